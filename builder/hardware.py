@@ -1,4 +1,4 @@
-"""What training chooses by its device: number formats, the size of a step, compilation."""
+"""Choices of a training by its device: number formats, the size of a step, compilation."""
 
 from __future__ import annotations
 

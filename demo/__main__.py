@@ -150,7 +150,7 @@ def named(model: str) -> str:
 
 
 def fingerprint(*settings: object) -> str:
-    """What the demo builds depends on the installed packages, whose docstrings it reads, on settings and on our formats."""
+    """Returns a digest of all that the demo's files depend on: packages, whose docstrings it reads, settings, our formats."""
     packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
     everything = [sys.version, packages, DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]

@@ -12,7 +12,7 @@ MARGIN = 1.5  # a machine may become so much slower than it was measured, becaus
 EPOCHS = 2  # of each tenant's training
 QUESTIONS = 200  # of each tenant's test file
 
-# What the parts cost, measured with MiniLM and the pinned packages on one core with AVX2. They only serve to estimate time.
+# Costs of the parts, measured with MiniLM and the pinned packages on one core with AVX2. They only serve to estimate time.
 TOKENS_PER_BYTE = 0.0176  # of a domain's corpus, for each byte of its source files
 READING = 2.0  # times as long as parsing alone
 TOKENISING = 0.12  # of the time of reading
@@ -27,7 +27,7 @@ QUESTION_TOKENS = 20  # and one question besides as long as training on so many 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is built. All sizes have the same domains and tenants."""
+    """The amount that is built. All sizes have the same domains and tenants."""
 
     name: str
     root_keep: float  # share of the whole windows that have a row in the table
@@ -51,7 +51,7 @@ SIZES = (LARGE, MEDIUM, SMALL)
 
 @dataclass(frozen=True)
 class Speed:
-    """How much this machine does in a second."""
+    """The work that this machine does in a second."""
 
     parsed: float  # bytes of Python source; on one core
     ngrams: float  # rows of a table
@@ -144,7 +144,7 @@ def _domain(size: Size, speed: Speed, one: Sources) -> float:
 
 
 def _adapting(minutes: float, before: int, speed: Speed) -> float:
-    """What comes before the first step is part of the minutes, and is finished even if it takes longer."""
+    """The work before the first step is part of the minutes, and is finished even if it takes longer."""
     if not minutes:
         return 0.0
     return LOADING / speed.parsed + max(60 * minutes, before / speed.ngrams) + EXAMINING / speed.ngrams

@@ -17,7 +17,7 @@ PERCENTS = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Load:
-    """Which requests to send to which server, and how fast. It stops after `seconds` or after `count` requests.
+    """The requests to send to a server, and their rate. It stops after `seconds` or after `count` requests.
 
     Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the server sets
     the pace. With a rate the loop is open: request i is due i / rate seconds after the start (or at `arrivals[i]`), even if the
@@ -47,7 +47,7 @@ class Load:
 
     @property
     def due(self) -> np.ndarray | None:
-        """When each request of an open loop is due, in seconds after the start."""
+        """The times at which the requests of an open loop are due, in seconds after the start."""
         if self.arrivals is not None:
             return self.arrivals[: np.searchsorted(self.arrivals, self.seconds)][: self.count]
         if self.rate is not None:

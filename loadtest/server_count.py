@@ -1,4 +1,4 @@
-"""How many requests a server itself counts as answered in time, beside the client's count."""
+"""The number of requests that a server itself counts as answered in time, beside the client's count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which room may import which: the arrows of docs/architecture.md, read from the imports of every file."""
+"""The rooms that each room may import: the arrows of docs/architecture.md, read from the imports of every file."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from bench.measuring.cascade_material import Cascaded, Material, material_of, sa
 from bench.measuring.cascade_served import Served
 from bench.measuring.cascade_timing import timed
 from bench.measuring.cascade_traffic import BATCH_TOKENS, CASCADE, asked_of, exported, voters
+from builder.cascade.common_stacks import Tenants
 from hplm.server import TritonServer
 
 TARGETS = {  # of issue 22: the bound, and whether a figure may be at most or has to be at least this
@@ -36,7 +37,7 @@ TARGETS = {  # of issue 22: the bound, and whether a figure may be at most or ha
 def bench_cascade(case: CascadeBench) -> dict[str, Any]:
     material = material_of(case)
     found = [_examined(material, *pair) for pair in zip(material.cascaded, material.exits, strict=True)]
-    figures = figures_of(found, case.drop)
+    figures = figures_of(found, case.drop) | {"batch_ms_over_strong": _predicted(material), "choices": material.choices}
     if case.timed != "nothing":
         figures |= _timed(material, [one.test for one in found], case)
     figures["targets"] = {name: _met(name, figures[name]) for name in TARGETS if name in figures}
@@ -49,6 +50,17 @@ def _learned(material: Material, stack: str) -> dict[str, Any]:
     """Returns how much a stack has learned: on a slow machine, it may be too little for a level that is worth its layers."""
     report = material.store.stack_report(stack)
     return {name: report[name] for name in ("layers", "at_end", "steps")}
+
+
+def _predicted(material: Material) -> float:
+    """Returns what a batch of the cascades takes over one of strong, by the profiles, if it is as large as the timed ones."""
+    together = Tenants(material.profiles)
+    plans = {
+        one.tenant.id: next(own for own in material.profiles[one.tenant.id].plans if own.plan == one.ladder[0])
+        for one in material.cascaded
+    }
+    batch = min(together.batch, BATCH_TOKENS)
+    return round(together.seconds(plans, batch) / together.seconds(together.alone(), batch), 3)
 
 
 def _examined(material: Material, one: Cascaded, twin: Cascaded) -> Examined:
@@ -93,6 +105,8 @@ def table_of(figures: Mapping[str, Any]) -> str:
         if name in figures:
             cells = f"{_cell(figures[name])}{_cell(served.get(name))}"
             lines.append(f"{name:<26}{cells}  {bound} {target:g}: {'met' if figures['targets'][name] else 'missed'}")
+    predicted = figures["batch_ms_over_strong"]
+    lines.append(f"{'batch_ms_over_strong':<26}{predicted:>10.3f}{'':>10}  by the profiles: throughput {1 / predicted:.2f}")
     lines += ["", f"{'test texts':<26}{'accuracy':>10}{'lost':>8}{'+-':>7}{'work':>7}{'go on':>8}"]
     for way, own in figures["ways"].items():
         lines.append(

@@ -36,7 +36,7 @@ def answers_of(material: Material, cascaded: Cascaded, file: Path, kept: Path) -
     kept.mkdir(parents=True, exist_ok=True)
     work = Workload(
         tenant, task, cascaded.levels, labelled, reader, texts, material.precision, material.device,
-        Kept(kept, shared),
+        Kept(kept, shared), cascaded.times,
     )  # fmt: skip
     return Answers(work.measured(), cascaded.seed)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +16,12 @@ from bench.cascade import ALL, CascadeBench
 from builder.adaptation.learning import Budget
 from builder.adaptation.short_stack import cut
 from builder.cascade.build import build_levels
-from builder.cascade.ladder import choose_ladder
+from builder.cascade.ladder import choose_ladders, profile_of
 from builder.cascade.levels import OpenLevel, open_levels
+from builder.cascade.profile import Profile
 from builder.cascade.profiling import profile_tenant
 from builder.cascade.selection import Target
+from builder.cascade.sheet_times import SheetTimes
 from builder.publish.precision import served_precision
 from builder.store.levels import ladder_of
 from builder.store.resumable import write_json
@@ -59,7 +63,8 @@ class Cascaded:
     seed: int
     tenant: TenantFile
     levels: list[OpenLevel]  # the shallowest first, its own one last
-    ladder: tuple[Plan, ...]
+    times: Sequence[SheetTimes]  # of these levels
+    ladder: tuple[Plan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Material:
     precision: Precision
     cascaded: list[Cascaded]
     exits: list[Cascaded]  # twins of these, whose only level is on the first layers of the full stack
+    profiles: dict[str, Profile]  # by tenant; without the twins
+    choices: list[dict[str, Any]]  # the sets of stacks from which one was chosen for all tenants
 
 
 def material_of(case: CascadeBench) -> Material:
@@ -79,11 +86,14 @@ def material_of(case: CascadeBench) -> Material:
     corpus, questions = written(folder / "data", case)
     store = _store(folder / "store", model, corpus, case, device)
     precision = _precision(folder / "precision.json", store, case.dtype, device)
-    cascaded = [
-        _cascaded(store, question, seed, case, precision, device) for seed in range(case.seeds) for question in questions
+    levelled = [
+        _with_levels(store, question, seed, case, precision, device) for seed in range(case.seeds) for question in questions
     ]
+    profiles = {one.tenant.id: profile_of(store, one.tenant, one.levels) for one in levelled}
+    _, choices = choose_ladders(store, [one.tenant for one in levelled], profiles, Target(drop=case.drop))
+    cascaded = [replace(one, ladder=ladder_of(store, one.tenant) or ()) for one in levelled]
     exits = [_with_exit(store, one, case, precision, device) for one in cascaded]
-    return Material(store, device, precision, cascaded, exits)
+    return Material(store, device, precision, cascaded, exits, profiles, choices)
 
 
 def written(folder: Path, case: CascadeBench) -> tuple[Path, list[Question]]:
@@ -139,7 +149,7 @@ def _precision(stored: Path, store: Store, dtype: str, device: torch.device) -> 
     return served_precision(store, known[dtype], device)
 
 
-def _cascaded(
+def _with_levels(
     store: Store, question: Question, seed: int, case: CascadeBench, precision: Precision, device: torch.device
 ) -> Cascaded:
     id = f"{question.name}-{seed}"
@@ -150,11 +160,8 @@ def _cascaded(
     stacks = [f"layers-{layers}" for layers in case.stacks]
     tenant = build_levels(store, id, stacks, question.calibrate, precision, device, epochs=case.epochs, seed=seed).tenant
     levels = open_levels(store, tenant)
-    profile_tenant(store, tenant, levels, question.profile, precision, device, [question.calibrate])
-    choose_ladder(store, tenant, levels, Target(drop=case.drop))
-    ladder = ladder_of(store, tenant)
-    assert ladder is not None  # it was just chosen
-    return Cascaded(question, seed, tenant, levels, ladder)
+    profile, _ = profile_tenant(store, tenant, levels, question.profile, precision, device, [question.calibrate])
+    return Cascaded(question, seed, tenant, levels, profile.times)
 
 
 def _with_exit(store: Store, one: Cascaded, case: CascadeBench, precision: Precision, device: torch.device) -> Cascaded:
@@ -164,7 +171,8 @@ def _with_exit(store: Store, one: Cascaded, case: CascadeBench, precision: Preci
         store.save_tenant(twin, *store.tenant_weights(one.tenant), store.report(one.tenant), lambda path: None)
     say(f"the early exit of {one.tenant.id}")
     build_levels(store, twin.id, [EXIT], one.question.calibrate, precision, device, epochs=case.epochs, seed=one.seed)
-    return Cascaded(one.question, one.seed, twin, open_levels(store, twin), ())
+    alike = [one.times[0], one.times[-1]]  # of as many layers
+    return Cascaded(one.question, one.seed, twin, open_levels(store, twin), alike)
 
 
 def say(text: str) -> None:

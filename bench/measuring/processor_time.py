@@ -1,4 +1,4 @@
-"""How much processor time a server's processes have used: tritonserver, each Python model, and the engine."""
+"""The processor time that a server's processes have used: tritonserver, each Python model, and the engine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PACE_STEPS = 12  # after so many steps it is known how fast this machine makes t
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to adapt at most: whichever of minutes and steps ends first. Steps alone give the same result every time."""
+    """Limits of an adaptation. The first one that is reached ends it. Steps alone give the same result every time."""
 
     minutes: float | None = None
     steps: int | None = None

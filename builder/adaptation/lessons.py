@@ -1,4 +1,4 @@
-"""What adaptation reads: packed documents, windows shortened as a lookup shortens them, and the teacher's output."""
+"""The lessons of an adaptation: packed documents, windows shortened as a lookup shortens them, and the teacher's output."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class _Both:
             pruned=cache(pruned) if near.pruned is not None else None,
             calibrations=[level.calibration for level in self.near.levels],
             depths=[level.layers / self.far.levels[0].layers for level in (*self.near.levels, *self.far.levels)],
-            seconds=[*near.seconds, *far.seconds],
+            times=[*near.times, *far.times],
         )
 
     def _pruned(self, first: int, alpha: float) -> Answered:
@@ -218,8 +218,8 @@ def _report(near: Side, far: Side, unseen: UnseenTexts, measured: Measured, both
         "texts": len(measured.examples),
         "left_out": unseen.left_out,
         "levels": [
-            {"name": name, "score": round(score, 4), "mean_ms": round(1000 * float(seconds(own.tokens).mean()), 4)}
-            for name, score, seconds, own in zip(names, measured.scores, measured.seconds, measured.whole, strict=True)
+            {"name": name, "score": round(score, 4), "mean_ms": round(1000 * float(measured.alone(number).mean()), 4)}
+            for number, (name, score) in enumerate(zip(names, measured.scores, strict=True))
         ],
         "plan": reported(chosen, names),
     }

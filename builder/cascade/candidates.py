@@ -12,6 +12,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from builder.cascade.sheet_times import SheetTimes
 from builder.training.labelled import Example
 from builder.training.tasks import TrainingTask
 from hplm.levels.calibration import Calibration
@@ -51,7 +52,7 @@ class Measured:
     pruned: Callable[[int, int, float], Answered] | None  # takes the first level, a later one and alpha; None: never prune
     calibrations: Sequence[Calibration | None]  # by level, without the last one
     depths: Sequence[float]  # by level: its layers, as a share of the own level's
-    seconds: Sequence[Callable[[np.ndarray], np.ndarray]]  # by level: takes the tokens of texts
+    times: Sequence[SheetTimes]  # by level
     in_one: np.ndarray  # whether a text is computed in one piece; others go to a plan's last level at once
 
     @cached_property
@@ -105,6 +106,22 @@ class Measured:
         combined, spans = served.combined, [self.spans[i] for i in texts]
         return [combined(mine, own, weight, at) for mine, own, at in zip(before, now, spans, strict=True)]
 
+    def share(self, level: int, tokens: np.ndarray) -> float:
+        """Returns how large a level's sheet is that has so many tokens of each text, as a share of the batch's tokens."""
+        return float(tokens.sum() / self.whole[level].tokens.sum())
+
+    def seconds(self, level: int, tokens: np.ndarray, watched: bool = False) -> np.ndarray:
+        """Returns the seconds that each text takes in a level, which reads so many tokens of it, as a part of a batch.
+
+        `watched`: whether the attention that tokens receive is added up, for pruning.
+        """
+        times = self.times[level]
+        return tokens * times.of_token(times.batch * self.share(level, tokens), watched)
+
+    def alone(self, level: int) -> np.ndarray:
+        """Returns the seconds of each text in a level that answers all of them by itself."""
+        return self.seconds(level, self.whole[level].tokens)
+
     def read(self, first: int, level: int, alpha: float) -> Answered:
         """Returns what a level answers that reads the words which the plan's first level has left."""
         if not alpha or self.pruned is None:
@@ -136,9 +153,10 @@ class Candidate:
 
     plan: Plan
     score: float
-    mean: float  # seconds a text, without waiting
+    mean: float  # seconds a text, as a part of a batch, without waiting
     tail: float  # the 75th percentile of the seconds
     pruned: float  # share of the words of texts that have gone on which the later steps do not read
+    shares: tuple[float, ...] = ()  # by step: how large its sheet is, as a share of the batch's tokens
     error: float = 0.0  # standard error of the score beside that of the tenant's own level, on the same texts
 
     @property
@@ -197,33 +215,38 @@ def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope:
     first = levels[0]
     steps = [Step(level, cutoff, slope, alpha if level == first else 0.0) for level in early]
     now, answers = measured.whole[first], list(measured.answers[first])
-    seconds = measured.seconds[first](now.tokens).copy()
-    passes = measured.depths[first] * now.tokens
     texts = len(measured.examples)
+    read = np.zeros((len(levels), texts), dtype=np.int64)  # tokens that each step reads
+    read[0] = now.tokens
     going = np.flatnonzero(measured.in_one) if early else np.arange(texts)
     reached, left, all_words = [len(going)], 0, 0
     for number, (before, level) in enumerate(pairwise(levels)):
         sure = measured.sure(before, going, [now.logits[i] for i in going]) if number else measured.confidences[before][going]
         going = going[reroutes(sure, cutoff, slope, measured.draws[number, going])]
         now = measured.read(first, level, alpha)
-        seconds[going] += measured.seconds[level](now.tokens[going])
-        passes[going] += measured.depths[level] * now.tokens[going]
+        read[number + 1, going] = now.tokens[going]
         left, all_words = left + int(now.words[going].sum()), all_words + int(measured.whole[level].words[going].sum())
         for i, answer in zip(going, measured.answers_to(going, [now.logits[i] for i in going]), strict=True):
             answers[i] = answer
         reached.append(len(going))
     if early:
-        windows, whole = np.flatnonzero(~measured.in_one), measured.whole[last].tokens
-        seconds[windows], passes[windows] = measured.seconds[last](whole[windows]), measured.depths[last] * whole[windows]
+        windows = np.flatnonzero(~measured.in_one)
+        read[:, windows] = 0
+        read[-1, windows] = measured.whole[last].tokens[windows]
         for i in windows:
             answers[i] = measured.answers[last][i]
         reached[-1] += len(windows)
     profiled = tuple(replace(step, reached=count / texts) for step, count in zip([*steps, Step(last)], reached, strict=True))
+    passes = [measured.depths[level] * float(own.sum()) for level, own in zip(levels, read, strict=True)]
+    seconds = np.sum(
+        [measured.seconds(level, own, step.alpha > 0) for level, own, step in zip(levels, read, profiled, strict=True)], axis=0
+    )
     return Candidate(
-        plan=Plan(profiled, cost=float(passes.sum() / measured.whole[last].tokens.sum())),
+        plan=Plan(profiled, cost=sum(passes) / float(measured.whole[last].tokens.sum())),
         score=measured.score(np.arange(texts), answers),
         mean=float(seconds.mean()),
         tail=float(np.percentile(seconds, TAIL)),
         pruned=1 - left / all_words if all_words else 0.0,
+        shares=tuple(measured.share(level, own) for level, own in zip(levels, read, strict=True)),
         error=measured.below(-1, answers)[1],
     )

@@ -1,13 +1,15 @@
-"""Chooses the ladder of a tenant from its profile."""
+"""Chooses the ladders of tenants from their profiles: of one tenant alone, or of several that share batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from builder.cascade.candidates import Candidate
+from builder.cascade.common_stacks import Tenants, best, described
 from builder.cascade.levels import OpenLevel
 from builder.cascade.profile import Profile, read_profile
-from builder.cascade.selection import Target, reported, select
+from builder.cascade.selection import Target, cheapest, ladder_below, reported
 from builder.store.levels import save_ladder
 from builder.store.store import Store, TenantFile
 from hplm.errors import InvalidInput
@@ -18,7 +20,8 @@ def profile_of(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel]) ->
     profile = read_profile(store, tenant)
     if profile is None:
         raise InvalidInput(
-            f"tenant {tenant.id!r} has no profile of version {tenant.version}: make it with `hplm cascade profile`"
+            f"tenant {tenant.id!r} has no profile of version {tenant.version}, or one that an earlier hPLM has made: make it "
+            "with `hplm cascade profile`"
         )
     if not profile.is_of(levels):
         raise InvalidInput(
@@ -28,18 +31,45 @@ def profile_of(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel]) ->
     return profile
 
 
+def check_target(tenant: TenantFile, profile: Profile, target: Target) -> Candidate:
+    """Returns the tenant's cheapest plan that meets the target. Raises if none does."""
+    try:
+        return cheapest(profile.front, target, profile.own)
+    except InvalidInput as error:
+        raise InvalidInput(f"tenant {tenant.id!r}: {error}") from None
+
+
 def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel], target: Target) -> dict[str, Any]:
     """Stores the ladder beside the version, and returns what is known of its plans. `levels`: as of `profile_tenant`."""
     profile = profile_of(store, tenant, levels)
-    try:
-        chosen = select(profile.front, target, profile.own)
-    except InvalidInput as error:
-        raise InvalidInput(f"tenant {tenant.id!r}: {error}") from None
-    save_ladder(store, tenant, [one.plan for one in chosen])
+    return _saved(store, tenant, profile, ladder_below(check_target(tenant, profile, target), profile.front))
+
+
+def choose_ladders(
+    store: Store, tenants: Sequence[TenantFile], profiles: Mapping[str, Profile], target: Target
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Stores the ladders of tenants that share batches. Returns what is known of their plans, and of the sets of stacks.
+
+    The plans of the dearest rungs share few stacks. The rungs below need no other ones as long as that makes them cheaper.
+    `profiles`: by tenant. Each has a plan that meets the target.
+    """
+    together = Tenants(profiles)
+    choices = together.choices(target)
+    chosen = best(choices)
+    ladders: list[dict[str, Any]] = []
+    for tenant in tenants:
+        profile = profiles[tenant.id]
+        ladder = ladder_below(chosen.plans[tenant.id], profile.front_within(chosen.stacks), profile.front)
+        ladders.append(_saved(store, tenant, profile, ladder))
+    return ladders, [described(one, one is chosen) | {"batch_tokens": together.batch} for one in choices]
+
+
+def _saved(store: Store, tenant: TenantFile, profile: Profile, ladder: Sequence[Candidate]) -> dict[str, Any]:
+    save_ladder(store, tenant, [one.plan for one in ladder])
     return {
         "tenant": tenant.id,
         "version": tenant.version,
         "metric": profile.report["metric"],
         "own": {"score": profile.own, "mean_ms": profile.report["levels"][-1]["mean_ms"]},
-        "ladder": [reported(one, profile.names) for one in chosen],
+        "ladder": [reported(one, profile.names) for one in ladder],
     }

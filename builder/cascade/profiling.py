@@ -13,7 +13,7 @@ from builder.cascade.candidates import Measured, candidates
 from builder.cascade.kept import Kept
 from builder.cascade.levels import OpenLevel
 from builder.cascade.profile import FORMAT, Profile, described, read_profile, save_profile
-from builder.cascade.selection import front_of
+from builder.cascade.selection import best_of_each
 from builder.cascade.workload import Workload
 from builder.evaluation.unseen import UnseenTexts
 from builder.store.store import Store, TenantFile
@@ -70,7 +70,7 @@ def profile_tenant(
         "levels": _level_reports(workload, measured),
         "tried": len(tried),
     }
-    profile = Profile(front_of(tried, len(levels) - 1), asked, report)
+    profile = Profile(best_of_each(tried, len(levels) - 1), asked, report)
     save_profile(store, tenant, profile)
     answers.sweep()
     return profile, True
@@ -90,10 +90,8 @@ def _level_reports(workload: Workload, measured: Measured) -> list[dict[str, Any
             "name": level.name,
             "layers": level.layers,
             "score": score,
-            "mean_ms": round(1000 * float(seconds(workload.tokens).mean()), 4),
-            "ms_by_tokens": {str(tokens): round(1000 * taken, 4) for tokens, taken in by_tokens.items()},
+            "mean_ms": round(1000 * float(measured.alone(number).mean()), 4),
+            "sheets": times.stored(),
         }
-        for level, score, seconds, by_tokens in zip(
-            workload.levels, measured.scores, measured.seconds, workload.seconds, strict=True
-        )
+        for number, (level, score, times) in enumerate(zip(workload.levels, measured.scores, measured.times, strict=True))
     ]

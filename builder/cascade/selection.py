@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from builder.cascade.candidates import DOUBT, Candidate
@@ -21,7 +22,7 @@ class Target:
 
     drop: float | None = None  # points that it may score below the tenant's own level alone
     accuracy: float | None = None  # the least score
-    latency_ms: float | None = None  # the most milliseconds a text, on average
+    latency_ms: float | None = None  # the most milliseconds a text, on average, as a part of a batch
     doubt: float = DOUBT  # standard errors by which a score is trusted less: the best of many plans looks better than it is
 
     def __post_init__(self) -> None:
@@ -41,7 +42,7 @@ class Target:
 
 
 def front_of(candidates: Iterable[Candidate], own: int) -> list[Candidate]:
-    """Returns the plans that no other one beats in both trusted score and mean latency, the dearest first.
+    """Returns the plans that no other one beats in both trusted score and mean seconds, the dearest first.
 
     The tenant's own level alone, number `own`, is always among them: what seems to beat it may owe that to chance.
     """
@@ -54,11 +55,33 @@ def front_of(candidates: Iterable[Candidate], own: int) -> list[Candidate]:
     return front[::-1]
 
 
+def best_of_each(candidates: Iterable[Candidate], own: int) -> list[Candidate]:
+    """Returns the plans that no other plan of the same levels beats. The front of any choice of levels is among them."""
+    by_levels: dict[tuple[int, ...], list[Candidate]] = {}
+    for one in candidates:
+        by_levels.setdefault(tuple(step.level for step in one.plan.steps), []).append(one)
+    return [one for plans in by_levels.values() for one in front_of(plans, own)]
+
+
 def select(front: Sequence[Candidate], target: Target, own: float) -> list[Candidate]:
     """Returns a ladder: the fastest plan that meets the target, then cheaper ones.
 
     `front`: the dearest first. `own`: the score of the tenant's own level.
     """
+    return ladder_below(cheapest(front, target, own), front)
+
+
+def ladder_below(chosen: Candidate, *fronts: Sequence[Candidate]) -> list[Candidate]:
+    """Returns a plan and the cheaper ones of the first front, then those of the next front that are cheaper still."""
+    ladder = [chosen]
+    for one in chain(*fronts):
+        if one.mean <= CHEAPER * ladder[-1].mean:
+            ladder.append(one)
+    return ladder[:MOST_RUNGS]
+
+
+def cheapest(front: Sequence[Candidate], target: Target, own: float) -> Candidate:
+    """Returns the fastest plan that meets the target, or raises. Arguments as of `select`."""
     least = target.least(own)
     in_time = [one for one in front if target.latency_ms is None or one.mean * 1000 <= target.latency_ms]
     meeting = [one for one in in_time if one.score - target.doubt * one.error >= least]
@@ -70,11 +93,7 @@ def select(front: Sequence[Candidate], target: Target, own: float) -> list[Candi
             f"no plan reaches {wanted} with --doubt {target.doubt:g}: {what}, {described(best)}, reaches {best.score:.4f} "
             f"+- {best.error:.4f} in {best.mean * 1000:.3g} ms"
         )
-    ladder: list[Candidate] = []
-    for one in front[front.index(meeting[-1]) :]:
-        if not ladder or one.mean <= CHEAPER * ladder[-1].mean:
-            ladder.append(one)
-    return ladder[:MOST_RUNGS]
+    return meeting[-1]
 
 
 def reported(candidate: Candidate, names: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -16,18 +15,15 @@ from builder.cascade.answering import Computed, computed
 from builder.cascade.candidates import MOST_LEVELS, Answered, Measured
 from builder.cascade.kept import Kept
 from builder.cascade.levels import OpenLevel
+from builder.cascade.sheet_times import SheetTimes, TimedLevel, timed
 from builder.store.store import TenantFile
 from builder.training.examples import Reader, Texts
 from builder.training.labelled import Labelled
 from builder.training.tasks import TrainingTask
-from hplm.engine.engine import Engine, Precision
+from hplm.engine.engine import Precision
 from hplm.errors import Broken
 from hplm.levels.dispatch import draw
 from hplm.levels.pruning import NO_WORD, kept
-
-SHORTEST = 4  # tokens of a text whose seconds are measured: pruned texts may be shorter than all whole ones
-TURNS = 3  # in which the levels are timed, so that a slow moment of the machine is not one level's alone
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the texts' tokens, for which seconds are measured
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Workload:
     precision: Precision
     device: torch.device
     answers: Kept
-    known_seconds: Sequence[dict[int, float]] | None = None  # by level, as a profile has measured them; None: measured now
+    known_times: Sequence[SheetTimes] | None = None  # by level, as a profile has measured them; None: measured now
     last_is_watched: bool = False  # another backbone reads what its last level leaves
 
     @property
@@ -60,18 +56,14 @@ class Workload:
         return np.array([sum(own) for own in self._by_text(self.texts.lengths.tolist())])
 
     @cached_property
-    def seconds(self) -> Sequence[dict[int, float]]:
-        """By level: the seconds that single texts take, by their tokens."""
-        if self.known_seconds is not None:
-            return self.known_seconds
-        tokens = sorted({SHORTEST, *np.quantile(self.tokens, QUANTILES).astype(int).tolist()})
-        engines = [Engine(level.open(), self.device, self.precision.dtype, self.precision.eight_bits) for level in self.levels]
-        found = [dict.fromkeys(tokens, math.inf) for _ in engines]
-        for _ in range(TURNS):
-            for engine, own in zip(engines, found, strict=True):
-                for count in tokens:
-                    own[count] = min(own[count], engine.seconds(1, count))
-        return found
+    def times(self) -> Sequence[SheetTimes]:
+        """By level: the seconds of its sheets."""
+        if self.known_times is not None:
+            return self.known_times
+        tokens = round(float(self.texts.lengths.mean()))
+        rows = round(float(np.mean([len(text.spans) for text in self.texts.texts])))
+        levels = [TimedLevel.open(level, self.device, self.precision) for level in self.levels]
+        return timed(levels, tokens, rows, self.prunes)
 
     @cached_property
     def whole(self) -> list[Computed]:
@@ -100,7 +92,7 @@ class Workload:
             pruned=cache(self._pruned) if self.prunes else None,
             calibrations=[level.calibration for level in self.levels[:-1]],
             depths=[level.layers / self.levels[-1].layers for level in self.levels],
-            seconds=[partial(_interpolated, own) for own in self.seconds],
+            times=self.times,
             in_one=np.array([len(own) == 1 for own in windows]),
         )
 
@@ -140,7 +132,3 @@ class Workload:
 def words_in(words: Sequence[np.ndarray]) -> np.ndarray:
     """Returns how many words each text has, from the numbers of its tokens' words."""
     return np.array([len(np.unique(own[own != NO_WORD])) for own in words])
-
-
-def _interpolated(seconds: dict[int, float], tokens: np.ndarray) -> np.ndarray:
-    return np.interp(tokens, list(seconds), list(seconds.values()))

@@ -1,4 +1,4 @@
-"""How often each n-gram of a corpus occurs, whole windows and shorter forms.
+"""The number of times that each n-gram of a corpus occurs, whole windows and shorter forms.
 
     meta.json         the vocabulary, the window, the corpus' size, and how many distinct n-grams each level has
     keys-<level>      uint64, rows x words, sorted; level 0 are whole windows, then come the shorter forms (`Window.levels`)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from builder.options import check_seed
 from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.training.bodies import Body, learnable
+from builder.training.course import Course
 from builder.training.cutting import Cutting
 from builder.training.dropout import dropout
 from builder.training.examples import Pack, Reader, Texts
@@ -104,32 +105,6 @@ class Trained:
     report: dict[str, Any]
 
 
-@dataclass
-class _Course:
-    """The progress of a training without its weights, as a savepoint holds it."""
-
-    step: int = 0
-    best: float = -math.inf
-    best_loss: float = math.inf
-    best_epoch: int = 0
-    least: float = -math.inf  # the dev score from which on a later epoch is kept
-    kept_epoch: int = 0
-    loss_sum: float = 0.0  # of the current epoch
-    seconds: float = 0.0  # of earlier, interrupted runs
-    at_start: dict[str, float] = field(default_factory=dict)  # dev score and loss of the weights that are trained on
-    history: list[dict[str, float]] = field(default_factory=list)
-
-    def takes(self, epoch: int, scores: Scores, dev_loss: float, doubt: float) -> bool:
-        """Returns whether the weights after this epoch are to be kept, unless later ones are."""
-        if (scores.main, -dev_loss) > (self.best, -self.best_loss):
-            self.best, self.best_loss, self.best_epoch = scores.main, dev_loss, epoch
-            self.least = scores.main - doubt * scores.error
-        if scores.main < self.least:
-            return False
-        self.kept_epoch = epoch
-        return True
-
-
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
     head = head_layout(config, labels, options.head_function, options.dtype)
     return TenantModel(adapter_of(config, options), head, options.seed)
@@ -154,123 +129,170 @@ def train(
     The same call after an interruption continues from `saved`, and ends with the same numbers.
     `further` returns a loss beside that of the labels, from a batch and its logits.
     """
-    body = body.to(ground.device).eval().requires_grad_(False)
-    labels, layout = len(ground.labels), adapter_of(ground.config, options)
-    cutting = Cutting(learnable(body), layout) if options.cut and layout is not None else None
-    if cutting is not None:
-        learned = cutting.parameters()
-    else:
-        learned = learnable(body).part(options.body_part) if options.body_rate else ()
-    tuned = [parameter.requires_grad_() for parameter in learned]
-    model = tenant_model(ground.config, labels, replace(options, rank=0) if cutting is not None else options).to(ground.device)
-    scale = ground.task.scale([text.example for text in ground.texts.texts])
-    if ground.start is None:
-        model.mean, model.spread = scale
-    else:
-        adapter, head = ground.start
-        if cutting is not None and adapter is not None:
-            cutting.hold([{name: part.to(ground.device, torch.float32) for name, part in layer.items()} for layer in adapter])
-        model.go_on(None if cutting is not None else adapter, head, *scale)
-    learner = nn.ModuleDict({"model": model, "body": body} if tuned else {"model": model})
-    groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
-    if tuned:
-        groups.append({"params": tuned, "peak": options.body_rate})
-    optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay, fused=True)
+    learner = _Learner(body.to(ground.device).eval().requires_grad_(False), ground, options)
     rng = np.random.default_rng(options.seed)
     epochs = [list(packed_batches(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
-    total = sum(len(epoch) for epoch in epochs)
-
-    in_half = half_precision(ground.device)
-    started, savepoint, course, kept_state = time.monotonic(), Savepoint(saved), _Course(), {}
-    if (state := savepoint.load()) is not None:
-        learner.load_state_dict(state["learner"])
-        optimizer.load_state_dict(state["optimizer"])
-        course, kept_state = _Course(**state["course"]), state["kept"]
-
-    def save() -> None:
-        seconds = course.seconds + time.monotonic() - started
-        savepoint.save(
-            {
-                "learner": learner.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "course": asdict(course) | {"seconds": seconds},
-                "kept": kept_state,
-            }
-        )
-
-    def kept() -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-
-    if ground.start is not None and not course.at_start:
-        scores, dev_loss = evaluate(body, model, ground, ground.dev)
-        course.at_start = {"dev": scores.main, "dev_loss": dev_loss}
-        if course.takes(0, scores, dev_loss, options.doubt):
-            kept_state = kept()
-    first = 0
+    total, first = sum(len(epoch) for epoch in epochs), 0
+    training = _Training(learner, ground, options, Savepoint(saved))
+    course = training.course
     with tqdm(total=total, initial=course.step, desc="training", unit="step", disable=not show_progress) as bar:
         for epoch, chosen in enumerate(epochs, start=1):
             for some in chosen[max(0, course.step - first) :]:
-                for group in optimizer.param_groups:
-                    group["lr"] = group["peak"] * _warm_up_then_decay(total, options.warm_up, course.step)
-                pack = ground.reader.pack(ground.texts, some, ground.device, body.reads_tables)
-                with in_half, dropout(body, options.dropout, (options.seed, course.step)):
-                    logits = model(body, pack)
-                loss = _loss(logits, pack, ground.task, model.spread)
-                if further is not None:
-                    loss = loss + further(pack, logits)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
-                optimizer.step()
-                course.step += 1
-                course.loss_sum += loss.item()
+                learner.set_rate(_warm_up_then_decay(total, options.warm_up, course.step))
+                loss = training.step(some, further)
                 bar.update()
-                bar.set_postfix_str(_said(loss.item(), course))
-                if savepoint.due:
-                    save()
+                bar.set_postfix_str(f"loss {loss:.3f}{course}")
+                training.save_if_due()
             first += len(chosen)
             if len(course.history) < epoch:
-                mean_loss = course.loss_sum / len(chosen)
-                if not math.isfinite(mean_loss):
-                    raise Diverged("training diverged, the loss is NaN: use a smaller --learning-rate")
-                held = {}
-                if cutting is not None:
-                    adapter, held["change_held"] = cutting.cut()
-                    cutting.hold(adapter)
-                scores, dev_loss = evaluate(body, model, ground, ground.dev)
-                course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main, **held})
-                course.loss_sum = 0.0
-                if course.takes(epoch, scores, dev_loss, options.doubt):
-                    kept_state = kept()
-                bar.set_postfix_str(_said(mean_loss, course))
-                save()
+                mean_loss = training.end_epoch(epoch, len(chosen))
+                bar.set_postfix_str(f"loss {mean_loss:.3f}{course}")
+                training.save()
             if epoch - course.best_epoch >= options.patience:
                 break
 
-    learner.load_state_dict(kept_state)
-    held = {}
-    if cutting is not None:
-        adapter, _ = cutting.cut()
-        whole, model = model, tenant_model(ground.config, labels, options).to(ground.device)
-        model.put(adapter, whole)
-        held_after = {entry["epoch"]: entry["change_held"] for entry in course.history}
-        body, held = cutting.shared, {"change_held": round(held_after.get(course.kept_epoch, 1.0), 4)}
+    body, model, held = learner.finished(training.kept, course)
     if ground.task.shift is not None:
         read, _ = rows_of(body, model, ground, ground.dev)
         model.shift(ground.task.shift(ground.labels, ground.dev.examples, *zip(*read, strict=True)))
     model.round_to_storage()
-    at_start = {"at_start": {name: round(value, 5) for name, value in course.at_start.items()}} if course.at_start else {}
-    report = {
-        **asdict(options),
-        "epochs_run": len(course.history),
-        "best_epoch": course.best_epoch,
-        "kept_epoch": course.kept_epoch,
-        **held,
-        **at_start,
-        "history": [{name: round(value, 5) for name, value in entry.items()} for entry in course.history],
-        "seconds": round(course.seconds + time.monotonic() - started, 1),
-    }
+    report = {**asdict(options), **course.reported(held), "seconds": round(training.seconds, 1)}
     return Trained(body, model, evaluate(body, model, ground, ground.dev)[0], report)
+
+
+class _Learner:
+    """All weights that learn: adapter and head, and those of the body if it has a learning rate."""
+
+    def __init__(self, body: Body, ground: Ground, options: TrainingOptions) -> None:
+        self.body, self._ground, self._options = body, ground, options
+        labels, layout = len(ground.labels), adapter_of(ground.config, options)
+        self._cutting = Cutting(learnable(body), layout) if options.cut and layout is not None else None
+        if self._cutting is not None:
+            learned = self._cutting.parameters()
+        else:
+            learned = learnable(body).part(options.body_part) if options.body_rate else ()
+        tuned = [parameter.requires_grad_() for parameter in learned]
+        own = options if self._cutting is None else replace(options, rank=0)
+        self.model = tenant_model(ground.config, labels, own).to(ground.device)
+        self._start()
+        self.module = nn.ModuleDict({"model": self.model, "body": body} if tuned else {"model": self.model})
+        groups = [{"params": list(self.model.parameters()), "peak": options.learning_rate}]
+        if tuned:
+            groups.append({"params": tuned, "peak": options.body_rate})
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay, fused=True)
+
+    def _start(self) -> None:
+        """Takes the scale of the labels, and the adapter and the head to train on."""
+        ground, cutting = self._ground, self._cutting
+        scale = ground.task.scale([text.example for text in ground.texts.texts])
+        if ground.start is None:
+            self.model.mean, self.model.spread = scale
+            return
+        adapter, head = ground.start
+        if cutting is not None and adapter is not None:
+            cutting.hold([{name: part.to(ground.device, torch.float32) for name, part in layer.items()} for layer in adapter])
+        self.model.go_on(None if cutting is not None else adapter, head, *scale)
+
+    def set_rate(self, share: float) -> None:
+        """`share`: of each group's highest learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+
+    def learn(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+
+    def cut(self) -> dict[str, float]:
+        """Cuts the body's change to the adapter's form. Returns the share of it that is left; empty if nothing is cut."""
+        if self._cutting is None:
+            return {}
+        adapter, held = self._cutting.cut()
+        self._cutting.hold(adapter)
+        return {"change_held": held}
+
+    def finished(self, kept: dict[str, Tensor], course: Course) -> tuple[Body, TenantModel, dict[str, float]]:
+        """Returns the body and the model with the kept weights, and the fact that only a cut training reports."""
+        self.module.load_state_dict(kept)
+        if self._cutting is None:
+            return self.body, self.model, {}
+        adapter, _ = self._cutting.cut()
+        model = tenant_model(self._ground.config, len(self._ground.labels), self._options).to(self._ground.device)
+        model.put(adapter, self.model)
+        held_after = {entry["epoch"]: entry["change_held"] for entry in course.history}
+        return self._cutting.shared, model, {"change_held": round(held_after.get(course.kept_epoch, 1.0), 4)}
+
+
+class _Training:
+    """A training from its beginning or its savepoint on, step by step."""
+
+    def __init__(self, learner: _Learner, ground: Ground, options: TrainingOptions, savepoint: Savepoint) -> None:
+        self._learner, self._ground, self._options, self._savepoint = learner, ground, options, savepoint
+        self._in_half, self._started = half_precision(ground.device), time.monotonic()
+        self.course = Course()
+        self.kept: dict[str, Tensor] = {}  # the weights of the kept epoch
+        if (state := savepoint.load()) is not None:
+            learner.module.load_state_dict(state["learner"])
+            learner.optimizer.load_state_dict(state["optimizer"])
+            self.course, self.kept = Course(**state["course"]), state["kept"]
+        if ground.start is not None and not self.course.at_start:
+            scores, dev_loss = self._take(0)
+            self.course.at_start = {"dev": scores.main, "dev_loss": dev_loss}
+
+    @property
+    def seconds(self) -> float:
+        return self.course.seconds + time.monotonic() - self._started
+
+    def save_if_due(self) -> None:
+        if self._savepoint.due:
+            self.save()
+
+    def save(self) -> None:
+        learner = self._learner
+        self._savepoint.save(
+            {
+                "learner": learner.module.state_dict(),
+                "optimizer": learner.optimizer.state_dict(),
+                "course": asdict(self.course) | {"seconds": self.seconds},
+                "kept": self.kept,
+            }
+        )
+
+    def step(self, chosen: np.ndarray, further: Callable[[Pack, Tensor], Tensor] | None) -> float:
+        """Learns from a batch, and returns its loss."""
+        body, model, ground = self._learner.body, self._learner.model, self._ground
+        pack = ground.reader.pack(ground.texts, chosen, ground.device, body.reads_tables)
+        with self._in_half, dropout(body, self._options.dropout, (self._options.seed, self.course.step)):
+            logits = model(body, pack)
+        loss = _loss(logits, pack, ground.task, model.spread)
+        if further is not None:
+            loss = loss + further(pack, logits)
+        self._learner.learn(loss)
+        self.course.step += 1
+        self.course.loss_sum += loss.item()
+        return loss.item()
+
+    def end_epoch(self, epoch: int, steps: int) -> float:
+        """Scores the weights, keeps them if they are to be kept, and returns the mean loss."""
+        course = self.course
+        mean_loss = course.loss_sum / steps
+        if not math.isfinite(mean_loss):
+            raise Diverged("training diverged, the loss is NaN: use a smaller --learning-rate")
+        held = self._learner.cut()
+        scores, dev_loss = self._take(epoch)
+        course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main, **held})
+        course.loss_sum = 0.0
+        return mean_loss
+
+    def _take(self, epoch: int) -> tuple[Scores, float]:
+        scores, dev_loss = evaluate(self._learner.body, self._learner.model, self._ground, self._ground.dev)
+        if self.course.takes(epoch, scores, dev_loss, self._options.doubt):
+            self.kept = self._learner.weights()
+        return scores, dev_loss
 
 
 def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[Scores, float]:
@@ -316,11 +338,6 @@ def logits_of(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> t
 def _loss(logits: Tensor, pack: Pack, task: TrainingTask, spread: float) -> Tensor:
     loss, learned = task.loss(logits, pack.targets, pack.rows_of, spread)
     return loss / max(1, learned)
-
-
-def _said(loss: float, course: _Course) -> str:
-    dev = f", dev {course.history[-1]['dev']:.3f} (best {course.best:.3f})" if course.history else ""
-    return f"loss {loss:.3f}{dev}"
 
 
 def _warm_up_then_decay(steps: int, warm_up: float, step: int) -> float:

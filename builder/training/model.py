@@ -57,10 +57,10 @@ class TenantModel(nn.Module):
         device = pack.tokens.device
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
-        hidden = body(pack, self._adapters(every, read) or None)
+        hidden = body(pack, self.adapts(every, read) or None)
         return self._head.read(hidden, read, dict(self.head.items())).float() * self.spread + self.mean
 
-    def _adapters(self, every: Tiles, read: Tiles) -> list[Adapt]:
+    def adapts(self, every: Tiles, read: Tiles) -> list[Adapt]:
         """Returns a function a layer. After its attention, the last layer has only the rows that the head reads."""
         layout = self._adapter
         if layout is None:

@@ -1,4 +1,4 @@
-"""What a tenant's training starts from: random weights, or the weights of an earlier version (HMI 4.1 d)."""
+"""The start of a tenant's training: random weights, or the weights of an earlier version (HMI 4.1 d)."""
 
 from __future__ import annotations
 

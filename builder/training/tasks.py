@@ -1,4 +1,4 @@
-"""How each task is trained and scored: one object a task, beside the one in `hplm/tasks.py`."""
+"""The training and the scores of each task: one object a task, beside the one in `hplm/tasks.py`."""
 
 from __future__ import annotations
 

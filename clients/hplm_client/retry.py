@@ -46,7 +46,7 @@ class Attempts:
 
     @property
     def network_s(self) -> float:
-        """How long the next call may take, which is the search for the backbone or an attempt."""
+        """The longest time of the next call, which is the search for the backbone or an attempt."""
         return max(0.0, self._remaining() + (GRACE_S if self._has_deadline else 0.0))
 
     def pause_s(self, error: SafeToRetry) -> float:

@@ -1,4 +1,4 @@
-"""Where a tenant's weights lie: a record of a bank. No torch here: the alias only follows snapshots and starts without it."""
+"""Place of a tenant's weights: a record of a bank. No torch here: the alias only follows snapshots and starts without it."""
 
 from __future__ import annotations
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli import cascade_across, cascade_build, cascade_report
-from hplm.cli.cascade_plans import plans_text, target_of, target_options
+from hplm.cli.cascade_plans import plans_text, stacks_text, target_of, target_options
 from hplm.cli.options import held_out_options
 from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
-    from builder.store.store import Store, TenantFile
+    from builder.cascade.profile import Profile
+    from builder.cascade.selection import Target
+    from builder.store.store import Store
+
+NEXT = "next: `hplm export`, or `hplm tenant update` where it is served"
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -52,13 +55,13 @@ def _register_select(actions: argparse._SubParsersAction) -> None:
     command = actions.add_parser(
         "select",
         help="choose the fastest plan that meets a target",
-        description="Choose from a profile the plan with the lowest mean latency that meets the target, and the cheaper ones "
-        "below it: the ladder that is served.",
+        description="Choose from a profile the plan that takes the least time and meets the target, and the cheaper ones below "
+        "it: the ladder that is served. With --all, the plans of all tenants share few stacks.",
     )
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
     tenants = command.add_mutually_exclusive_group(required=True)
     tenants.add_argument("--id", help="name of the tenant")
-    tenants.add_argument("--all", action="store_true", help="every tenant that has levels")
+    tenants.add_argument("--all", action="store_true", help="every tenant that has levels, with few stacks for all of them")
     target_options(command, "the tenant's own level")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run_select)
@@ -98,40 +101,49 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 def run_select(args: argparse.Namespace) -> dict[str, Any]:
     from builder.cascade.ladder import choose_ladder
     from builder.cascade.levels import open_levels
+    from builder.evaluation.tenant import find_tenant
     from builder.store.store import Store
 
     target, store = target_of(args), Store(args.store)
-    chosen: list[dict[str, Any]] = []
-    failed: list[str] = []
-    for tenant in _tenants(store, args):
-        try:
-            chosen.append(choose_ladder(store, tenant, open_levels(store, tenant), target))
-        except HplmError as error:
-            if not args.all:
-                raise
-            print(error, file=sys.stderr)
-            failed.append(tenant.id)
-            continue
-        if not args.json:
-            print(_chosen_text(chosen[-1]))
-    if failed:
-        raise InvalidInput(f"no ladder was chosen for {', '.join(failed)}; {len(chosen)} other tenants have theirs")
+    if args.all:
+        return _select_all(store, target, args.json)
+    tenant = find_tenant(store, args.id)
+    chosen = choose_ladder(store, tenant, open_levels(store, tenant), target)
     if not args.json:
-        print("next: `hplm export`, or `hplm tenant update` where it is served")
-    return {"tenants": chosen}
+        print(_chosen_text(chosen))
+        print(NEXT)
+    return {"tenants": [chosen]}
 
 
-def _tenants(store: Store, args: argparse.Namespace) -> Iterator[TenantFile]:
-    from builder.evaluation.tenant import find_tenant
+def _select_all(store: Store, target: Target, is_json: bool) -> dict[str, Any]:
+    from builder.cascade.ladder import check_target, choose_ladders, profile_of
+    from builder.cascade.levels import open_levels
     from builder.store.levels import level_names
 
-    if not args.all:
-        yield find_tenant(store, args.id)
-        return
-    having = [tenant for tenant in store.tenants() if level_names(store, tenant)]
-    if not having:
+    tenants = [tenant for tenant in store.tenants() if level_names(store, tenant)]
+    if not tenants:
         raise InvalidInput(f"no tenant in {store.folder} has levels: make one with `hplm cascade build`")
-    yield from having
+    profiles: dict[str, Profile] = {}
+    for tenant in tenants:
+        try:
+            profile = profile_of(store, tenant, open_levels(store, tenant))
+            check_target(tenant, profile, target)
+            profiles[tenant.id] = profile
+        except HplmError as error:
+            print(error, file=sys.stderr)
+    failed = [tenant.id for tenant in tenants if tenant.id not in profiles]
+    if not profiles:
+        raise InvalidInput(f"no ladder was chosen for {', '.join(failed)}")
+    chosen, stacks = choose_ladders(store, [one for one in tenants if one.id in profiles], profiles, target)
+    if not is_json:
+        for one in chosen:
+            print(_chosen_text(one))
+        print(stacks_text(stacks))
+    if failed:
+        raise InvalidInput(f"no ladder was chosen for {', '.join(failed)}; {len(chosen)} other tenants have theirs")
+    if not is_json:
+        print(NEXT)
+    return {"tenants": chosen, "stacks": stacks}
 
 
 def _profile_text(report: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ def target_options(command: argparse.ArgumentParser, strong: str) -> None:
         help="standard errors by which scores are trusted less: the best of many plans looks better than it is on the texts "
         "that chose it (default: %(default)s)",
     )  # fmt: skip
-    command.add_argument("--latency-ms", type=float, metavar="MS", help="most milliseconds a text on average, without waiting")
+    command.add_argument("--latency-ms", type=float, metavar="MS", help="most milliseconds a text on average, in a full batch")
 
 
 def target_of(args: argparse.Namespace) -> Target:
@@ -36,3 +36,15 @@ def plans_text(plans: list[dict[str, Any]], metric: str) -> str:
         score = f"{plan['score']:>10.4f}{plan['error']:>8.4f}"
         lines.append(f"{score}{plan['mean_ms']:>10.3f}{plan['p75_ms']:>10.3f}{goes_on:>8}{pruned:>8}  {plan['plan']}")
     return "\n".join(lines)
+
+
+def stacks_text(choices: list[dict[str, Any]]) -> str:
+    """Returns what a batch takes by the stacks that the tenants' plans share."""
+    lines = [
+        f"a batch of {choices[0]['batch_tokens']:,} tokens of all these tenants, by the stacks besides the full one:",
+        f"{'ms':>10}{'work':>8}  stacks",
+    ]
+    for one in choices:
+        names = ", ".join(one["stacks"]) or "none"
+        lines.append(f"{one['batch_ms']:>10.3f}{one['work']:>8.2f}  {names}{' (chosen)' if one['chosen'] else ''}")
+    return "\n".join([*lines, "work: tokens times layers, of the full stack's; the fewest stacks within 3 % of the least time"])

@@ -230,16 +230,26 @@ class Engine:
         return through(piece.layers, x, sheet.watch or attend, adapters, rows, turn)
 
     @torch.inference_mode()
-    def seconds(self, texts: int, tokens: int) -> float:
-        """Measures how long the shared layers take for `texts` texts of `tokens` tokens. Returns the best time."""
+    def seconds(
+        self, texts: int, tokens: int, rows: int | None = None, adapters: Sequence[Adapt] | None = None, watch: bool = False
+    ) -> float:
+        """Measures how long the shared layers take for `texts` texts of `tokens` tokens. Returns the best time.
+
+        `rows`: the answer rows of each text, to which the end of the last layer is limited, as in a batch; None: all tokens.
+        `watch`: adds up how much attention the tokens receive.
+        """
         generator = torch.Generator().manual_seed(texts)
         x = torch.randn(texts * tokens, self._upper.norm.weight.numel(), generator=generator).to(self.device, self.dtype)
         attend = PackedAttention([tokens] * texts, self._upper.heads)
+        reading = None
+        if rows is not None:
+            reading = (torch.arange(texts)[:, None] * tokens + torch.arange(min(rows, tokens))).flatten().to(self.device)
         taken: list[float] = []
         for _ in range(MEASURED + 1):
             self._wait_for_all()
             begin = time.perf_counter()
-            self.through(x, attend)
+            watched = Received(attend, [tokens] * texts, self._upper.heads) if watch else attend
+            self.through(x, watched, adapters, reading)
             self._wait_for_all()
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up

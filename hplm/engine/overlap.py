@@ -1,4 +1,4 @@
-"""Which steps of staging batch k+1 run while batch k computes. Leaving some out measures their effect (HMI, Table 6)."""
+"""The steps of staging batch k+1 that run while batch k computes. Leaving some out measures their effect (HMI, Table 6)."""
 
 from __future__ import annotations
 

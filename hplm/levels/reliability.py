@@ -1,4 +1,4 @@
-"""How true confidences are: calibration errors, and the bins that a picture of them shows."""
+"""The reliability of confidences: calibration errors, and the bins that a picture of them shows."""
 
 from __future__ import annotations
 

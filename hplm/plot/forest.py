@@ -33,7 +33,7 @@ class Hits:
 
     @property
     def levels(self) -> Array:
-        """How often the window was shortened."""
+        """The number of times that the window was shortened."""
         return self.tries // self.chain
 
     @property

@@ -25,7 +25,6 @@ LIBRARY = library(__file__)
 # As in kernel.c:
 VERSION = 1  # of its functions
 MOST_WORDS = 5
-INSTRUCTIONS = ("", "AVX2", "AVX-512")
 SHORT = 4096  # tokens of a lookup that takes microseconds
 
 

@@ -1,4 +1,4 @@
-"""How a table stores and sums vectors: in 16 bits a number, or in 8 bits with a scale and an offset for each vector.
+"""Forms in which a table stores vectors: in 16 bits a number, or in 8 bits with a scale and an offset for each vector.
 
 The engine and the reference read the same stored numbers.
 """

@@ -1,4 +1,4 @@
-"""How many bytes a stored vector takes. No torch here: lookup starts without it."""
+"""The number of bytes that a stored vector takes. No torch here: lookup starts without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests each model process holds, written where it outlives the process.
+"""The number of requests that each model process holds, written where it outlives the process.
 
 These are files in /dev/shm whose names begin with the server's id, so that the server sweeps them when it stops. A process
 without such an id, because another program has started the server, writes nothing.

@@ -1,4 +1,4 @@
-"""When a request arrived: the front door says it in a header, and the model `hplm` in a parameter of what it forwards."""
+"""The arrival of a request: the front door says it in a header, and the model `hplm` in a parameter of forwarded requests."""
 
 from __future__ import annotations
 

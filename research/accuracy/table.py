@@ -49,7 +49,7 @@ def tenants_in(runs: Runs) -> dict[str, float]:
 
 
 def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
-    """What is not finished is left empty; averages are of what all tasks have."""
+    """Scores of unfinished runs are left empty. An average is there for a case that all tasks have."""
     table = scores_of(runs)
     averages = averages_of(table, weights)
     cases = list(dict.fromkeys(run["case"] for run in runs))
@@ -69,7 +69,7 @@ def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
 
 
 def _mixed(runs: Runs) -> Iterator[str]:
-    """What should be one and is not: a root that is built again, for minutes or on another machine, is another."""
+    """Yields warnings about runs that differ in more than their case: a root that is built again is another one."""
     for case in dict.fromkeys(run["case"] for run in runs):
         roots = sorted({run.get("root", "not told") for run in runs if run["case"] == case})
         if len(roots) > 1:

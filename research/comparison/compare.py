@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def clients(self) -> int:
-        """How many wait for answers at a time. For the slow-down it is one, so that no request waits for another one."""
+        """The number of clients at a time. For the slow-down it is one, so that no request waits for another one."""
         return 1 if self.scenario == "slowdown" else self.connections
 
     def settings(self) -> dict:

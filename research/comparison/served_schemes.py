@@ -125,7 +125,7 @@ class WeightMegabytes:
 
     @property
     def models_in_16_gb(self) -> int:
-        """How many models fit, as HMI counts: models that are not on the device wait in host memory of the same size."""
+        """The models that fit, as HMI counts: those that are not on the device wait in host memory of the same size."""
         return int((DEVICE_MB - self.shared) / (self.each or self.swapped))
 
 

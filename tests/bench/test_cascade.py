@@ -20,9 +20,11 @@ from bench.measuring.cascade_served import label_in
 from bench.measuring.cascade_traffic import CASCADE, Poisson, asked_of, exported
 from builder.cascade.profile import read_profile
 from builder.store.levels import save_ladder
+from hplm.engine.engine import Engine
 from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
 from testing.random_store import SPECIAL
+from tests.builder.cascade.measured import steady_seconds
 from tests.naming import naming
 
 LAYERS = 4
@@ -53,11 +55,16 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_second_run_measures_the_same_texts_again(model, tmp_path, capfd):
+def test_a_second_run_measures_the_same_texts_again(model, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(Engine, "seconds", steady_seconds)
     case = CascadeBench(tmp_path, str(model), lower=1, stacks=(1, 2), drop=50, dtype="fp32", timed="bare").quick()
     figures = bench_cascade(case)
     assert set(TARGETS) | {"random_points_lost", "debiased_before", "debiased_after"} <= set(figures)
-    assert all(name in table_of(figures) for name in (*TARGETS, *figures["ways"]))
+    assert all(name in table_of(figures) for name in (*TARGETS, *figures["ways"], "batch_ms_over_strong"))
+    (chosen,) = (one for one in figures["choices"] if one["chosen"])
+    none = next(one for one in figures["choices"] if not one["stacks"])
+    assert figures["batch_ms_over_strong"] == pytest.approx(chosen["batch_ms"] / none["batch_ms"], abs=0.002)
+    assert chosen["batch_ms"] <= none["batch_ms"]  # a token costs the same in each sheet here
     ways, tenants = figures["ways"], figures["tenants"]
     assert ways["strong"]["points_lost"] == 0 and ways["strong"]["work"] == 1
     assert ways["Cocktail-like vote"]["work"] == round((1 + 2 + 3) / 3, 3)

@@ -1,4 +1,4 @@
-"""Which threads divide what they compute among the cores."""
+"""Threads that divide their work among the cores."""
 
 import logging
 import threading

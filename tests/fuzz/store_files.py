@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from builder.cascade import selection
 from builder.cascade.candidates import Candidate
-from builder.cascade.profile import Profile, read_profile, save_profile
+from builder.cascade.common_stacks import Tenants
+from builder.cascade.profile import FORMAT, Profile, read_profile, save_profile
 from builder.store.levels import ladder_of, levels_of, save_ladder
 from builder.store.links import link_of, save_link
 from builder.store.pack import MANIFEST, pack_root, unpack_root
@@ -40,10 +41,12 @@ class Stores(Files):
         random_stack(store, "small", 1, seed=1)
         acme, plan = store.tenant("acme"), Plan((Step(0, 0.9, 4.0, 0.7, reached=1.0), Step(1, weight=0.6, reached=0.4)))
         random_level(store, acme, "small", 0.3, seed=1)
-        levels = [{"name": name, "layers": 1, "score": 0.9, "mean_ms": 1.0} for name in ("small", "full")]
-        asked = {"levels": [["small", "0", None], ["full", "1", None]]}
+        sheets = {"tokens": [8, 64], "ms": [0.5, 1.0], "watched_ms": [0.5, 1.0]}
+        levels = [{"name": name, "layers": 1, "score": 0.9, "mean_ms": 1.0, "sheets": sheets} for name in ("small", "full")]
+        asked = {"format": FORMAT, "levels": [["small", "0", None], ["full", "1", None]]}
         report = {"metric": "accuracy", "levels": levels}
-        save_profile(store, acme, Profile([Candidate(plan, 0.9, 0.01, 0.02, 0.1)], asked, report))
+        plans = [Candidate(plan, 0.9, 0.01, 0.02, 0.1, (1.0, 0.4)), Candidate(Plan((Step(1),)), 0.9, 0.02, 0.03, 0.0, (1.0,))]
+        save_profile(store, acme, Profile(plans, asked, report))
         save_ladder(store, acme, [plan])
         save_link(store, acme, Link("large", "acme", 1, Plan((Step(1, 0.9, 4.0, 0.7), Step(2, weight=0.6)))), {})
         return store.folder
@@ -88,6 +91,7 @@ def _selected(store, tenant):
     if (profile := read_profile(store, tenant)) is not None:
         for one in selection.select(profile.front, selection.Target(accuracy=0), profile.own):
             selection.reported(one, profile.names)
+        Tenants({tenant.id: profile}).choices(selection.Target(accuracy=0))
 
 
 class Placements(Files):

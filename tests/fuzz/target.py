@@ -64,7 +64,7 @@ def accepts(read: Callable[[], object], where: Path, broken: bool = False) -> No
 
 @dataclass
 class Result:
-    """How many cases were checked, and the simplest of those that broke something."""
+    """The number of checked cases, and the simplest of those that broke something."""
 
     cases: int = 0
     failure: str = ""

@@ -1,4 +1,4 @@
-"""Which texts go on: Eq. 4 against values computed by hand."""
+"""Texts that go on: Eq. 4 against values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which words stay: Eq. 5 against values computed by hand."""
+"""Words that stay: Eq. 5 against values computed by hand."""
 
 from __future__ import annotations
 

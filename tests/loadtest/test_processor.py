@@ -1,4 +1,4 @@
-"""Which processes used the processor: a busy one, an idle one, and one that has ended."""
+"""Processes that used the processor: a busy one, an idle one, and one that has ended."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LONG_TOKEN = "[a.b.c.d.e.f]"
 PIECES = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;!?[]'-", "the", "there", "un", "日", "本", "語", "。", "ᄒ", "ᅡ", "ᆫ", "σ"]
 POSITIONS = 12
-# What a cut might break: words that go on, marks and conjoining letters that belong to the character before them, characters
+# A cut might break these: words that go on, marks and conjoining letters that belong to the character before them, characters
 # that are removed, all kinds of white space, and tokens that are found before words are.
 ODD = [
     " ", "  ", "\t", "\n", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2003", "\u3000", "\u2028",

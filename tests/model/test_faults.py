@@ -1,4 +1,4 @@
-"""Which errors of an accelerator mean that its process computes nothing any more. The sentences are those of CUDA and torch."""
+"""Errors of an accelerator after which its process computes nothing any more. The sentences are those of CUDA and torch."""
 
 import pytest
 import torch

@@ -96,7 +96,7 @@ class Triton:
 
     @property
     def utilities(self):
-        """What Triton calls `triton_python_backend_utils`."""
+        """A stand-in for Triton's `triton_python_backend_utils`."""
 
         def request(**fields):
             call = SimpleNamespace(**fields)

@@ -37,7 +37,6 @@ TENANTS = [
 SECRET, KEY = new_key()
 SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
 LONG = {**GREEDY, "max_tokens": 16_000}
-TYPES = {"text_input": "BYTES", "sampling_parameters": "BYTES"}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""When a request arrived: what the front door says, what clients may claim, and what the model `hplm` says."""
+"""The time at which a request arrived, as the front door, clients and the model `hplm` say it."""
 
 import os
 

@@ -28,6 +28,7 @@ class Passed:
 
     answers: list[list[str]]
     tokens: np.ndarray  # levels x texts: what each level has read; 0: it was not asked
+    watched: int | None = None  # the level in which the attention is added up that tokens receive
     going: tuple[np.ndarray, ...] = ()  # by step: the texts that went on after it
     words: int = 0  # of texts at later steps
     unread: int = 0  # those of them that pruning has left out
@@ -87,8 +88,7 @@ class Answers:
 
     def outcome(self, passed: Passed) -> Outcome:
         measured, texts = self.measured, len(self.every)
-        asked = passed.tokens > 0
-        seconds = [np.where(own, cost(read), 0) for own, cost, read in zip(asked, measured.seconds, passed.tokens, strict=True)]
+        seconds = [measured.seconds(level, read, level == passed.watched) for level, read in enumerate(passed.tokens)]
         work = np.array(measured.depths) @ passed.tokens / measured.whole[-1].tokens
         went_on = tuple(len(own) / texts for own in passed.going)
         score, values = measured.score(self.every, passed.answers), values_of(measured, passed.answers)
@@ -121,7 +121,8 @@ class Answers:
             before = step.level
         if later:
             self._answer_at_once(plan.steps[-1].level, answers, tokens)
-        return Passed(answers, tokens, tuple(all_going), words, words - read)
+        watched = first.level if later and first.alpha > 0 else None
+        return Passed(answers, tokens, watched, tuple(all_going), words, words - read)
 
     def two(self, first: int, last: int, goes_on: np.ndarray) -> Passed:
         """The last of two levels answers the texts that go on, without the first one's answer."""
@@ -129,7 +130,8 @@ class Answers:
         tokens, answers = self._no_tokens(), self.measured.answers
         tokens[first] = self.measured.whole[first].tokens * self.measured.in_one
         tokens[last, goes_on] = self.measured.whole[last].tokens[goes_on]
-        return Passed([answers[last if on else first][i] for i, on in enumerate(goes_on)], tokens, (np.flatnonzero(goes_on),))
+        chosen = [answers[last if on else first][i] for i, on in enumerate(goes_on)]
+        return Passed(chosen, tokens, going=(np.flatnonzero(goes_on),))
 
     def by_oracle(self, first: int, last: int) -> Passed:
         """Exactly the first level's wrong answers go on."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -81,14 +80,9 @@ class Subject:
         }
         workload = Workload(
             tenant, self.unseen.task, self.levels, self.unseen.fresh, reader, texts, precision, device,
-            Kept(home, shared, ANSWERS), [_seconds(level) for level in self.profile.report["levels"]],
+            Kept(home, shared, ANSWERS), self.profile.times,
         )  # fmt: skip
         return Answers(workload.measured())
-
-
-def _seconds(level: dict[str, Any]) -> dict[int, float]:
-    """Returns what single texts take, by their tokens, as the profile has measured it."""
-    return {int(tokens): milliseconds / 1000 for tokens, milliseconds in level["ms_by_tokens"].items()}
 
 
 def _files_that_chose(store: Store, tenant: TenantFile, profile: Profile, file: Path, moved: Sequence[Path]) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 import pytest
 
 from hplm.engine.engine import Engine
+from tests.builder.cascade.measured import steady_seconds
 
 
 @pytest.fixture
@@ -13,8 +14,4 @@ def few_candidates(monkeypatch):
 @pytest.fixture
 def steady_times(monkeypatch):
     """Levels take times that follow from their layers: plans are the same ones on each machine."""
-
-    def seconds(engine: Engine, texts: int, tokens: int) -> float:
-        return 1e-6 * texts * tokens * len(engine._upper.layers)
-
-    monkeypatch.setattr(Engine, "seconds", seconds)
+    monkeypatch.setattr(Engine, "seconds", steady_seconds)

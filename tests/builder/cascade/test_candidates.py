@@ -35,7 +35,7 @@ def through(known, candidate):
         for number, step in enumerate(candidate.plan.steps):
             read = known.whole if not number else {step.level: known.read(first.level, step.level, first.alpha)}
             own = read[step.level]
-            seconds += float(known.seconds[step.level](own.tokens[text]))
+            seconds += float(own.tokens[text]) * known.times[step.level].of_token(1000)  # the same in every sheet here
             passes += known.depths[step.level] * own.tokens[text]
             now = own.logits[text]
             if before is not None:

@@ -132,6 +132,9 @@ def test_a_profile_holds_the_front_and_what_its_levels_score(store, texts):
     assert means == sorted(means, reverse=True) and trusted == sorted(trusted, reverse=True)
     assert trusted[0] >= own["score"]
     assert read_profile(store, store.tenant("pair")) == profile
+    shallow, full = profile.times  # each token takes a microsecond for each layer, in every sheet
+    assert shallow.batch == full.batch <= 4096 and full.of_token(0) == full.of_token(full.batch) == pytest.approx(2e-6)
+    assert small["mean_ms"] == pytest.approx(own["mean_ms"] / 2, rel=0.01)
 
 
 def test_the_same_command_computes_nothing_and_a_new_calibration_no_level(store, texts, monkeypatch):
@@ -151,12 +154,14 @@ def test_the_same_command_computes_nothing_and_a_new_calibration_no_level(store,
     assert sorted(folder.glob("profile/*")) == kept
 
 
-def test_a_profile_of_an_earlier_version_is_made_again(store, texts):
+def test_a_profile_of_an_earlier_version_is_made_again(store, texts, capsys):
     first, _ = profiled(store, texts)
     path = store.tenant_folder("pair", 1) / "profile.json"
     stored = json.loads(path.read_text())
-    del stored["asked"]["format"]
+    stored["asked"]["format"] = 2
     path.write_text(json.dumps(stored))
+    assert main(["cascade", "select", "--store", str(store.folder), "--id", "pair", "--drop", "1"]) == 1
+    assert names(capsys.readouterr().err, "'pair'", "hplm cascade profile")
     again, is_new = profiled(store, texts)
     assert is_new and again.asked == first.asked
 
@@ -191,7 +196,10 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     (chosen,) = run(capsys, "cascade", "select", *common, "--drop", "100")["tenants"]
     ladder = ladder_of(store, store.tenant("pair"))
     assert len(chosen["ladder"]) == len(ladder) == 1  # the fastest of all
-    (chosen,) = run(capsys, "cascade", "select", "--store", store.folder, "--all", "--drop", "0")["tenants"]
+    report = run(capsys, "cascade", "select", "--store", store.folder, "--all", "--drop", "0")
+    (chosen,) = report["tenants"]
+    stacks = {tuple(one["stacks"]): one["chosen"] for one in report["stacks"]}
+    assert () in stacks and sum(stacks.values()) == 1
     ladder = ladder_of(store, store.tenant("pair"))
     assert chosen["ladder"][0]["score"] >= chosen["own"]["score"] - 1e-4
     assert len(ladder) == len(chosen["ladder"]) and ladder[0].suits(2)
@@ -199,6 +207,8 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     assert times == sorted(times, reverse=True)
     assert main(["cascade", "select", *map(str, common), "--drop", "0"]) == 0
     assert names(capsys.readouterr().out, "accuracy", "hplm export")
+    assert main(["cascade", "select", "--store", str(store.folder), "--all", "--drop", "0"]) == 0
+    assert names(capsys.readouterr().out, "none", "chosen", "hplm export")
 
 
 def test_a_profile_of_other_levels_is_refused(store, texts, capsys):
@@ -289,7 +299,7 @@ def test_a_target_out_of_reach_names_the_tenant_and_the_best_plan(store, texts, 
     assert names(capsys.readouterr().err, "'pair'", "1.0000", best)
 
 
-@pytest.mark.parametrize("broken", ["no JSON", "[]", '{"front": [], "asked": {}, "report": {}}'])
+@pytest.mark.parametrize("broken", ["no JSON", "[]", '{"plans": [], "asked": {"format": 3}, "report": {}}'])
 def test_a_broken_profile_or_ladder_is_named(store, texts, broken):
     tenant = store.tenant("pair")
     folder = store.tenant_folder("pair", 1)

@@ -1,4 +1,4 @@
-"""What inspection predicts for other table sizes equals what tables of these sizes give."""
+"""The predictions of an inspection for other table sizes equal the figures of tables of these sizes."""
 
 import re
 import shutil
