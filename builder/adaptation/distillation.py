@@ -6,7 +6,7 @@ Both halves learn for a root. Only the lower half learns for a domain (HMI, obse
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from builder.adaptation.fit import fit
 from builder.adaptation.goal import Goal, GoalReport
 from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Lesson, Lessons, Reading, Student
+from builder.adaptation.lessons import Lesson, Lessons, Reading, Student, TextPack
 from builder.adaptation.teacher import Teacher
 from builder.hardware import compiled, half_precision, step_tokens
 from builder.store.savepoint import Savepoint
@@ -86,17 +86,12 @@ def adapt(
         course.seconds = time.monotonic() - started  # the time so far counts
     compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not earlier: the closed-form start hooks into them
 
-    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
-        stream = reading.starting(number)
-
-        def loss() -> tuple[Tensor, int]:
-            with in_half:
-                lesson = lessons.lesson(*next(stream))
-                hidden = student(lesson)
-            at_split, at_end = errors_of(hidden, lesson, scale)
-            return at_split + at_end, lesson.tokens
-
-        return loss
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        with in_half:
+            lesson = lessons.lesson(*texts)
+            hidden = student(lesson)
+        at_split, at_end = errors_of(hidden, lesson, scale)
+        return at_split + at_end, lesson.tokens
 
     fitted = Explained(**course.facts["fitted"])
 
@@ -105,7 +100,7 @@ def adapt(
 
     goal = Goal(budget, course, examine, astuple(fitted))
     if not goal.is_reached:  # an earlier run may have been interrupted when it had reached its goal
-        learning.run("adapting", losses, show_progress, goal.between)
+        learning.run("adapting", reading.starting, loss_of, show_progress, goal.between)
     end = _explained(student, exam, scale)
     kept = end.at_end >= fitted.at_end
     if not kept:

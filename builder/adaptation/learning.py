@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ GRADIENT_NORM = 1.0
 POINTS = 100  # of a learning curve
 FIRST_ROUND, LONGER = 128, 1.5  # steps of the first round on the way to a goal, and by how much the next one is longer
 PACE_STEPS = 12  # after so many steps it is known how fast this machine makes them
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,15 @@ class Learning:
     def run(
         self,
         title: str,
-        losses: Callable[[int], Callable[[], tuple[Tensor, int]]],
+        batches: Callable[[int], Iterator[T]],
+        loss_of: Callable[[T], tuple[Tensor, int]],
         show_progress: bool,
         between: Callable[[float], bool] | None = None,
     ) -> Course:
-        """Runs until the budget is used. `losses(n)` yields the loss and the tokens of step n and of those that follow.
-        `between` is called after each step with the share of the budget that is used, and says whether to end."""
-        course, budget, following = self.course, self._budget, losses(self.course.steps)
+        """Runs until the budget is used. `batches(n)` yields the batches of step n and of those that follow, and `loss_of`
+        returns the loss and the tokens of one. `between` is called after each step with the share of the budget that is used,
+        and says whether to end."""
+        course, budget, following = self.course, self._budget, batches(self.course.steps)
         with tqdm(total=100, desc=title, unit="%", disable=not show_progress, bar_format="{l_bar}{bar}| {postfix}") as bar:
             before, started, first = course.seconds, time.monotonic(), course.steps
             after_first = started  # the first step is slower than the others
@@ -157,7 +161,7 @@ class Learning:
                 rate = budget.rate(course.steps, course.seconds)
                 for group in self._optimizer.param_groups:
                     group["lr"] = group["peak"] * rate
-                loss, tokens = following()
+                loss, tokens = loss_of(next(following))
                 self._optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRADIENT_NORM)

@@ -24,6 +24,9 @@ LONG_EVERY = 8  # one of so many packs holds texts of the model's full length, s
 SHRINKING = 0.5
 
 
+TextPack = tuple[list[np.ndarray], np.random.Generator]  # texts, and the chance that shortens or hides parts of them
+
+
 @dataclass(frozen=True)
 class Windowed:
     """Packed texts as their distinct windows."""
@@ -71,7 +74,7 @@ class Reading:
         self._seed = seed
         self._tokens = tokens
 
-    def starting(self, number: int) -> Iterator[tuple[list[np.ndarray], np.random.Generator]]:
+    def starting(self, number: int) -> Iterator[TextPack]:
         """Yields the packs from the `number`-th on, each with its own random generator."""
         lengths = np.array([len(document) for document in self._documents])
         place = passed = 0

@@ -5,7 +5,7 @@ Masked texts go through windows as served texts do. The upper layers and the gue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from builder.adaptation.distillation import lower_groups, split_documents
 from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
+from builder.adaptation.lessons import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
 from builder.hardware import compiled, half_precision, step_tokens
 from builder.packed_batches import positions_of
 from builder.store.savepoint import Savepoint
@@ -154,23 +154,18 @@ def further_pretrain(
     compiled([*lower.layers, *upper.layers], device)
     in_half = half_precision(device)
 
-    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
-        stream = reading.starting(number)
-
-        def loss() -> tuple[Tensor, int]:
-            lesson = lessons.lesson(*next(stream))
-            with in_half:
-                guesses = guesser(lesson)
-            return F.cross_entropy(guesses.float(), lesson.words), lesson.tokens
-
-        return loss
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        lesson = lessons.lesson(*texts)
+        with in_half:
+            guesses = guesser(lesson)
+        return F.cross_entropy(guesses.float(), lesson.words), lesson.tokens
 
     head_steps, before, main = 0, 0.0, budget
     if head is None:
         whole = {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()}
         path = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
         fitting = Learning(guesser, [Group(HEAD_RATE, whole)], budget.part(HEAD_SHARE), Savepoint(path))
-        fitted = fitting.run("fitting a head", losses, show_progress)
+        fitted = fitting.run("fitting a head", reading.starting, loss_of, show_progress)
         head_steps, before = fitted.steps, fitted.seconds
         main = budget.part(1 - HEAD_SHARE)
     learning = Learning(guesser, _below(lower), main, Savepoint(saved))
@@ -189,7 +184,7 @@ def further_pretrain(
             best, facts["kept_at"], facts["best"] = found, found["share"], learning.weights()
         return False
 
-    course = learning.run("pretraining", losses, show_progress, between)
+    course = learning.run("pretraining", reading.starting, loss_of, show_progress, between)
     learning.put(facts["best"])
     lower.requires_grad_(True)
     upper.requires_grad_(True)

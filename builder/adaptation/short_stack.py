@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from builder.adaptation.distillation import split_documents
 from builder.adaptation.goal import Goal, GoalReport
 from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
+from builder.adaptation.lessons import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
 from builder.hardware import OpaqueAttention, compiled, half_precision, step_tokens
 from builder.packed_batches import positions_of
 from builder.store.savepoint import Savepoint
@@ -102,19 +102,14 @@ def shorten(
         course.seconds = time.monotonic() - started  # the time so far counts
     compiled([*lower.layers, *upper.layers, *stack.layers], device)
 
-    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
-        stream = reading.starting(number)
-
-        def loss() -> tuple[Tensor, int]:
-            with in_half:
-                lesson = lessons.lesson(*next(stream))
-                return _error(stack, lesson, scale), lesson.tokens
-
-        return loss
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        with in_half:
+            lesson = lessons.lesson(*texts)
+            return _error(stack, lesson, scale), lesson.tokens
 
     goal = Goal(budget, course, lambda: [_explained(stack, exam, scale)], [start.explained])
     if not goal.is_reached:  # an earlier run may have been interrupted when it had reached its goal
-        learning.run("adapting", losses, show_progress, goal.between)
+        learning.run("adapting", reading.starting, loss_of, show_progress, goal.between)
     end = _explained(stack, exam, scale)
     goal.report_missed(end)
     kept = end >= start.explained

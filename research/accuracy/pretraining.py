@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Reading, index_of
+from builder.adaptation.lessons import Reading, TextPack, index_of
 from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
 from builder.hardware import half_precision, step_tokens
 from builder.packed_batches import positions_of
@@ -36,23 +36,20 @@ def pretrain(
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
     reading, in_half = Reading(config, documents, seed, step_tokens(device)), half_precision(device)
 
-    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
-        stream = reading.starting(number)
-
-        def loss() -> tuple[Tensor, int]:
-            texts, chance = next(stream)
-            with in_half:
-                return guesser.loss(*_lesson(texts, config, chance, device))
-
-        return loss
+    def loss_of(given: TextPack) -> tuple[Tensor, int]:
+        texts, chance = given
+        with in_half:
+            return guesser.loss(*_lesson(texts, config, chance, device))
 
     if head is None:
         fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
         savepoint = Savepoint(saved.with_name(f"{saved.stem}-head{saved.suffix}"))
-        Learning(guesser, [fitted], budget.part(HEAD_SHARE), savepoint).run("fitting a head", losses, show_progress=True)
+        fitting = Learning(guesser, [fitted], budget.part(HEAD_SHARE), savepoint)
+        fitting.run("fitting a head", reading.starting, loss_of, show_progress=True)
         budget = budget.part(1 - HEAD_SHARE)
     learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
-    Learning(guesser, [learned], budget, Savepoint(saved)).run(f"pretraining, {part}", losses, show_progress=True)
+    learning = Learning(guesser, [learned], budget, Savepoint(saved))
+    learning.run(f"pretraining, {part}", reading.starting, loss_of, show_progress=True)
 
 
 class _Guesser(nn.Module):

@@ -7,8 +7,6 @@ reads no text but the tenant's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -59,24 +57,19 @@ def learn_states(student: WholeBody, teacher: WholeBody, ground: Ground, options
     ]
     in_half = half_precision(ground.device)
 
-    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
-        following = iter(chosen[number:])
-
-        def loss() -> tuple[Tensor, int]:
-            pack = ground.reader.pack(ground.texts, next(following), ground.device, False)
-            with in_half:
-                with torch.no_grad():
-                    wanted = states_of(teacher, pack)
-                own = states_of(student, pack)
-            pairs = zip(own, [wanted[0], *(wanted[end] for end in ends)], strict=True)
-            apart = [F.mse_loss(mine.float(), theirs.float()) for mine, theirs in pairs]
-            return torch.stack(apart).sum(), len(pack.tokens)
-
-        return loss
+    def loss_of(some: np.ndarray) -> tuple[Tensor, int]:
+        pack = ground.reader.pack(ground.texts, some, ground.device, False)
+        with in_half:
+            with torch.no_grad():
+                wanted = states_of(teacher, pack)
+            own = states_of(student, pack)
+        pairs = zip(own, [wanted[0], *(wanted[end] for end in ends)], strict=True)
+        apart = [F.mse_loss(mine.float(), theirs.float()) for mine, theirs in pairs]
+        return torch.stack(apart).sum(), len(pack.tokens)
 
     learned = Group(options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())})
     learning = Learning(student, [learned], Budget(steps=len(chosen)), Savepoint(None))
-    learning.run("learning the teacher's states", losses, show_progress)
+    learning.run("learning the teacher's states", lambda number: iter(chosen[number:]), loss_of, show_progress)
 
 
 def states_of(body: WholeBody, pack: Pack) -> list[Tensor]:
