@@ -11,6 +11,8 @@ from tritonclient.utils import InferenceServerException
 
 from builder.publish.groups import emit
 from builder.store.store import TenantFile
+from hplm.server import held
+from hplm.server.probing import State
 from hplm.server.stubs import stubs
 from hplm.tenants.manager import Manager
 from hplm_client import HplmClient
@@ -22,6 +24,7 @@ from tests.equality import Comparison
 from tests.places import knowledge
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
+from tests.server.test_supervisor import Watched
 from tests.serving import serving
 from tests.waiting import eventually
 
@@ -108,6 +111,8 @@ def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_thei
             expected = Reference.open(group / "deep/1", state).forward(TEXT, "new").numpy()
             comparison = Comparison()
             comparison.add("new", stock.ask([TEXT], "new", model="deep")["LOGITS"][0, : len(expected)], expected)
+            found = stock.ask([TEXT], "new", model="hplm", outputs=["LOGITS"])["LOGITS"][0, : len(expected)]
+            comparison.add("new", found, expected)
             before = len(asking.answered)
             eventually(lambda: len(asking.answered) > before + 3)
             assert not asking.refused
@@ -132,3 +137,22 @@ def _answers(stock, name):
         return stock.ask([TEXT], "acme", model=name)["LOGITS"].size
     except InferenceServerException:
         return False
+
+
+def test_a_dead_model_of_a_group_is_loaded_again_and_probed_by_its_name(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(held, "RECENT_NS", 0)  # it was asked just before
+    watched = Watched(emitted(two, tmp_path / "groups", WHOLE))
+    try:
+        stock, upper = Stock(watched.server, "http"), "toy+deep-upper"
+        control = watched.server.control()
+        probes = control.probes(control.models())
+        assert upper in probes and all(control.probe(model, probe, 60).state is State.WORKS for model, probe in probes.items())
+        expected = [stock.ask([TEXT], "acme", model=name)["LABEL"].tolist() for name in NAMES]
+        server, dead = watched.server.pid, watched.stub(upper)
+        os.kill(dead.pid, signal.SIGKILL)
+        watched.until(lambda: any(upper in said and said.startswith("loaded") for said in watched.said))
+        eventually(lambda: all(_answers(stock, name) for name in NAMES))
+        assert [stock.ask([TEXT], "acme", model=name)["LABEL"].tolist() for name in NAMES] == expected
+        assert watched.server.pid == server and watched.stub(upper).pid != dead.pid
+    finally:
+        watched.close()
