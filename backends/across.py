@@ -72,7 +72,7 @@ class Across:
             return refusal(looked_up, backbone)
         ticket = looked_up.output_tensors()[0]
         wanted = list({*NEEDED, *forwarded.outputs})
-        answer = ask(forwarded, f"{backbone}-upper", [ticket], wanted, {}, forwarded.timeout_us).exec()
+        answer = ask(forwarded, self._directory.upper_of(backbone), [ticket], wanted, {}, forwarded.timeout_us).exec()
         if answer.has_error():
             return refusal(answer, backbone)
         tensors = {tensor.name(): tensor for tensor in answer.output_tensors()}

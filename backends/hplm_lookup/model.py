@@ -27,6 +27,7 @@ from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.authorize import admit, follow
+from hplm.tenants.models import upper_of
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import ACROSS, ARRIVES, FROM, LEAVES, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
 
@@ -48,7 +49,7 @@ class TritonPythonModel:
         self._lookup = Lookup(self._views)
         meter = Meter()
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        upper = HeldBy(f"{name}-upper")
+        upper = HeldBy(upper_of(folder.parent.parent, name))
         self._refusals = replies.Refusals("lookup")
         self._service = LookupService(self._lookup, meter, self._charge, self._allow, ahead=lambda: upper.count)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)

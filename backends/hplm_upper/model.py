@@ -23,6 +23,7 @@ from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
+from hplm.tenants.models import backbones_of
 from hplm.tenants.ticket import PROBE_TICKET, SharedSecret, Ticket
 
 
@@ -30,15 +31,21 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
-        name = parameters["backbone"]
-        meter = Meter()
-        meter.add(names.SERVER_RESTARTS, restarts())
-        meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        folder = Path(args["model_repository"]).parent / name
-        folder_lock.share(folder)  # every engine that is started again must find the same export
-        self._keeper = Keeper(folder / "1", parameters, replies.state_folder(), meter)
-        self._publisher = Publisher(pb_utils.MetricFamily, meter, name, keeps=self._keeper.keeps)
-        self._secret = SharedSecret(name, os.getppid()).value
+        backbones = backbones_of(parameters)
+        meters = {name: Meter() for name in backbones}
+        for meter in meters.values():
+            meter.add(names.SERVER_RESTARTS, restarts())
+            meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
+        folders = [Path(args["model_repository"]).parent / name for name in backbones]
+        for folder in folders:
+            folder_lock.share(folder)  # every engine that is started again must find the same export
+        versions = [folder / "1" for folder in folders]
+        self._keeper = Keeper(versions, parameters, replies.state_folder(), [*meters.values()])
+        self._publishers = [
+            Publisher(pb_utils.MetricFamily, meter, name, keeps=partial(self._keeper.keeps, number))
+            for number, (name, meter) in enumerate(meters.items())
+        ]
+        self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
         self._held = Held(args["model_name"])
         self._refusals = replies.Refusals("taking the request")
 
@@ -55,8 +62,8 @@ class TritonPythonModel:
                     self._keeper.check()
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
-                    Ticket.check(signed, self._secret)
-                    asked.append(Asked(signed, replies.request_id(request), wanted, partial(_respond, sender)))
+                    backbone = Ticket.check(signed, self._secrets)
+                    asked.append(Asked(signed, replies.request_id(request), wanted, partial(_respond, sender), backbone))
             except Exception as error:
                 self._refusals.put(sender, error)
         self._keeper.submit(asked)
@@ -65,7 +72,8 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._keeper.close()
         self._refusals.close()
-        self._publisher.close()
+        for publisher in self._publishers:
+            publisher.close()
         self._held.close()
 
 

@@ -40,7 +40,7 @@ class Bare:
         self.asked = asked
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
-        self._service = Service(folder, Settings.read(parameters_of(repository / f"{backbone}-upper" / "config.pbtxt")))
+        self._service = Service([(folder, Settings.read(parameters_of(repository / f"{backbone}-upper" / "config.pbtxt")))])
 
     def close(self) -> None:
         self._service.close()

@@ -122,7 +122,7 @@ def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, giv
     )
     scheduler = Scheduler(policy(given), Limits(texts, texts * 10**6), admission=True, answering_ns=ANSWERING_NS)
     for batch in batches[:WARM]:
-        scheduler.cost.observe(batch.tokens, round(batch.tokens / case.tokens), 0, round(1e9 * batch.computing_s))
+        scheduler.costs[0].observe(batch.tokens, round(batch.tokens / case.tokens), 0, round(1e9 * batch.computing_s))
     arrivals = Arrivals(
         at_ns=(offered.arrivals * 1e9).astype(np.int64),
         tokens=np.full(texts, case.tokens),

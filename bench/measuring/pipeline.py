@@ -86,7 +86,7 @@ def bench_pipeline(case: PipelineBench) -> dict:
         traffic = Traffic(folder, case)
         variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
         variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}
-        services = {name: Service(folder, Settings.read(parameters)) for name, parameters in variants.items()}
+        services = {name: Service([(folder, Settings.read(parameters))]) for name, parameters in variants.items()}
         rates: dict[str, list[float]] = {name: [] for name in services}
         try:
             for turn in tqdm(range(ROUNDS + 1), desc="all variants in turn"):

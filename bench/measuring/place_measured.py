@@ -60,7 +60,7 @@ def bench_measured(case: MeasuredBench) -> dict[str, Any]:
     if len(cores) < 2:
         raise InvalidInput("this machine has one core, but the placements need two: measure on another one")
     devices = tuple(f"cpu:{core}" for core in cores)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder, _on(cores):  # the clients too: their work is added there
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder, on_cores(cores):  # clients too: their work is added
         measured = Measured(case, Path(folder), devices)
         points = [point for name in measured.placements for point in measured.points(name)]
     return {**figures_of(points), "profile_error": measured.profile.error.mean, "points": points, "targets": TARGETS}
@@ -132,7 +132,7 @@ class Measured:
         emitted = emit(placement, self._repository, self._folder / groups[0].name)
         found: list[dict[str, Any]] = []
         with ExitStack() as stack:
-            servers = [stack.enter_context(_pinned(one.repository, cores_of(one.group.devices))) for one in emitted]
+            servers = [stack.enter_context(pinned(one.repository, cores_of(one.group.devices))) for one in emitted]
             beside = self._with_clients(self._warm(groups, servers))
             for scale in tqdm(self._case.scales, desc=name, unit="deadline", file=sys.stderr):
                 trace = self._trace.with_timeouts(scale * alone_ns(self.profile, self._trace))
@@ -192,10 +192,10 @@ class Measured:
 
 
 @contextmanager
-def _pinned(repository: Path, cores: Sequence[int]) -> Generator[TritonServer]:
+def pinned(repository: Path, cores: Sequence[int]) -> Generator[TritonServer]:
     server = TritonServer(repository)
     try:
-        with _on(cores):
+        with on_cores(cores):
             server.start()
         yield server
     finally:
@@ -203,7 +203,7 @@ def _pinned(repository: Path, cores: Sequence[int]) -> Generator[TritonServer]:
 
 
 @contextmanager
-def _on(cores: Sequence[int]) -> Generator[None]:
+def on_cores(cores: Sequence[int]) -> Generator[None]:
     """Keeps this thread, and the threads and processes that it starts, on these cores, as `taskset` would."""
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)

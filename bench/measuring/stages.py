@@ -29,7 +29,8 @@ from builder.publish.model_configs import ServingOptions
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.request import Text
-from hplm.engine.service import Service, open_engine
+from hplm.engine.served import open_engine
+from hplm.engine.service import Service
 from hplm.engine.settings import STAGES, Settings
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.model.openmp import apart, compute_with
@@ -174,7 +175,7 @@ def _serving(folder: Path, given: Mapping[str, str], load: PipelineBench, engine
 
 def _serve(there: Connection, folder: Path, parameters: Mapping[str, str], load: PipelineBench, cores: tuple[int, ...]) -> None:
     os.sched_setaffinity(0, cores)
-    service = apart(lambda: Service(folder, Settings.read(parameters)))
+    service = apart(lambda: Service([(folder, Settings.read(parameters))]))
     try:
         traffic = Traffic(folder, load, BATCHES)
         there.send(0.0)

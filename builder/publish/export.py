@@ -21,6 +21,7 @@ from hplm.model.config import BackboneConfig
 from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
 from hplm.server import folder_lock
+from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
@@ -45,6 +46,7 @@ def export(
     """
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
+    _refuse_group(repository, store.config.name)
     tenants = store.tenants()
     name = store.config.name
     version_folder = repository / name / "1"
@@ -119,6 +121,16 @@ def _refuse_other_kind(repository: Path, config: BackboneConfig) -> None:
     if found.is_file() and is_of_decoder(found.read_text("utf-8")) != config.is_decoder:
         served, here = ("an encoder", "a decoder") if config.is_decoder else ("a decoder", "an encoder")
         raise InvalidInput(f"{found.parent} is {served}, but this store has {here}: export into another --repository")
+
+
+def _refuse_group(repository: Path, name: str) -> None:
+    """Refuses to export a backbone that one engine computes with others: it would get a second engine beside."""
+    upper = upper_of(repository, name)
+    if upper != upper_name([name]):
+        raise InvalidInput(
+            f"{repository / upper} computes {name!r} together with others: export into the repository that the group was "
+            "emitted from, and run `hplm place emit` again"
+        )
 
 
 @contextmanager

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from builder.publish.config_changes import with_backbones, with_parameters, with_stages, with_upper
 from builder.publish.export import copy_file, export_digest
-from builder.publish.model_configs import ALIAS, with_parameters, with_stages
+from builder.publish.model_configs import ALIAS
 from builder.store.store import written_folder
 from hplm.engine.backbone import Backbone
 from hplm.engine.profiling import cores_of, device_parameters
-from hplm.engine.settings import check_in_flight
+from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
@@ -25,12 +26,14 @@ from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
 from hplm.tenants.link import Link
+from hplm.tenants.models import BACKBONES, upper_name, upper_of
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
 CONFIG = "config.pbtxt"
 FIRST_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+OWN = {"backbone", BACKBONES, STAGES, "device", "dtype", "threads", AUTO_ON_CPU}  # of each backbone, or set for the group
 NAMED = 5  # tenants that a sentence names
 PORTS = 10  # from one group of a machine to the next
 
@@ -55,13 +58,14 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
     if folder.exists():
         raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
     for group in placement.groups:
-        _check_runs(group)
+        _check_runs(placement, group)
     emitted: list[Emitted] = []
     with written_folder(folder) as writing:
         for group in placement.groups:
             tenants = sum(
                 _emit_backbone(placement, group, repository, backbone, writing / group.name, state) for backbone in group.cuts
             )
+            _emit_upper(placement, group, repository, writing / group.name)
             if (repository / ALIAS).is_dir():
                 _copy_model(repository / ALIAS, writing / group.name / ALIAS)
             place = sum(other.group.machine == group.machine for other in emitted)
@@ -101,13 +105,8 @@ def _unit_of(placement: Placement, backbone: str, tenant: Tenant) -> str | None:
     return next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
 
 
-def _check_runs(group: Group) -> None:
+def _check_runs(placement: Placement, group: Group) -> None:
     """Refuses groups that no server can run yet."""
-    if group.stages > 1 and len(group.cuts) > 1:
-        raise InvalidInput(
-            f"group {group.name!r} cuts {', '.join(group.cuts)} into {group.stages} stages, but this version cuts one backbone "
-            "a group: search with `--most-stages 1`, or give each backbone a group of its own"
-        )
     if group.stages > 1 and group.intra > 1:
         raise InvalidInput(
             f"group {group.name!r} has {group.stages} stages of {group.intra} devices, but this version runs several stages "
@@ -116,6 +115,13 @@ def _check_runs(group: Group) -> None:
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(
             f"group {group.name!r} has {group.intra} GPUs a stage, but this version takes one: profile with --intra 1"
+        )
+    precisions = {backbone: placement.precisions.get(backbone) for backbone in group.cuts}
+    if len(set(precisions.values())) > 1:
+        found = ", ".join(f"{backbone} in {precision}" for backbone, precision in precisions.items())
+        raise InvalidInput(
+            f"group {group.name!r} was profiled with {found}, but one engine has one precision: export its backbones with the "
+            "same --dtype, and profile again, or give each a group of its own"
         )
     if not group.units:
         raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
@@ -137,11 +143,47 @@ def _emit_backbone(
         raise InvalidInput(f"{source} is another export than the one that was profiled: {STALE}")
     tenants = _tenants_of(placement, group, backbone, snapshot)
     _write_version(served, tenants, target / backbone / "1")
-    for model in (backbone, f"{backbone}-lookup", f"{backbone}-upper", f"{backbone}-admin"):
+    for model in (backbone, f"{backbone}-lookup", f"{backbone}-admin"):
         if not model.endswith("-admin") or (repository / model).is_dir():  # not every export has an admin
             _copy_model(repository / model, target / model)
-    _set_parameters(target / f"{backbone}-upper" / CONFIG, group, backbone, placement.precisions[backbone])
+    ensemble = target / backbone / CONFIG
+    ensemble.write_text(with_upper(ensemble.read_text("utf-8"), upper_name([*group.cuts])), "utf-8")
     return len(tenants)
+
+
+def _emit_upper(placement: Placement, group: Group, repository: Path, target: Path) -> None:
+    """Writes the model that computes all backbones of the group, with the group's devices and the profiled precision."""
+    backbones = [*group.cuts]
+    sources = {backbone: repository / upper_of(repository, backbone) for backbone in backbones}
+    upper = target / upper_name(backbones)
+    _copy_model(sources[backbones[0]], upper)
+    parameters = {backbone: parameters_of(source / CONFIG) for backbone, source in sources.items()}
+    for backbone, own in parameters.items():
+        _check_parameters(group, backbone, own, placement.precisions[backbone])
+        _check_alike(group, parameters, backbones[0], backbone)
+    changed = {**device_parameters(group.devices_of(0)), "dtype": placement.precisions[backbones[0]]}
+    text = with_parameters(with_backbones((upper / CONFIG).read_text("utf-8"), backbones), changed)
+    (upper / CONFIG).write_text(with_stages(text, _stages(group)), "utf-8")
+
+
+def _check_parameters(group: Group, backbone: str, parameters: Mapping[str, str], precision: str) -> None:
+    found = parameters["dtype"]
+    if found not in ("auto", precision):
+        raise InvalidInput(f"group {group.name!r} serves in {found!r}, but was profiled in {precision!r}: {STALE}")
+    try:
+        check_in_flight(group.stages, parameters)
+    except InvalidInput as error:
+        raise InvalidInput(f"group {group.name!r} has {group.stages} stages, but for {backbone!r} {error}") from error
+
+
+def _check_alike(group: Group, parameters: Mapping[str, Mapping[str, str]], first: str, other: str) -> None:
+    """Refuses backbones whose engines have different parameters: one engine computes both."""
+    for name, value in parameters[first].items():
+        if name not in OWN and parameters[other].get(name) != value:
+            raise InvalidInput(
+                f"group {group.name!r} computes {first} and {other} with one engine, but their {name!r} are {value!r} and "
+                f"{parameters[other].get(name)!r}: give both the same value, or each a group of its own"
+            )
 
 
 def _tenants_of(placement: Placement, group: Group, backbone: str, snapshot: Snapshot) -> list[Tenant]:
@@ -204,23 +246,11 @@ def _copy_model(source: Path, target: Path) -> None:
     shutil.copyfile(source / CONFIG, target / CONFIG)
 
 
-def _set_parameters(config: Path, group: Group, backbone: str, precision: str) -> None:
-    """Gives the engine the group's devices and the precision that was profiled."""
-    parameters = parameters_of(config)
-    found = parameters["dtype"]
-    if found not in ("auto", precision):
-        raise InvalidInput(f"group {group.name!r} serves in {found!r}, but was profiled in {precision!r}: {STALE}")
-    try:
-        check_in_flight(group.stages, parameters)
-    except InvalidInput as error:
-        raise InvalidInput(f"group {group.name!r} has {group.stages} stages, but in {backbone}-upper {error}") from error
-    changed = {**device_parameters(group.devices_of(0)), "dtype": precision}
-    text = with_parameters(config.read_text("utf-8"), changed)
-    config.write_text(with_stages(text, _stages(group, backbone)), "utf-8")
-
-
-def _stages(group: Group, backbone: str) -> str:
+def _stages(group: Group) -> str:
     """Returns the parameter `stages` of a group's engine: nothing if it has one stage, on its device or all of its cores."""
     if group.stages == 1:
         return ""
-    return " ".join(f"{first}-{last}@{group.devices[stage]}" for stage, (first, last) in enumerate(group.cuts[backbone]))
+    return "; ".join(
+        " ".join(f"{first}-{last}@{device}" for device, (first, last) in zip(group.devices, cut, strict=True))
+        for cut in group.cuts.values()
+    )

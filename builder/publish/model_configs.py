@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import torch
 
-from hplm.engine.settings import STAGES, check
+from hplm.engine.settings import check
 from hplm.errors import InvalidInput
 from hplm.generation.cache import EARLY, least_tokens
 from hplm.generation.settings import read_settings
@@ -312,23 +310,6 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
 def _parameters(options: ServingOptions) -> dict[str, str]:
     """Returns the options as strings, as `config.pbtxt` has them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in vars(options).items()}
-
-
-def with_parameters(config: str, values: Mapping[str, str]) -> str:
-    """Returns the text of a `config.pbtxt` with other values of parameters that it has."""
-    for name, value in values.items():
-        config, found = re.subn(rf'(key:\s*"{name}"\s*value\s*{{\s*string_value:\s*)"[^"]*"', rf'\g<1>"{value}"', config)
-        if not found:
-            raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
-    return config
-
-
-def with_stages(config: str, stages: str) -> str:
-    """Returns the text of an engine's `config.pbtxt` with these stages. An export has no such parameter."""
-    if re.search(rf'key:\s*"{STAGES}"', config):
-        return with_parameters(config, {STAGES: stages})
-    line = f'parameters {{ key: "{STAGES}"        value {{ string_value: "{stages}" }} }}  # the layers on each device\n'
-    return config + line if stages else config
 
 
 def is_of_decoder(config: str) -> bool:

@@ -13,6 +13,7 @@ from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer
 
 UNKNOWN = -1.0  # the confidence of a tenant without calibration
 ALIAS = "hplm"  # the model that forwards to backbones
+UPPER = "-upper"  # the end of the names of upper models
 OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
 # Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
 PRIORITY = "hplm_priority"
@@ -100,14 +101,25 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
 def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models."""
     ready = ready_in(statistics)
-    return sorted(name for name in ready if {f"{name}-lookup", f"{name}-upper"} <= ready)
+    computed = {name for upper in _uppers_in(ready) for name in _computed_by(upper)}
+    return sorted(name for name in ready & computed if f"{name}-lookup" in ready)
 
 
 def others_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the ready models that are no backbone of encoders and no part of one, nor the model that forwards to all."""
     backbones = backbones_in(statistics)
-    parts = {ALIAS} | {f"{name}{part}" for name in backbones for part in ("", "-lookup", "-upper", "-admin")}
-    return sorted(ready_in(statistics) - parts)
+    ready = ready_in(statistics)
+    parts = {ALIAS} | {f"{name}{part}" for name in backbones for part in ("", "-lookup", "-admin")}
+    return sorted(ready - parts - {upper for upper in _uppers_in(ready) if set(_computed_by(upper)) & set(backbones)})
+
+
+def _uppers_in(ready: set[str]) -> list[str]:
+    return [name for name in ready if name.endswith(UPPER)]
+
+
+def _computed_by(upper: str) -> list[str]:
+    """Returns the backbones that an upper model computes: one, or several of a placement's group."""
+    return upper.removesuffix(UPPER).split("+")
 
 
 def ready_in(statistics: Mapping[str, Any]) -> set[str]:

@@ -156,6 +156,9 @@ def test_backbones_are_models_with_both_halves_ready():
     names = [f"{name}{part}" for name in ("b", "a") for part in ("", "-lookup", "-upper")]
     names += ["lone", "half", "half-lookup", "headless-lookup", "headless-upper"]
     assert wire.backbones_in({"model_stats": [{"name": name, "version": "1"} for name in names]}) == ["a", "b"]
+    group = [*(f"{name}{part}" for name in ("b", "a") for part in ("", "-lookup")), "a+b-upper", "lone"]
+    statistics = {"model_stats": [{"name": name, "version": "1"} for name in group]}
+    assert wire.backbones_in(statistics) == ["a", "b"] and wire.others_in(statistics) == ["lone"]
     assert wire.backbones_in({}) == [], "gRPC leaves an empty list out"
     with pytest.raises(UnexpectedAnswer):
         wire.backbones_in(["something else"])

@@ -105,10 +105,9 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     report = _report(profile)
     if not args.json:
         print(_text(report))
-        of_one_stage = " --most-stages 1" * (len(profile.backbones) > 1)  # a group may have several backbones
         print(
             f"next: write cluster.json (docs/placement.md), then: hplm place search --cluster cluster.json "
-            f"--profiles {shlex.quote(str(args.to))} --trace trace.jsonl{of_one_stage} --to placement.json"
+            f"--profiles {shlex.quote(str(args.to))} --trace trace.jsonl --to placement.json"
         )
     return report
 

@@ -93,9 +93,7 @@ def search_options(command: argparse.ArgumentParser) -> None:
         "--search", default="fast", metavar="HOW",
         help="fast, or beam:K, which tries all units in all groups and keeps the K best selections (default: %(default)s)",
     )  # fmt: skip
-    command.add_argument(
-        "--most-stages", type=int, metavar="N", help="most stages of a group; 1 if a group may have several backbones"
-    )
+    command.add_argument("--most-stages", type=int, metavar="N", help="most stages of a group (default: any number)")
     command.add_argument(
         "--sample", type=int, default=200_000, metavar="N",
         help="requests of the trace that rank placements, before all confirm the best (default: %(default)s)",

@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ _SIZE = struct.Struct("<Q")
 class Begin:
     """To the engine, first: what to serve."""
 
-    folder: Path
+    folders: Sequence[Path]  # of the backbones' versions, in the order in which the parameters name them
     parameters: Mapping[str, str]  # of config.pbtxt
     state: Path | None
 
@@ -48,6 +48,7 @@ class Ask(NamedTuple):
     signed: bytes  # a valid ticket and what was looked up
     id: str  # the client's name for it
     wanted: frozenset[str]  # outputs
+    backbone: int = 0  # whose lookup has signed the ticket
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,19 @@ class Replies:
     replies: list[Reply]
 
 
-@dataclass(frozen=True)
-class Beat:
-    """From the engine, once a second: it lives, and this is what it has counted since the last beat."""
+class Beaten(NamedTuple):
+    """What was counted of one backbone since the last beat."""
 
     counts: dict[Series, float]
     levels: dict[Series, float]
     busiest: frozenset[str]  # tenants with series of their own
+
+
+@dataclass(frozen=True)
+class Beat:
+    """From the engine, once a second: it lives, and this is what it has counted."""
+
+    backbones: list[Beaten]
     computing_s: float  # how long the current batch has been computing
 
 

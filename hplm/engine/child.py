@@ -1,4 +1,4 @@
-"""The engine's process: serves the upper half of a backbone to the model process that started it, and ends with it.
+"""The engine's process: serves the upper halves of backbones to the model process that started it, and ends with it.
 
 python -m hplm.engine.child DESCRIPTOR
 """
@@ -17,12 +17,12 @@ from functools import partial
 from typing import NamedTuple
 
 from hplm.engine.answer import CONFIDENCE, fill, size_of
-from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
+from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Beaten, Begin, Channel, End, Ready, Replies, Reply
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.settings import read_all
 from hplm.errors import Broken, HplmError, kind_of
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import apart
@@ -133,9 +133,9 @@ class Child:
         if not isinstance(begin, Begin):
             return  # the model process has ended already
         try:
-            settings = Settings.read(begin.parameters)
+            places = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
             end = partial(os._exit, DEVICE_FAILED)  # the model process answers for it, and starts another engine
-            service = apart(lambda: Service(begin.folder, settings, begin.state, self._outbox.together, end))
+            service = apart(lambda: Service(places, begin.state, self._outbox.together, end))
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")
@@ -158,7 +158,7 @@ class Child:
         ticket, found = Ticket.read(ask.signed)
         respond = partial(self._outbox.put, ask._replace(signed=b""), ticket)  # a waiting request keeps only its texts
         try:
-            service.submit(ticket, LookedUp.unpack(found), respond, ask.id, CONFIDENCE in ask.wanted)
+            service.submit(ticket, LookedUp.unpack(found), respond, ask.id, CONFIDENCE in ask.wanted, ask.backbone)
         except Exception as error:
             respond(error)
 
@@ -168,8 +168,9 @@ class Child:
             ending = self._ending.wait(BEAT_SECONDS)
             try:
                 service.look()
-                counts, levels = service.instruments.meter.take()
-                self._channel.send(Beat(counts, levels, service.instruments.busiest, service.computing_s))
+                instruments = [served.instruments for served in service.served]
+                beaten = [Beaten(*own.meter.take(), own.busiest) for own in instruments]
+                self._channel.send(Beat(beaten, service.computing_s))
             except OSError:  # the model process has gone
                 return
             except Exception:

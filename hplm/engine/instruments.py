@@ -17,7 +17,7 @@ from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
 from hplm.scheduling.batch import Batch
-from hplm.scheduling.queue import Queue
+from hplm.scheduling.queue import Levels
 from hplm.tasks import TextAnswer
 
 BUSIEST = 20  # tenants with a series of their own
@@ -92,13 +92,12 @@ class Instruments:
         """Counts which texts were sure enough, which go on to another backbone, and which to their next step here."""
         self._drift.count(answered, going_on, leaving)
 
-    def look(self, line: Queue[Text], stager: Stager) -> None:
+    def look(self, levels: Levels, stager: Stager) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""
         now = time.monotonic()
         if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
             self._busiest.choose()
             self._chosen_at = now
-        levels = line.levels()
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
         self.meter.set(names.DRIFTING_STEPS, len(self._drift))

@@ -52,6 +52,7 @@ class Asked(NamedTuple):
     id: str  # the client's name for it
     wanted: frozenset[str]  # outputs
     respond: Respond
+    backbone: int = 0  # whose lookup has signed the ticket
 
 
 @dataclass
@@ -61,21 +62,24 @@ class _Engine:
     process: subprocess.Popen[bytes]
     channel: Channel
     beat: float  # time of the last beat
-    held: dict[int, Respond]
+    held: dict[int, Asked]  # without what was looked up
 
 
 class Keeper:
-    def __init__(self, folder: Path, parameters: Mapping[str, str], state: Path | None, meter: Meter) -> None:
-        """Starts the engine. Raises Broken if it cannot serve."""
-        self._begin = Begin(folder, dict(parameters), state)
-        self._meter = meter
-        self._busiest: frozenset[str] = frozenset()
+    def __init__(
+        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
+    ) -> None:
+        """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve."""
+        self._begin = Begin(folders, dict(parameters), state)
+        self._meters = meters  # by backbone
+        self._busiest: list[frozenset[str]] = [frozenset() for _ in meters]
         self._lock = threading.Lock()
         self._numbers = 0
         self._closing = threading.Event()
         self._newest: subprocess.Popen[bytes]
-        meter.add(names.ENGINE_RESTARTS, 0)
-        self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
+        for meter in meters:
+            meter.add(names.ENGINE_RESTARTS, 0)
+        self._answers: queue.SimpleQueue[tuple[Asked, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         self._engine: _Engine | None = self._start()
         self._thread = threading.Thread(target=self._keep, args=(self._engine,), name="keep", daemon=True)
@@ -101,22 +105,22 @@ class Keeper:
             numbers = range(self._numbers, self._numbers + len(asked))
             self._numbers += len(asked)
             if engine is not None:
-                engine.held.update(zip(numbers, (one.respond for one in asked), strict=True))
+                engine.held.update(zip(numbers, (one._replace(signed=b"") for one in asked), strict=True))
         if engine is None:
             for one in asked:
                 _answer(one.respond, GONE)
             return
         try:
-            engine.channel.send(Asks([Ask(number, *one[:3]) for number, one in zip(numbers, asked, strict=True)]))
+            engine.channel.send(Asks([Ask(number, *one[:3], one.backbone) for number, one in zip(numbers, asked, strict=True)]))
         except OSError:  # the engine has just ended; whoever removes a request from `held` answers it
             for number in numbers:
-                if (respond := self._taken(engine, number)) is not None:
-                    _answer(respond, GONE)
+                if (held := self._taken(engine, number)) is not None:
+                    _answer(held.respond, GONE)
 
-    def keeps(self, series: Series) -> bool:
-        """Whether a series is still published."""
+    def keeps(self, backbone: int, series: Series) -> bool:
+        """Whether a series of a backbone is still published."""
         metric, labels = series
-        return metric is not names.TENANT_REQUESTS or labels[0] in (OTHERS, *self._busiest)
+        return metric is not names.TENANT_REQUESTS or labels[0] in (OTHERS, *self._busiest[backbone])
 
     def close(self) -> None:
         """Lets the engine answer what waits, and ends it."""
@@ -153,7 +157,7 @@ class Keeper:
             code = process.wait()
             channel.close()
             said = answer.failure if isinstance(answer, Ready) else f"it ended with {_reason(code)}: read the log"
-            raise Broken(f"the engine of {self._begin.folder} does not start: {said}")
+            raise Broken(f"the engine of {', '.join(map(str, self._begin.folders))} does not start: {said}")
         return _Engine(process, channel, time.monotonic(), {})
 
     def _first_said(self, process: subprocess.Popen[bytes], channel: Channel) -> object:
@@ -198,9 +202,10 @@ class Keeper:
         while (message := engine.channel.receive()) is not None:
             if isinstance(message, Beat):
                 engine.beat = time.monotonic() if message.computing_s < STUCK_SECONDS else 0.0
-                self._busiest = message.busiest
-                self._meter.add_all(message.counts)
-                self._meter.set_all(message.levels)
+                self._busiest = [beaten.busiest for beaten in message.backbones]
+                for meter, beaten in zip(self._meters, message.backbones, strict=True):
+                    meter.add_all(beaten.counts)
+                    meter.set_all(beaten.levels)
             elif isinstance(message, Replies):
                 for reply in message.replies:
                     self._answer_all(engine, reply)
@@ -211,14 +216,14 @@ class Keeper:
         start = 0
         for index, (number, texts) in enumerate(zip(reply.numbers, reply.texts, strict=True)):
             answer, start = _cut(reply.answer, start, start + texts), start + texts
-            respond = self._taken(engine, number)
-            if respond is None:
+            held = self._taken(engine, number)
+            if held is None:
                 continue
             counted, deadline_ns = (reply.counted[index], reply.deadlines_ns[index]) if reply.counted else ((), 0)
             if alone:
-                self._answer(respond, answer, counted, deadline_ns)
+                self._answer(held, answer, counted, deadline_ns)
             else:
-                self._answers.put((respond, answer, counted, deadline_ns))
+                self._answers.put((held, answer, counted, deadline_ns))
 
     def _end(self, engine: _Engine) -> None:
         """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
@@ -226,8 +231,8 @@ class Keeper:
         engine.channel.close()
         with self._lock:
             left, engine.held = list(engine.held.values()), {}
-        for respond in left:
-            self._answers.put((respond, ENDED, (), 0))
+        for held in left:
+            self._answers.put((held, ENDED, (), 0))
         code = engine.process.wait()
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
@@ -237,7 +242,8 @@ class Keeper:
         pause = 1.0
         while not self._closing.is_set():
             try:
-                self._meter.add(names.ENGINE_RESTARTS)
+                for meter in self._meters:
+                    meter.add(names.ENGINE_RESTARTS)
                 return self._start()
             except (HplmError, OSError) as error:
                 log.error("%s; another attempt follows in %g s", error, pause)
@@ -253,22 +259,23 @@ class Keeper:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
                 engine.process.kill()
 
-    def _taken(self, engine: _Engine, number: int) -> Respond | None:
-        """Returns how to answer a request, to the first who asks."""
+    def _taken(self, engine: _Engine, number: int) -> Asked | None:
+        """Returns a request that has no answer yet, to the first caller."""
         with self._lock:
             return engine.held.pop(number, None)
 
-    def _answer(self, respond: Respond, answer: Outputs | Failure, counted: Counted, deadline_ns: int) -> None:
+    def _answer(self, held: Asked, answer: Outputs | Failure, counted: Counted, deadline_ns: int) -> None:
         """Sends an answer. If an error was sent instead, or if it left too late, counts that and no longer the answer."""
-        unsent = _answer(respond, answer)
+        unsent = _answer(held.respond, answer)
         if unsent is not None:
             outcome = unsent.word
         elif deadline_ns and time.monotonic_ns() > deadline_ns:
             outcome = names.LATE
         else:
             return
-        self._meter.add_all(dict.fromkeys(counted, -1))
-        self._meter.add_all({(metric, (of, outcome)): 1 for metric, (of, _) in counted})
+        meter = self._meters[held.backbone]
+        meter.add_all(dict.fromkeys(counted, -1))
+        meter.add_all({(metric, (of, outcome)): 1 for metric, (of, _) in counted})
 
     def _answer_next(self) -> bool:
         given = self._answers.get()

@@ -11,21 +11,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import compress
 
-from hplm.adapters.slots import Slots
 from hplm.engine.dispatch import Leaving, divided
-from hplm.engine.engine import Computed, Engine
+from hplm.engine.engine import Computed
 from hplm.engine.failures import drained, failure, full, no_memory
-from hplm.engine.instruments import Instruments
 from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
+from hplm.engine.served import Served
 from hplm.engine.staged import StagedBatch
-from hplm.engine.staging import Stager
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, HplmError
 from hplm.model import faults
@@ -44,42 +42,40 @@ class Pipeline:
         self,
         line: Queue[Text],
         capacity: Capacity,
-        stager: Stager,
-        engine: Engine,
-        instruments: Instruments,
+        served: Sequence[Served],
         together: Together,
         device_failed: Callable[[], None],
         threads: int,
     ) -> None:
-        """`device_failed` is called after a fault of the device that stays. `threads`: of the CPU, for each computing thread,
-        or with CUDA for the staging thread. The others have one.
+        """`served`: by the number of the backbone. All have the same devices, so a stage has one thread for all of them.
+
+        `device_failed` is called after a fault of the device that stays. `threads`: of the CPU, for each computing thread, or
+        with CUDA for the staging thread. The others have one.
         """
         self._line = line
         self._capacity = capacity
-        self._stager = stager
-        self._engine = engine
-        self._instruments = instruments
+        self._served = served
         self._together = together
         self._device_failed = device_failed
-        self._overlap = stager.overlap
+        self._overlap = served[0].stager.overlap
         # A batch is not chosen before the batch before it starts to compute, nor beyond the capacity's batches in flight.
         self._may_choose = threading.Semaphore(1)
-        self._last = len(engine.stages) - 1  # stage
+        self._stages, on_cpu = served[0].engine.stages, served[0].engine.device.type == "cpu"
+        self._last = len(self._stages) - 1  # stage
         self._before: list[queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None]]  # batches that wait for each stage
-        self._before = [queue.SimpleQueue() for _ in engine.stages]
-        self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
+        self._before = [queue.SimpleQueue() for _ in self._stages]
+        self._computed: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # give back the slots that a batch held
         self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
-        self._computing_since: list[float | None] = [None for _ in engine.stages]
-        on_cpu = engine.device.type == "cpu"
+        self._computing_since: list[float | None] = [None for _ in self._stages]
         self._threads = [
             repeat(self._stage_next, "stage", partial(compute_with, 1 if on_cpu else threads)),
-            *(self._computing(stage, threads if on_cpu else 1) for stage in range(len(engine.stages))),
+            *(self._computing(stage, threads if on_cpu else 1) for stage in range(len(self._stages))),
             repeat(self._expire_next, "expire"),
         ]
 
     def _computing(self, stage: int, threads: int) -> threading.Thread:
         def prepare() -> None:
-            self._engine.stages[stage].pin()
+            self._stages[stage].pin()
             compute_with(threads)
 
         step = self._compute_next if stage == self._last else partial(self._enter_next, stage)
@@ -129,7 +125,7 @@ class Pipeline:
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
             may_go_on = not self._last and not batch.is_half  # behind several stages, through the line
-            staged = self._stager.stage(texts, self._broken, places, may_go_on) if texts else None
+            staged = self._of(batch).stager.stage(texts, self._broken, places, may_go_on) if texts else None
         except Exception as error:
             self._give_up("staging", batch, batch.texts, error)
             return False
@@ -160,11 +156,11 @@ class Pipeline:
                 if stage == 0:
                     self._begin(batch, staged, next_batch)
                 with self._timed(staged, stage):
-                    self._engine.enter(staged, stage)
+                    self._of(batch).engine.enter(staged, stage)
             if stage == 0:
                 self._line.released(batch)
         except Exception as error:
-            self._computed.put(staged.held)
+            self._hand_back(batch, staged)
             self._give_up("computing", batch, staged.texts, error)
         else:
             self._before[stage + 1].put(chosen)
@@ -184,16 +180,16 @@ class Pipeline:
                 rest = left.difference(computed.indexes).union(going_on)
                 if rest:  # more is computed in this batch
                     left = rest
-                    self._note(self._instruments.reached, leaving.all)
+                    self._note(self._of(batch).instruments.reached, leaving.all)
                     self._answer_beside(leaving)
                     staged.go_on(going_on)
-            self._computed.put(staged.held)  # before the line hears of it, and lets a batch be staged in their place
+            self._hand_back(batch, staged)  # before the line hears of it, and lets a batch be staged in their place
             self._line.finished(batch, staged.brought, staged.stages_ns if self._last else ())
         except Exception as error:
-            self._computed.put(staged.held)
+            self._hand_back(batch, staged)
             self._give_up("computing", batch, [staged.texts[index] for index in sorted(left)], error)
         else:
-            self._note(self._instruments.computed, staged)
+            self._note(self._of(batch).instruments.computed, staged)
             self._answer(leaving)
         return True
 
@@ -211,7 +207,7 @@ class Pipeline:
             broken = [(text, found) for text, found in read if isinstance(found, HplmError)]
             answers = [(text, found) for text, found in read if not isinstance(found, HplmError)]
             sure, unsure, across = divided(answers, {staged.texts[index]: own for index, own in computed.received.items()})
-            self._note(self._instruments.decided, *([text for text, _ in some] for some in (sure, across)), unsure)
+            self._note(self._of(batch).instruments.decided, *([text for text, _ in some] for some in (sure, across)), unsure)
             may_go_on = [] if self._last else [text for text in unsure if staged.has_level_of(text)]
             going_on = set(self._line.going_on(batch, may_go_on))
         except Exception as error:
@@ -226,13 +222,13 @@ class Pipeline:
             if self._last == 0:
                 self._begin(batch, staged, next_batch)
             with self._timed(staged, self._last):
-                yield from self._engine.run(staged)
+                yield from self._of(batch).engine.run(staged)
 
     def _begin(self, batch: Batch[Text], staged: StagedBatch, next_batch: ExitStack) -> None:
         next_batch.callback(self._may_choose.release)
         self._line.started(batch)
-        self._note(self._instruments.started, batch, staged)
-        self._stager.finish(staged)
+        self._note(self._of(batch).instruments.started, batch, staged)
+        self._of(batch).stager.finish(staged)
         if self._overlap.staging:
             next_batch.close()  # the next batch may be chosen and staged while this one computes
 
@@ -257,10 +253,17 @@ class Pipeline:
         except Exception:
             log.exception("cannot count a batch")
 
+    def _of(self, batch: Batch[Text]) -> Served:
+        return self._served[batch.backbone]
+
+    def _hand_back(self, batch: Batch[Text], staged: StagedBatch) -> None:
+        """Lets the staging thread have the slots of a batch again."""
+        self._computed.put(partial(self._of(batch).stager.release, staged.held))
+
     def _release_computed(self) -> None:
         while True:
             try:
-                self._stager.release(self._computed.get_nowait())
+                self._computed.get_nowait()()
             except queue.Empty:
                 return
 
@@ -301,8 +304,9 @@ class Pipeline:
             _sending(text.request.done, text.index, found.answer)
         if not answered:
             return
-        counted = [found.answer for text, found in answered if text.request.tenant.is_cascaded]
-        self._note(self._instruments.answered, counted, reason)
+        for number, served in enumerate(self._served):
+            own = [found.answer for text, found in answered if text.backbone == number and text.request.tenant.is_cascaded]
+            self._note(served.instruments.answered, own, reason)
 
     def _end(self, texts: list[Text], reason: str, error: Callable[[Text], HplmError]) -> None:
         """Answers texts that are not computed again: with the answer in hand, or with an error where there is none."""

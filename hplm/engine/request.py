@@ -50,11 +50,13 @@ class Request:
         taken_ns: int = 0,
         with_confidence: bool = False,
         shares: Mapping[str, float] = WHOLE,
+        backbone: int = 0,
     ) -> None:
-        """`shares`: of the full stack's work that each stack takes."""
+        """`shares`: of the full stack's work that each stack takes. `backbone`: its number in the engine."""
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
+        self.backbone = backbone
         self.top_k = min(ticket.top_k, len(tenant.labels))
         self.with_confidence = with_confidence
         self.plan: Plan = tenant.plans[0]  # of its texts, unless another one is set before they are made
@@ -76,6 +78,11 @@ class Request:
         self._left = texts
         self._answered = False
         self._lock = threading.Lock()
+
+    @property
+    def tenant_number(self) -> int:
+        """The uid of its tenant, made different from those of other backbones in the same line."""
+        return self.backbone << 64 | self.tenant.uid
 
     @property
     def answered(self) -> bool:
@@ -164,9 +171,9 @@ class Text:
     """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     __slots__ = (
-        *("addresses", "arrival_ns", "bytes", "deadline_ns", "draw", "in_hand", "index", "is_one_row", "kept", "level"),
-        *("passage", "places", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant"),
-        *("tokens", "window", "windows", "words"),
+        *("addresses", "arrival_ns", "backbone", "bytes", "deadline_ns", "draw", "in_hand", "index", "is_one_row", "kept"),
+        *("level", "passage", "places", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step"),
+        *("tenant", "tokens", "window", "windows", "words"),
     )
 
     def __init__(
@@ -203,7 +210,8 @@ class Text:
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns
         self.priority = request.priority
-        self.tenant: int = request.tenant.uid
+        self.tenant: int = request.tenant_number
+        self.backbone = request.backbone
         self.in_hand: InHand | None = None
         steps = len(request.plan.steps)
         # A text in windows has one answer from all of them, which would have to go on together: it goes to the last step.

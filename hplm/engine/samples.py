@@ -16,7 +16,7 @@ from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
-from hplm.engine.service import open_engine
+from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
 from hplm.levels.plan import Plan, Step

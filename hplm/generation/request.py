@@ -149,6 +149,7 @@ class Sequence:
         self.priority = request.priority
         self.slot_key: Hashable = request.source.adapter and request.source.adapter[0]
         self.tenant = request.source.uid
+        self.backbone = 0  # a decoder has a line of its own
 
     @property
     def generated(self) -> int:

@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
-
-from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.parameters import milliseconds, whole_number, yes_or_no
 from hplm.placement.placement import Group
 from hplm.placement.profile import Profile
 from hplm.placement.workload import Trace
-from hplm.scheduling.columns import Columns
-from hplm.scheduling.cost import Cost, CostModel
+from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import DEFAULT, Policy, policy
+from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Places, Selection
+from hplm.scheduling.selection import Places
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.simulation.server import Computing, Load, Machine, Server
 from hplm.scheduling.waiting import Capacity
@@ -68,15 +64,12 @@ class Serving:
 
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
-        chosen = policy(self.policy)
-        if len(set(stages.backbone_of)) > 1:
-            chosen = OneBackbone(chosen, stages.backbone_of)
         limits = Limits(self.queue_texts, UNLIMITED_BYTES)
         made: Scheduler[SimulatedText] = Scheduler(
-            chosen, limits, self.admission, self.commit_ns, self.batch_ns, self.answering_ns
+            policy(self.policy), limits, self.admission, self.commit_ns, self.batch_ns, self.answering_ns, stages.backbones
         )
         if self.admission:
-            stages.teach(made.cost)
+            stages.teach(made.costs)
         return made
 
 
@@ -84,52 +77,34 @@ class Stages:
     """How long the batches of a group's backbones take in each stage."""
 
     def __init__(self, group: Group, profile: Profile, trace: Trace) -> None:
-        backbones = [name.split("/")[0] for name in trace.names]
-        self.backbone_of = [name if name in group.cuts else None for name in backbones]  # of each unit; None: not here
-        self._terms = {name: profile.backbones[name].stages(profile.hop, group.intra, cut) for name, cut in group.cuts.items()}
+        numbers = {name: number for number, name in enumerate(group.cuts)}
+        self.backbone_of = [numbers.get(name.split("/")[0]) for name in trace.names]  # of each unit; None: not here
+        self._terms = [profile.backbones[name].stages(profile.hop, group.intra, cut) for name, cut in group.cuts.items()]
         tokens = float(trace.tokens.mean())
         self.around_ns = max(
             (profile.backbones[name].around.ns(tokens, tokens**2, 1) for name in group.cuts), default=0.0
         )  # of a mean text
 
+    @property
+    def backbones(self) -> int:
+        return len(self._terms)
+
     def ns(self, unit: int, tokens: int, scores: int, texts: int) -> list[float]:
         """Returns the time of each stage for a batch of a unit's backbone."""
-        return [terms.ns(tokens, scores, texts) for terms in self._terms[cast(str, self.backbone_of[unit])]]
+        return [terms.ns(tokens, scores, texts) for terms in self._terms[cast(int, self.backbone_of[unit])]]
 
     def batch_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
         """Returns the same for texts of one backbone."""
         tokens, scores = sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts)
         return self.ns(texts[0].tenant, tokens, scores, len(texts))
 
-    def teach(self, cost: CostModel) -> None:
-        """Lets a cost model learn the profile, as if it had served each backbone before."""
-        for _ in range(ROUNDS):
-            for terms in self._terms.values():
+    def teach(self, costs: Sequence[CostModel]) -> None:
+        """Lets the cost models learn the profile, as if the backbones had been served before."""
+        for cost, terms in zip(costs, self._terms, strict=True):
+            for _ in range(ROUNDS):
                 for texts, tokens in LESSONS:
                     took = [max(1, int(stage.ns(texts * tokens, texts * tokens**2, texts))) for stage in terms]
                     cost.observe(texts * tokens, texts, 0, sum(took), stages_ns=took if len(took) > 1 else ())
-
-
-class OneBackbone:
-    """Lets a policy choose among the texts of all backbones, and keeps those of the backbone that it wants first."""
-
-    def __init__(self, chooser: Policy, backbone_of: Sequence[str | None]) -> None:
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(backbone_of))}
-        self._chooser = chooser
-        self._kind_of = np.array([numbers[name] for name in backbone_of])
-
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array | Selection:
-        units = [cast(int, columns.tenant_of(number)) for number in range(columns.tenants)]
-        kind = self._kind_of[units][columns.tenant]
-        kinds = len(np.unique(kind))
-        if kinds == 1:
-            return self._chooser.select(columns, start_ns, capacity, cost)
-        wide = Capacity(capacity.tokens * kinds, capacity.texts * kinds, capacity.tenants * kinds)
-        chosen = Selection.of(self._chooser.select(columns, start_ns, wide, cost)).indexes
-        mine = chosen[kind[chosen] == kind[chosen[:1]]]
-        fits = np.cumsum(columns.tokens[mine]) <= capacity.tokens
-        fits[:1] = True  # or a text that is longer than a batch would wait for ever
-        return mine[fits][: capacity.texts]
 
 
 class GroupServer(Server):
@@ -144,6 +119,8 @@ class GroupServer(Server):
         self.queue_ns = 0.0  # of all of them
 
     def arrive(self, text: SimulatedText, now: int) -> None:
+        if self._stages.backbones > 1:
+            text = replace(text, backbone=self._stages.backbone_of[text.tenant])
         works = max(self._stages.ns(text.tenant, text.tokens, text.tokens**2, 1))
         self._works_ns[text.number] = works
         self.queue_ns += works

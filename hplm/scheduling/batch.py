@@ -33,6 +33,7 @@ class Batch(Generic[T]):
     left_texts: int = field(init=False)
     on_time: int = 0  # promised texts, by the end of their first pass
     late: int = 0
+    backbone: int = 0  # of all its texts
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
     released_ns: int | None = None  # when it left the first stage of a pipeline

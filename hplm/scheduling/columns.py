@@ -75,8 +75,8 @@ class Columns(Generic[T]):
         self._places = 0  # those that were used before
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
-        # By a tenant's number: its waiting tokens, texts and bytes.
-        self._demand, self._counts, self._sizes = (np.zeros(FIRST_ROOM, np.int64) for _ in range(3))
+        # By a tenant's number: its waiting tokens, texts and bytes, and its backbone.
+        self._demand, self._counts, self._sizes, self._backbones = (np.zeros(FIRST_ROOM, np.int64) for _ in range(4))
         self._bytes = 0
         self._table = self._place()
         self._requests = 0
@@ -148,6 +148,15 @@ class Columns(Generic[T]):
         return self._sizes[: len(self._tenants)]
 
     @property
+    def backbones(self) -> Array:
+        """The backbone of each tenant, by its number."""
+        return self._backbones[: len(self._tenants)]
+
+    @property
+    def backbone(self) -> Array:
+        return self.backbones[self.tenant]
+
+    @property
     def bytes(self) -> int:
         """The memory that all waiting texts keep."""
         return self._bytes
@@ -191,10 +200,12 @@ class Columns(Generic[T]):
             for column, value in zip(self._columns.values(), row, strict=True):
                 column[i] = value
             if tenant == len(self._demand):
-                self._demand, self._counts, self._sizes = (
-                    np.concatenate([counted, np.zeros_like(counted)]) for counted in (self._demand, self._counts, self._sizes)
+                self._demand, self._counts, self._sizes, self._backbones = (
+                    np.concatenate([counted, np.zeros_like(counted)])
+                    for counted in (self._demand, self._counts, self._sizes, self._backbones)
                 )
                 self._table = self._place()
+            self._backbones[tenant] = text.backbone
             self._demand[tenant] += tokens
             self._counts[tenant] += 1
             self._sizes[tenant] += size
@@ -240,6 +251,23 @@ class Columns(Generic[T]):
             return indexes
         whole: list[Array] = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
         return np.unique(np.concatenate(whole))
+
+    def only(self, backbone: int, indexes: Array) -> Columns[T]:
+        """Returns the texts of one backbone, which have these indexes, as columns of their own, for reading.
+
+        The numbers of tenants and slot keys stay the same.
+        """
+        own: Columns[T] = Columns()
+        own._length = len(indexes)
+        own._columns = {name: column[indexes] for name, column in self._columns.items()}
+        own._texts, own._slot_keys, own._tenants, own._backbones = self._texts, self._slot_keys, self._tenants, self._backbones
+        is_its = self.backbones == backbone
+        own._demand, own._counts, own._sizes = (
+            np.where(is_its, counted, 0) for counted in (self.demand, self.counts, self.sizes)
+        )
+        own._bytes = int(own._sizes.sum())
+        own._table = own._place()
+        return own
 
     def _put(self, text: T) -> int:
         if self._free:

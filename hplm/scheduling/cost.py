@@ -16,6 +16,7 @@ SHAPE = np.array([1e6, 20e3, 10e3, 100e3])
 FORGETTING = 0.99  # per batch: the last 70 batches have half of the weight
 BELIEF = 0.01  # weight of SHAPE: a hundredth of one batch
 OUTLIER = 3.0  # mean deviations; a batch that is further off counts as if it were only so far off
+FIRST = 8  # batches before predictions are used: a process starts slowly
 LEARNING = 0.05  # rate of the running mean of the deviation
 LEARNING_STAGES = 0.1  # rate of the running means of the stages' shares, after the first batches
 

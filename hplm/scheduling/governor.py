@@ -30,9 +30,8 @@ FIRST_ROOM = 64
 
 
 class Governor:
-    def __init__(self, cost: Cost) -> None:
+    def __init__(self) -> None:
         self.rung = 0  # of tenants beyond their fair share, in ladders that are long enough
-        self._cost = cost
         self._full: Array | None = None  # mean tokens, texts, adapters of batches that left a crowd waiting
         self._horizon_ns = float(HORIZON_NS)
         self._capacity = np.inf  # tokens that full batches compute in a horizon
@@ -68,14 +67,19 @@ class Governor:
         self._beyond[only] = self._asks_for_more(only)
         return min(self.rung, len(costs) - 1) if self._beyond[number] else 0
 
-    def chosen(self, tokens: int, texts: int, adapters: float, columns: Columns, crowded: bool, now_ns: int) -> None:
-        """Looks at the line after a batch has left it. `crowded`: more texts waited, or were not served, than a batch holds."""
+    def chosen(
+        self, tokens: int, texts: int, adapters: float, columns: Columns, crowded: bool, cost: Cost, now_ns: int
+    ) -> None:
+        """Looks at the line after a batch has left it. `crowded`: more texts waited, or were not served, than a batch holds.
+
+        `cost`: of the batch's backbone. The others' full batches count as if they took as long.
+        """
         if crowded:
             held = np.array([tokens, texts, adapters], float)
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
         if self._full is not None:
             full: list[float] = self._full.tolist()
-            batch_ns = max(1.0, float(self._cost.predict(*full)) * self._cost.slowest)
+            batch_ns = max(1.0, float(cost.predict(*full)) * cost.slowest)
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
             self._capacity = full[0] * self._horizon_ns / batch_ns
         if not self.rung and not self._last[self._all].any():  # no tenant has a choice

@@ -16,7 +16,7 @@ from hplm.scheduling.waiting import Capacity, T
 
 @dataclass(frozen=True)
 class Levels:
-    """The queue's length and size, the governor's rung, and the cost model, at one moment."""
+    """What waits of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
 
     texts: int
     bytes: int
@@ -36,10 +36,10 @@ class Queue(Generic[T]):
     def __len__(self) -> int:
         return len(self._scheduler)
 
-    def levels(self) -> Levels:
+    def levels(self, backbone: int = 0) -> Levels:
         with self._to_do:
-            cost = dict(zip(TERMS, self._scheduler.cost.terms.tolist(), strict=True))
-            return Levels(len(self._scheduler), self._scheduler.bytes, self._scheduler.governor.rung, cost)
+            cost = dict(zip(TERMS, self._scheduler.costs[backbone].terms.tolist(), strict=True))
+            return Levels(*self._scheduler.waiting(backbone), self._scheduler.governor.rung, cost)
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
         """Counts a request as load, and returns the rung of its tenant's ladder: 0 is the dearest.

@@ -8,28 +8,29 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from typing import Generic, overload
+from typing import Generic
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, Draining
 from hplm.scheduling.admission import Admission
+from hplm.scheduling.backbones import Backbones
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER, Columns
-from hplm.scheduling.cost import CostModel
+from hplm.scheduling.cost import FIRST, Cost, CostModel
 from hplm.scheduling.filling import fits
 from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.selection import Selection
+from hplm.scheduling.selection import Places, Selection
 from hplm.scheduling.stages import Ended, next_start
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
-KNOWN = 8  # batches before the length of a batch is bounded by prediction: a process starts slowly
 LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
 LEARNING = 0.1  # rate of running means
 
@@ -43,19 +44,21 @@ class Scheduler(Generic[T]):
         commit_ns: int | None = None,
         batch_ns: int = 0,
         answering_ns: int = 0,
+        backbones: int = 1,
     ) -> None:
         """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
 
         `answering_ns`: the time from the end of computing until the client has the answer.
         `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
+        `backbones`: how many share the line. Each has a copy of the policy, which may keep a state.
         """
         self.limits = limits
         self.columns: Columns[T] = Columns()
-        self.cost = CostModel()
-        self.governor = Governor(self.cost)
-        self._policy = policy
-        self._admission = Admission(self.cost) if admission else None
+        self.governor = Governor()
+        self._backbones = Backbones(backbones)
+        self._policies = [policy, *(deepcopy(policy) for _ in range(backbones - 1))]
+        self._admission = Admission(self.costs) if admission else None
         self._commit_ns = commit_ns
         self._batch_ns = batch_ns
         self._answering_ns = answering_ns
@@ -65,8 +68,6 @@ class Scheduler(Generic[T]):
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
-        self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
-        self._further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
         self._ended = Ended()
@@ -76,9 +77,16 @@ class Scheduler(Generic[T]):
         return len(self.columns) + len(self._gone) + sum(len(half.texts) for half in self._halves)
 
     @property
-    def bytes(self) -> int:
-        """The memory that waiting texts keep."""
-        return self.columns.bytes
+    def costs(self) -> Sequence[CostModel]:
+        """The cost model of each backbone."""
+        return self._backbones.costs
+
+    def waiting(self, backbone: int) -> tuple[int, int]:
+        """Returns how many texts of a backbone wait, and the memory that they keep."""
+        own = self.columns.backbones == backbone
+        aside = [*self._gone, *(text for half in self._halves for text in half.texts)]
+        texts = int(self.columns.counts[own].sum()) + sum(text.backbone == backbone for text in aside)
+        return texts, int(self.columns.sizes[own].sum())
 
     @property
     def draining(self) -> bool:
@@ -126,15 +134,15 @@ class Scheduler(Generic[T]):
         """
         if batch.is_half or self._waits_a_crowd():
             return []
-        needed_ns = 0
+        needed_ns, cost = 0, self._backbones[batch.backbone].cost
         if self._predicts(now_ns):
-            needed_ns = self._answering_ns + int(self.cost.predict(sum(text.tokens for text in texts), len(texts)))
+            needed_ns = self._answering_ns + int(cost.predict(sum(text.tokens for text in texts), len(texts)))
         going_on = [text for text in texts if not text.deadline_ns or now_ns + needed_ns < text.deadline_ns]
         if not going_on:
             return []
         assert batch.started_ns is not None  # its texts were computed
         batch.go_on(going_on)
-        left_ns = float(self.cost.predict(batch.left_tokens, batch.left_texts))
+        left_ns = float(cost.predict(batch.left_tokens, batch.left_texts))
         batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + left_ns)
         self._recount(now_ns)
         return going_on
@@ -164,40 +172,57 @@ class Scheduler(Generic[T]):
         self._put_aside(now_ns)
         if not len(self.columns):
             return None
-        capacity = self._capacity = self._bounded(capacity)
-        waits_a_crowd = self._waits_a_crowd()
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
-        start_ns = self._start_at(now_ns) + self._answering_ns + self._beside_ns(capacity)
+        start_ns = self._start_at(now_ns) + self._answering_ns
+        for backbone, columns, indexes in self._backbones.in_turn(self.columns):
+            own = self._capacity = self._bounded(capacity, backbone, columns)
+            crowd = self._waits_a_crowd()
+            selection = self._select(backbone, columns, start_ns, own)
+            if len(selection.indexes):
+                chosen = selection.indexes if indexes is None else indexes[selection.indexes]
+                return self._take(backbone, chosen, selection.places, crowd, now_ns)
+        return None
+
+    def _select(self, backbone: int, columns: Columns, start_ns: int, capacity: Capacity) -> Selection:
+        """Lets the policy choose among the texts of one backbone."""
+        cost = self._backbones[backbone].cost
+        start_ns += _beside_ns(cost, columns, capacity)
         try:
-            chosen = Selection.of(self._policy.select(self.columns, start_ns, capacity, self.cost.by_batch()))
-            chosen.check(len(self.columns), not self._running and bool((self.columns.deadline == NEVER).any()))
+            selection = Selection.of(self._policies[backbone].select(columns, start_ns, capacity, cost.by_batch()))
+            selection.check(len(columns), not self._running and bool((columns.deadline == NEVER).any()))
         except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
             log.exception("the policy failed: this batch is taken in order of arrival")
-            chosen = Selection(FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost))
-        indexes = chosen.indexes
-        if not len(indexes):
-            return None
+            selection = Selection(FirstComeFirstServed().select(columns, start_ns, capacity, cost))
+        return selection
+
+    def _take(self, backbone: int, indexes: Array, places: Places | None, waits_a_crowd: bool, now_ns: int) -> Batch[T]:
+        """Takes the chosen texts out of the line."""
+        learned = self._backbones[backbone]
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
-        expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded)) * (1 + self._further)
+        adapters = slot_keys * learned.loaded
+        expected = float(learned.cost.predict(tokens, len(indexes), adapters)) * (1 + learned.further)
         alone = not self._running
         promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
-        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, promised, chosen.places)
+        texts = self._remove(indexes)
+        batch = Batch(texts, tokens, slot_keys, now_ns, expected, alone, promised, places, backbone=backbone)
         self._running.append(batch)
+        self._backbones.chosen(backbone, expected)
         crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
         self._unserved = 0
-        self.governor.chosen(tokens, len(indexes), slot_keys * self._loaded, self.columns, crowded, now_ns)
+        self.governor.chosen(tokens, len(texts), adapters, self.columns, crowded, learned.cost, now_ns)
         if self._admission:
-            self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
+            self._admission.chosen(backbone, tokens, len(texts), adapters, is_full=len(self.columns) > 0)
             self._recount(now_ns)
         return batch
 
-    def _bounded(self, capacity: Capacity) -> Capacity:
+    def _bounded(self, capacity: Capacity, backbone: int, columns: Columns) -> Capacity:
         """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch."""
-        if not self._batch_ns or self.cost.observed < KNOWN:
+        learned = self._backbones[backbone]
+        if not self._batch_ns or learned.cost.observed < FIRST:
             return capacity
-        mean = int(self.columns.demand.sum()) / len(self.columns)
-        tokens = self.cost.tokens_within(self._batch_ns, mean, self._loaded)
+        mean = int(columns.demand.sum()) / len(columns)
+        tokens = learned.cost.tokens_within(self._batch_ns, mean, learned.loaded)
         return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
 
     def _waits_a_crowd(self) -> bool:
@@ -230,14 +255,15 @@ class Scheduler(Generic[T]):
         """
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
-        self._ended = Ended(now_ns, batch.expected_ns)
-        self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
+        self._ended = Ended(now_ns, batch.expected_ns, batch.backbone)
+        learned = self._backbones[batch.backbone]
+        learned.loaded += LEARNING * (adapters / batch.slot_keys - learned.loaded)
         tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
-        first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
-        further = float(self.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
-        self._further += LEARNING * (further - self._further)
+        first_ns = float(learned.cost.predict(batch.tokens, len(batch.texts), adapters))
+        further = float(learned.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
+        learned.further += LEARNING * (further - learned.further)
         took_ns = sum(stages_ns) or now_ns - batch.started_ns
-        self.cost.observe(tokens, texts, adapters, took_ns, parts, stages_ns)
+        learned.cost.observe(tokens, texts, adapters, took_ns, parts, stages_ns)
         self._earliest = None
         if self._admission:
             batch.judge(batch.texts, now_ns + self._answering_ns)
@@ -259,12 +285,14 @@ class Scheduler(Generic[T]):
         if batch.is_half or not left or len(left) == len(batch.texts) < 2:
             return False
         promised_to = {id(text): deadline for text, deadline in zip(batch.texts, batch.promised.tolist(), strict=True)}
+        learned = self._backbones[batch.backbone]
         middle = len(left) // 2 if len(left) == len(batch.texts) else len(left)
         for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
             promised = np.array([promised_to[id(text)] for text in texts])
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
-            expected = float(self.cost.predict(tokens, len(texts), slot_keys * self._loaded))
-            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, False, promised, is_half=True))
+            expected = float(learned.cost.predict(tokens, len(texts), slot_keys * learned.loaded))
+            half = Batch(texts, tokens, slot_keys, now_ns, expected, False, promised, backbone=batch.backbone, is_half=True)
+            self._halves.append(half)
         self.dropped(batch, now_ns)
         return True
 
@@ -325,7 +353,7 @@ class Scheduler(Generic[T]):
 
     def _earliest_of(self, texts: Sequence[T], predicts: bool) -> int:
         """Returns the least of the last starts of new texts, without arrays: most requests have one text."""
-        starts = (text.deadline_ns - int(predicts and self._needed_ns(text.tokens)) for text in texts if text.deadline_ns)
+        starts = (text.deadline_ns - int(predicts and self._needed_ns(text)) for text in texts if text.deadline_ns)
         return min(starts, default=NEVER)
 
     def _last_start(self, predicts: bool) -> Array:
@@ -336,15 +364,12 @@ class Scheduler(Generic[T]):
         deadline = self.columns.deadline
         if not predicts:
             return deadline
-        return np.where(deadline == NEVER, NEVER, deadline - self._needed_ns(self.columns.tokens).astype(np.int64))
+        needed_ns = self._backbones.alone_ns(self.columns, self._answering_ns).astype(np.int64)
+        return np.where(deadline == NEVER, NEVER, deadline - needed_ns)
 
-    @overload
-    def _needed_ns(self, tokens: Array) -> Array: ...
-    @overload
-    def _needed_ns(self, tokens: int) -> float: ...
-    def _needed_ns(self, tokens: Array | int) -> Array | float:
+    def _needed_ns(self, text: T) -> float:
         """Returns the time from the start of a batch of one text until its client has the answer."""
-        return self._answering_ns + self.cost.predict(tokens, 1, self._loaded)
+        return self._backbones.needed_ns(text.backbone, text.tokens, self._answering_ns)
 
     def _recount(self, now_ns: int) -> None:
         if self._admission:
@@ -355,22 +380,11 @@ class Scheduler(Generic[T]):
 
         Nor is it free before there may be another batch in flight.
         """
-        free = next_start(self._running, self._ended, self.cost.shares, now_ns)
+        free = next_start(self._running, self._ended, self._backbones.shares, now_ns)
         oldest = self._running[0] if len(self._running) >= self._capacity.in_flight else None
         if oldest is not None and oldest.started_ns is not None:
             free = max(free, oldest.started_ns + oldest.expected_ns)
         return free
-
-    def _beside_ns(self, capacity: Capacity) -> int:
-        """Returns how long the next batch will be in other stages than the slowest: nothing if there is one stage.
-
-        Policies count batches as if each began so much later and only took the time of the slowest stage.
-        """
-        if self.cost.slowest == 1:
-            return 0
-        tokens = int(self.columns.demand.sum())
-        share = min(1.0, capacity.tokens / tokens, capacity.texts / len(self.columns))
-        return int((1 - self.cost.slowest) * self.cost.predict(tokens * share, len(self.columns) * share))
 
     def _start_at(self, now_ns: int) -> int:
         """Returns when a batch that is chosen now will start to compute."""
@@ -380,3 +394,15 @@ class Scheduler(Generic[T]):
         texts = self.columns.remove(indexes)
         self._earliest = None
         return texts
+
+
+def _beside_ns(cost: Cost, columns: Columns, capacity: Capacity) -> int:
+    """Returns how long the next batch will be in other stages than the slowest: nothing if there is one stage.
+
+    Policies count batches as if each began so much later and only took the time of the slowest stage.
+    """
+    if cost.slowest == 1:
+        return 0
+    tokens = int(columns.demand.sum())
+    share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
+    return int((1 - cost.slowest) * cost.predict(tokens * share, len(columns) * share))

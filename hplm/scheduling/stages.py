@@ -13,18 +13,22 @@ class Ended(NamedTuple):
 
     at_ns: int = 0
     expected_ns: float = 0.0
+    backbone: int = 0
 
 
-def next_start(running: Iterable[Batch[Any]], ended: Ended, shares: Sequence[float], now_ns: int) -> float:
+def next_start(running: Iterable[Batch[Any]], ended: Ended, shares_of: Sequence[Sequence[float]], now_ns: int) -> float:
     """Returns when the next batch finds the first stage free, and each other one when it gets there.
 
-    The next batch counts as if it were as large as the last one of those that run. `shares`: of a batch's time, for each stage.
+    The next batch counts as if it were as large as the last one of those that run. `shares_of`: by backbone, the shares of a
+    batch's time that each stage takes.
     """
+    shares = shares_of[ended.backbone]
     # When each stage is done with the batches so far. The first stage tells it, by `released_ns`.
     free = float(now_ns)
     done = [ended.at_ns - ended.expected_ns * sum(shares[stage + 1 :]) for stage in range(len(shares))]
     start = free
     for batch in running:
+        shares = shares_of[batch.backbone]
         left = batch.released_ns
         if left is None:
             started = free if batch.started_ns is None else batch.started_ns

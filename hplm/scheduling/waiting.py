@@ -25,7 +25,9 @@ class Waiting(Protocol):
     @property
     def slot_key(self) -> Hashable: ...  # texts with the same key share device slots
     @property
-    def tenant(self) -> int: ...  # the tenant whose fair share it uses
+    def tenant(self) -> int: ...  # the tenant whose fair share it uses; no other backbone's tenant has this number
+    @property
+    def backbone(self) -> int: ...  # a small number: texts of one batch are of one backbone
 
 
 # The type of the texts in a queue. Policies and admission do not name it: they take columns of any texts.

@@ -11,6 +11,7 @@ from pathlib import Path
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.tenants.authorize import admit
 from hplm.tenants.link import Link
+from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
 
@@ -29,6 +30,7 @@ class Directory:
             path.parent.parent.name: _Newest(path, state / path.parent.parent.name if state is not None else None)
             for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
         }
+        self._uppers = {name: upper_of(repository, name) for name in self._backbones}
         self._looking = threading.Lock()
         self._looked_at = clock()
         self._logged: dict[str, str] = {}  # the last failure of each backbone, so that each failure is logged once
@@ -70,6 +72,10 @@ class Directory:
                 f"several backbones have a tenant {found[0][1].id!r}: send the request to one of the models {names}"
             )
         return found[0]
+
+    def upper_of(self, backbone: str) -> str:
+        """Returns the name of the model that computes a backbone."""
+        return self._uppers[backbone]
 
     def target(self, link: Link, tenant: Tenant) -> Tenant:
         """Returns the tenant that a link of `tenant` leads to. Raises MissingTarget if that one was not profiled for it."""

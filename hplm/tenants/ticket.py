@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,11 +49,13 @@ class Ticket(NamedTuple):
         return body + _signature(secret, body, found) + found
 
     @classmethod
-    def check(cls, signed: bytes, secret: bytes) -> None:
-        """Raises if the ticket was not signed with this secret."""
+    def check(cls, signed: bytes, secrets: Sequence[bytes]) -> int:
+        """Returns which of these secrets the ticket was signed with. Raises if it was none."""
         body, signature, found = signed[: _BODY.size], signed[_BODY.size : TICKET_BYTES], signed[TICKET_BYTES:]
-        if not hmac.compare_digest(signature, _signature(secret, body, found)):
-            raise NoTenant
+        for number, secret in enumerate(secrets):
+            if hmac.compare_digest(signature, _signature(secret, body, found)):
+                return number
+        raise NoTenant
 
     @classmethod
     def read(cls, signed: bytes) -> tuple[Ticket, bytes]:

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.measuring import place_measured
+from bench.measuring import place_measured, place_shared
 from bench.measuring.alpaserve import PAPER, cluster_of, models, problem_of
 from bench.measuring.place import NO_DEADLINE, _fig2, _table2, highest_rate
 from bench.measuring.place_curves import _changed, _large
 from bench.measuring.place_cuts import cut_curves, partition_curves
 from bench.measuring.place_measured import bench_measured, figures_of, table_of
 from bench.measuring.place_picture import draw
-from bench.place import MeasuredBench, PlaceBench
+from bench.place import MeasuredBench, PlaceBench, SharedBench
 from hplm.placement.baselines import baseline
+from testing.toy import CONFIG
 
 CASE = PlaceBench(40.0, 1)
 
@@ -138,3 +139,15 @@ def test_two_placements_are_served_beside_their_simulation():
     assert [point["placement"] for point in figures["points"]] == ["a server a core", "two cores a stage"]
     assert all(0 <= point[name] <= 1 for point in figures["points"] for name in ("real", "simulated", "screened"))
     assert "two cores a stage" in table_of(figures) and os.sched_getaffinity(0) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+def test_two_backbones_are_served_apart_and_together(monkeypatch):
+    monkeypatch.setitem(place_shared.SIZES, "toy", CONFIG)
+    monkeypatch.setattr(place_shared, "TOKENS", 12)
+    before = os.sched_getaffinity(0)
+    figures = place_shared.bench_shared(SharedBench("toy", "fp32", tenants=1, load=0.5, seconds=4.0, rounds=1))
+    for name in ("poisson", "cv3", "skew"):
+        assert figures[f"fig2_{name}"] > 0 and all(ms > 0 for ms in figures["mean_ms"][name].values())
+    assert "two stages for both" in place_shared.table_of(figures) and os.sched_getaffinity(0) == before

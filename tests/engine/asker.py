@@ -33,7 +33,7 @@ class Asker:
     def __init__(self, folder, state=None, stages=(), **changes):
         self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
-        self.service = Service(folder, replace(Settings.read({**PARAMETERS, **changes}), stages=stages), state)
+        self.service = Service([(folder, replace(Settings.read({**PARAMETERS, **changes}), stages=stages))], state)
         self.answers = []
         self._arrived = threading.Condition()
 

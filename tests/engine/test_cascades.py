@@ -160,7 +160,7 @@ def test_unsure_texts_go_on_within_their_batch_and_take_their_vectors_along(aske
     answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
     assert [answer.level for answer in answers] == [2, 2, 2]
     assert not came_back and gathered == [3] and parts == [2]
-    eventually(lambda: asker.service.instruments.meter.take()[0].get((names.BATCHES, ())) == 1)
+    eventually(lambda: asker.service.served[0].instruments.meter.take()[0].get((names.BATCHES, ())) == 1)
 
 
 def test_texts_get_the_same_answers_through_the_line(ladders, monkeypatch, came_back):
@@ -296,7 +296,7 @@ def test_levels_are_counted_with_the_reason(ladders):
     asker.wait(asker.ask("pair", ["a b"], rung=1))
     asker.wait(asker.ask("pair", ["a b"], rung=3))
     asker.close()
-    counts, _ = asker.service.instruments.meter.take()
+    counts, _ = asker.service.served[0].instruments.meter.take()
     found = {labels: count for (metric, labels), count in counts.items() if metric == names.LEVEL_TEXTS}
     assert found == {("1", "only"): 1, ("2", "only"): 1, ("2", "last"): 1}
 

@@ -38,7 +38,7 @@ class Client:
     def __init__(self, folder, **changes):
         self.backbone, self.meter = Backbone(folder), Meter()
         self.lookup = Lookup(self.backbone)
-        self.keeper = Keeper(folder, {**PARAMETERS, **changes}, None, self.meter)
+        self.keeper = Keeper([folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [self.meter])
         self.answers = []
         self._arrived = threading.Condition()
 
@@ -153,9 +153,9 @@ def test_what_the_engine_counts_arrives(client):
     for _ in range(5):
         client.wait(client.ask("acme", [WORDS[0]]))
     assert_counted(client, "acme", *5 * ["answered"])
-    assert client.keeper.keeps((names.TENANT_REQUESTS, ("acme", "answered")))
-    assert client.keeper.keeps((names.TENANT_REQUESTS, ("", "answered")))
-    assert not client.keeper.keeps((names.TENANT_REQUESTS, ("nobody", "answered")))
+    assert client.keeper.keeps(0, (names.TENANT_REQUESTS, ("acme", "answered")))
+    assert client.keeper.keeps(0, (names.TENANT_REQUESTS, ("", "answered")))
+    assert not client.keeper.keeps(0, (names.TENANT_REQUESTS, ("nobody", "answered")))
 
 
 def test_a_large_answer_that_could_not_be_sent_is_counted_as_refused(client):

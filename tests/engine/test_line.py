@@ -125,7 +125,8 @@ def test_closing_with_a_stuck_engine_answers_every_request(toy, monkeypatch, tmp
 def test_a_passage_counts_for_the_memory_limit():
     numbers = np.zeros((1, 3), dtype=np.int32)
     tenant = Tenant("acme", 1, 1, "root", 1, "span", ("start", "end"), Record("head-16.bank", 0, 1, 1), None)
-    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, tenant=tenant, plan=tenant.plans[0], shares=WHOLE)
+    of = {"tenant": tenant, "tenant_number": 1, "backbone": 0, "plan": tenant.plans[0]}
+    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, shares=WHOLE, **of)
     short, long = (Text(request, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
     assert long - short >= 199_000
 
@@ -139,7 +140,7 @@ def test_a_failure_of_the_instruments_changes_no_answer(toy, monkeypatch):
         raise RuntimeError("the instruments are broken")
 
     for name in ("started", "computed"):
-        monkeypatch.setattr(asker.service.instruments, name, fail)
+        monkeypatch.setattr(asker.service.served[0].instruments, name, fail)
     second, third = asker.ask("acme", [WORDS[0]]), asker.ask("acme", [WORDS[1]])
     assert [answer.labels for answer in asker.wait(second)] == [answer.labels for answer in asker.wait(first)]
     assert not isinstance(asker.wait(third), Exception)

@@ -161,7 +161,7 @@ def test_requests_are_answered_even_if_the_policy_fails(asker, reference, monkey
     def fails(*_):
         raise ZeroDivisionError("not that simple")
 
-    monkeypatch.setattr(asker.service._line._scheduler, "_policy", type("Broken", (), {"select": fails})())
+    monkeypatch.setattr(asker.service._line._scheduler, "_policies", [type("Broken", (), {"select": fails})()])
     for number in [asker.ask("acme", [WORDS[i]]) for i in range(3)]:
         assert asker.wait(number)[0].labels
 

@@ -123,7 +123,7 @@ def test_a_failure_in_a_stage_is_answered_once_and_the_next_batch_is_served(deep
     assert "the stage is broken" in str(answers[1])
     asker.close()  # asserts that each is answered once
     asker.service._pipeline._release_computed()
-    assert not any(sum(slots._pins) for slots in asker.service._stager.slots().values())
+    assert not any(sum(slots._pins) for slots in asker.service.served[0].stager.slots().values())
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -36,7 +36,7 @@ def reference(tasks):
 
 @pytest.fixture
 def service(tasks):
-    service = Service(tasks.folder, Settings.read(PARAMETERS))
+    service = Service([(tasks.folder, Settings.read(PARAMETERS))])
     yield service
     service.close()
 

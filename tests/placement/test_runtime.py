@@ -168,7 +168,7 @@ def test_the_pipeline_that_serves_does_what_is_simulated(count, batch_tokens):
         eventually(lambda expected=(told, reached, ended): served.state() == expected)
     served.pipeline.close(60)
     assert served.told.events == server.told.events and len(server.outcome.batches) > 5
-    assert (scheduler.cost.terms == server._scheduler.cost.terms).all()
-    assert scheduler.cost.shares == server._scheduler.cost.shares and len(scheduler.cost.shares) == count
+    assert (scheduler.costs[0].terms == server._scheduler.costs[0].terms).all()
+    assert scheduler.costs[0].shares == server._scheduler.costs[0].shares and len(scheduler.costs[0].shares) == count
     in_flight = np.cumsum([{"choose": 1, "finished": -1}.get(name, 0) for name, *_ in served.told.events])
     assert in_flight.max() == count + 1

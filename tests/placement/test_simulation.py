@@ -8,12 +8,9 @@ import pytest
 from hplm.engine.service import ANSWERING_NS
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
-from hplm.placement.servers import GroupServer, OneBackbone, Serving, Stages
+from hplm.placement.servers import GroupServer, Serving, Stages
 from hplm.placement.simulation import simulate
-from hplm.scheduling.columns import Columns
-from hplm.scheduling.cost import CostModel
-from hplm.scheduling.orders import FirstComeFirstServed
-from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.arrivals import Arrivals
 from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
@@ -59,7 +56,12 @@ def test_a_pipeline_by_itself_is_todays_simulation_with_its_stages(stages, seed)
     machine = Machine(times.batch_ns, capacity, answering_ns=int(times.around_ns), noise=0.1, stages=stages)
     none = np.zeros(len(trace), np.int64)
     arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, none)
-    today = Simulation(serving.scheduler(times), machine, arrivals, seed=seed).run()
+
+    class OfBackbones(Simulation):
+        def arrive(self, text, now):
+            super().arrive(replace(text, backbone=times.backbone_of[text.tenant]), now)
+
+    today = OfBackbones(serving.scheduler(times), machine, arrivals, seed=seed).run()
     attained = simulate([group], own, trace, serving, seed=seed)
     assert (attained.served == today.on_time).all() and today.on_time.any()
     assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
@@ -136,16 +138,3 @@ def test_a_queue_is_empty_once_all_texts_have_left():
         patched.setattr(simulation, "GroupServer", Watched)
         simulate([group_of(TWO, "g", ("cpu:0",), "b0", "b1")], TWO, trace, Serving())
     assert left[-1] == 0 and max(left) > 0 and min(left) >= 0
-
-
-def test_a_batch_holds_one_backbone_and_no_more_than_fits():
-    texts = [SimulatedText(tokens=20, arrival_ns=i, tenant=i % 2, number=i) for i in range(12)]
-    chooser = OneBackbone(FirstComeFirstServed(), ["b0", "b1"])
-    chosen = chooser.select(Columns(texts), 0, Capacity(80, 100, 100), CostModel())
-    assert chosen.tolist() == [0, 2, 4, 6]
-    few = chooser.select(Columns(texts), 0, Capacity(80, 3, 100), CostModel())
-    assert few.tolist() == [0, 2, 4]
-    longer = chooser.select(Columns(texts), 0, Capacity(5, 3, 100), CostModel())
-    assert longer.tolist() == [0]
-    alike = OneBackbone(FirstComeFirstServed(), ["b0", "b0"]).select(Columns(texts), 0, Capacity(80, 100, 100), CostModel())
-    assert np.asarray(alike).tolist() == [0, 1, 2, 3]

@@ -118,7 +118,7 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
     machine = Machine(one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05)
     scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
     for _ in range(20):
-        scheduler.cost.observe(1024, 8, 0, batch)
+        scheduler.costs[0].observe(1024, 8, 0, batch)
     outcome = Simulation(scheduler, machine, load).run()
     let_in = outcome.fate != REFUSED
     assert outcome.on_time.sum() / let_in.sum() > 0.95
@@ -164,7 +164,7 @@ def test_after_an_overload_of_uneven_batches_an_idle_engine_refuses_nothing():
         now += FULL * (1 + 30 * (number % 3 == 0))  # a busy machine
         scheduler.finished(batch, now)
         scheduler.abandon()
-    needed, deviation = scheduler.cost.predict(10, 1), scheduler.cost.deviation * scheduler.cost.predict(100, 10)
+    needed, deviation = scheduler.costs[0].predict(10, 1), scheduler.costs[0].deviation * scheduler.costs[0].predict(100, 10)
     assert deviation > FULL / 2 and not len(scheduler)
     scheduler.offer([_text(now + int(needed + deviation), now=now)], now)
 
@@ -172,7 +172,7 @@ def test_after_an_overload_of_uneven_batches_an_idle_engine_refuses_nothing():
 def test_a_batch_that_takes_long_counts_as_running():
     scheduler, now = _busy(waiting=0)
     for _ in range(60):  # batches take seconds by now
-        scheduler.cost.observe(100, 10, 0, 4 * 10**9)
+        scheduler.costs[0].observe(100, 10, 0, 4 * 10**9)
     for _ in range(10):
         scheduler.offer([_text(0, now=now)], now)
     batch = scheduler.choose(ROOM, now)

@@ -181,7 +181,7 @@ def test_a_batch_is_as_long_as_all_that_is_computed_in_it():
             took = 1_000_000 * batch.parts + sum(100_000 * text.tokens + 50_000 for text in [*batch.texts, *goes_on])
             scheduler.finished(batch, now + took)
             now += 2 * took
-        return scheduler.cost.predict(100, 8)
+        return scheduler.costs[0].predict(100, 8)
 
     assert learned(again=True) == pytest.approx(learned(again=False), rel=0.02)
 
@@ -258,7 +258,7 @@ def test_every_text_leaves_exactly_once(steps, admission, given_policy, closes_a
             finish(1)
         now += BATCH_NS
         leave(scheduler.expired(now))
-    assert left == Counter(range(offered)) and not scheduler.bytes
+    assert left == Counter(range(offered)) and not scheduler.columns.bytes
 
 
 def test_halves_that_were_given_up_do_not_run():

@@ -31,9 +31,9 @@ class Engine:
     """What cannot be computed waits. Tenants within their fair share of a batch are served first."""
 
     def __init__(self, batch_ns=BATCH_NS, noise=0.0):
-        cost = CostModel()
-        cost.terms = np.array([0, batch_ns / FULL, 0, 0])
-        self.governor = Governor(cost)
+        self._cost = CostModel()
+        self._cost.terms = np.array([0, batch_ns / FULL, 0, 0])
+        self.governor = Governor()
         self.now = 0
         self.waits = defaultdict(int)
         self._batch_ns = batch_ns
@@ -65,7 +65,7 @@ class Engine:
             self.waits[name] = int(max(0, self.waits[name] - share))
         left = [SimulatedText(tokens=tokens, arrival_ns=0, tenant=name) for name, tokens in self.waits.items() if tokens]
         if waited:
-            self.governor.chosen(min(waited, FULL), 10, 0, Columns(left), waited > FULL, self.now)
+            self.governor.chosen(min(waited, FULL), 10, 0, Columns(left), waited > FULL, self._cost, self.now)
 
 
 def _changes(rungs):

@@ -48,7 +48,7 @@ def test_bytes_count_as_texts_do():
     scheduler.offer(large, 0)
     scheduler.offer(larger, 0)
     assert scheduler.offer(_texts("quiet", size=100), 0) == larger
-    assert scheduler.bytes == 1100
+    assert scheduler.columns.bytes == 1100
 
 
 def test_a_request_that_is_refused_displaces_nobody():
@@ -130,12 +130,12 @@ def test_a_tenant_within_its_share_never_loses_and_every_text_leaves_once(steps,
         for request in (list(map(id, texts)) for texts in offered):
             assert gone.isdisjoint(request) or gone.issuperset(request)  # whole requests leave
         leave(displaced)
-        assert len(scheduler) <= LIMITS.texts and scheduler.bytes <= LIMITS.bytes
+        assert len(scheduler) <= LIMITS.texts and scheduler.columns.bytes <= LIMITS.bytes
         for tenant, counted in waiting.items():
             number = scheduler.columns.number_of(tenant)
             held = (0, 0) if number is None else (scheduler.columns.counts[number], scheduler.columns.sizes[number])
             assert held == (counted["texts"], counted["bytes"])
-    assert not len(scheduler) and not scheduler.bytes
+    assert not len(scheduler) and not scheduler.columns.bytes
     assert left == {id(text): 1 for request in offered for text in request}
 
 

@@ -97,7 +97,7 @@ def test_a_part_takes_what_a_batch_takes_whatever_is_in_it():
             took = 3_000_000 * len(parts) + sum(100_000 * text.tokens + 50_000 for text in [*texts, *again])
             scheduler.finished(batch, now + took)
             now += 2 * took
-        return scheduler.cost.terms[0]
+        return scheduler.costs[0].terms[0]
 
     assert learned(goes_on=False) == pytest.approx(3_000_000, rel=0.1)
     assert learned(goes_on=True) == pytest.approx(3_000_000, rel=0.1)
@@ -124,7 +124,7 @@ def test_a_batch_whose_texts_go_on_is_expected_to_take_as_long_as_all_that_is_le
     scheduler.computed(batch, [shallow], elapsed)
     goes_on = replace(shallow, tokens=20)
     assert scheduler.going_on(batch, [goes_on], elapsed) == [goes_on]
-    assert batch.expected_ns == pytest.approx(elapsed + scheduler.cost.predict(100, 3))
+    assert batch.expected_ns == pytest.approx(elapsed + scheduler.costs[0].predict(100, 3))
     scheduler.computed(batch, [goes_on, *deep], 2 * elapsed)
     assert batch.left_tokens == batch.left_texts == 0
 

@@ -27,6 +27,7 @@ class Text:
     priority: int = 0
     slot_key: str = "a"
     tenant: int = 1
+    backbone: int = 0
 
 
 def room(in_flight):
@@ -37,7 +38,7 @@ def taught(stages_ns, texts=40):
     """Returns a scheduler with waiting texts, which has seen many batches that took so long in each stage."""
     scheduler = Scheduler(policy("fcfs"), Limits(1000, 10**9), commit_ns=0)
     for _ in range(20):
-        scheduler.cost.observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
+        scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
     scheduler.offer([Text() for _ in range(texts)], 0)
     return scheduler
 
@@ -122,8 +123,11 @@ def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them(
         scheduler.started(batch, now)
         now += 500 * MS
         scheduler.finished(batch, now, stages_ns=[10 * MS, 30 * MS])
-    assert float(scheduler.cost.predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
-    assert scheduler.cost.shares == pytest.approx([0.25, 0.75], rel=0.02) and scheduler.cost.slowest == scheduler.cost.shares[1]
+    assert float(scheduler.costs[0].predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
+    assert (
+        scheduler.costs[0].shares == pytest.approx([0.25, 0.75], rel=0.02)
+        and scheduler.costs[0].slowest == scheduler.costs[0].shares[1]
+    )
 
 
 def test_policies_count_batches_by_the_slowest_stage():
@@ -135,7 +139,7 @@ def test_policies_count_batches_by_the_slowest_stage():
             return policy("fcfs").select(columns, start_ns, capacity, cost)
 
     scheduler = taught([10 * MS, 30 * MS])
-    scheduler._policy = Watching()
+    scheduler._policies = [Watching()]
     scheduler.choose(room(3), 0)
     ((start_ns, batch_ns),) = seen
     assert batch_ns == pytest.approx(30 * MS, rel=0.02) and start_ns == pytest.approx(10 * MS, rel=0.02)

@@ -129,7 +129,7 @@ class Asked:
         )
         self.target = SimpleNamespace(version=3, all_levels=(level, level))
         self.missing = None
-        directory = SimpleNamespace(target=self._target)
+        directory = SimpleNamespace(target=self._target, upper_of="{}-upper".format)
         self._forwarded = modules["backends.forwarded"]
         self._across = modules["backends.across"].Across(
             directory, self.meter, lambda arrival_ns: {"hplm_forwarded": "a secret", "hplm_arrival_ns": arrival_ns}

@@ -297,7 +297,7 @@ def test_the_rate_holds_in_the_service(limited):
 
 def test_the_service_counts_texts_and_tokens(limited, clock):
     asker = Asker(limited(texts_rate=4, tokens_rate=11))
-    asker.service._quotas = Quotas(clock)
+    asker.service.served[0].quotas = Quotas(clock)
     asker.wait(asker.ask("acme", [" ".join(WORDS[:3])] * 2))  # two texts with five tokens each
     asker.wait(asker.ask("acme", [WORDS[0]]))
     with pytest.raises(Quota, match=naming(11, "tokens")):

@@ -207,8 +207,8 @@ def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
     store, repository, state = place
     live, folder = Manager.open(repository, state), repository / "toy/1"
     asker = Asker(folder, state)
-    service, readers = asker.service, (asker.backbone, asker.service._backbone)
-    stager, before = service._stager, service._stager.device_bytes
+    service, readers = asker.service, (asker.backbone, asker.service.served[0].backbone)
+    stager, before = service.served[0].stager, service.served[0].stager.device_bytes
 
     def answered(tenant):
         for backbone in readers:
@@ -230,7 +230,7 @@ def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
     answered("new-c")
     assert stager.device_bytes > before
     service.look()
-    counts, _ = service.instruments.meter.take()
+    counts, _ = service.served[0].instruments.meter.take()
     assert counts[names.SLOT_MISSES, ("lora-2x2-query+ffn_in",)] == 2
     asker.close()
 

@@ -16,7 +16,7 @@ FOUND = b"what was found"
 
 def test_a_signed_ticket_is_read_unchanged():
     signed = TICKET.sign(b"secret", FOUND)
-    Ticket.check(signed, b"secret")
+    Ticket.check(signed, [b"secret"])
     assert Ticket.read(signed) == (TICKET, FOUND)
 
 
@@ -24,7 +24,7 @@ def test_a_ticket_with_any_changed_byte_is_refused():
     signed = TICKET.sign(b"secret", FOUND)
     for i in range(len(signed)):
         with pytest.raises(NoTenant):
-            Ticket.check(signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :], b"secret")
+            Ticket.check(signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :], [b"secret"])
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_ticket_with_any_changed_byte_is_refused():
 )
 def test_forged_tickets_are_refused(forged):
     with pytest.raises(NoTenant):
-        Ticket.check(forged, b"secret")
+        Ticket.check(forged, [b"secret"])
 
 
 def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_path):

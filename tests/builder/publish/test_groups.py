@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from builder.publish.config_changes import with_parameters
+from builder.publish.export import export
 from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
-from builder.publish.model_configs import with_parameters
-from hplm.engine.settings import Settings
+from builder.publish.model_configs import ServingOptions
+from hplm.engine.settings import Settings, read_all
 from hplm.errors import InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
@@ -21,9 +23,12 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.tenants.link import Link
 from hplm.tenants.manager import Manager
+from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS
+from tests.backbones import CUT as BOTH_CUT
+from tests.backbones import make_two, placement_of_two
 from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place
 
@@ -143,8 +148,11 @@ def served_precision(repository):
     "changed, named",
     [
         (
-            {"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts={**TWO, "bert": TWO["toy"]}),)},
-            ["'one'", "toy, bert", "--most-stages 1"],
+            {
+                "groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts={**TWO, "bert": TWO["toy"]}),),
+                "precisions": {"toy": "fp32", "bert": "int8"},
+            },
+            ["'one'", "toy in fp32", "bert in int8", "--dtype"],
         ),
         (
             {"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1", "cpu:2", "cpu:3"), intra=2, cuts=TWO),)},
@@ -199,3 +207,57 @@ def test_tenants_without_a_group_and_links_out_of_a_group_are_named(toy, tmp_pat
 def test_a_folder_that_exists_is_not_overwritten(emitted, toy):
     with pytest.raises(InvalidInput, match=naming(emitted)):
         emit(placement_of(toy.folder, group("one", "toy/root")), toy.repository, emitted)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    repository, _ = make_two(tmp_path_factory.mktemp("two"))
+    return repository
+
+
+def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 4})
+    (found,) = emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
+    group = found.repository
+    assert {path.name for path in group.iterdir()} == {*("hplm", "toy", "toy-lookup", "deep", "deep-lookup", "toy+deep-upper")}
+    text = (group / "toy+deep-upper/config.pbtxt").read_text()
+    assert 'name: "toy+deep-upper"' in text and "toy-upper" not in text
+    settings = read_all(parameters_of(group / "toy+deep-upper/config.pbtxt"))
+    assert {name: [(stage.first, stage.last, stage.core) for stage in own.stages] for name, own in settings.items()} == {
+        "toy": [(0, 0, 4), (1, 1, 2)], "deep": [(0, 1, 4), (2, 3, 2)],
+    }  # fmt: skip
+    for name in ("toy", "deep"):
+        assert 'model_name: "toy+deep-upper"' in (group / name / "config.pbtxt").read_text()
+        assert upper_of(group, name) == "toy+deep-upper" and upper_of(two, name) == f"{name}-upper"
+    assert found.tenants == 2 * len(TENANTS)
+
+
+def test_a_group_is_emitted_again_with_fewer_backbones(two, tmp_path):
+    emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
+    source = tmp_path / "groups/both"
+    placement = placement_of(source / "toy/1", group("one", "toy/root", "toy/bio", "toy/law"), units=placement_units())
+    emit(placement, source, tmp_path / "alone")
+    alone = tmp_path / "alone/one"
+    assert {path.name for path in alone.iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
+    parameters = parameters_of(alone / "toy-upper/config.pbtxt")
+    assert parameters["backbone"] == "toy" and "backbones" not in parameters and list(read_all(parameters)) == ["toy"]
+    assert 'model_name: "toy-upper"' in (alone / "toy/config.pbtxt").read_text()
+
+
+def placement_units():
+    return tuple(Unit(f"toy/{domain}", 3) for domain in ("root", "law", "bio"))
+
+
+def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_path):
+    repository = tmp_path / "repository"
+    shutil.copytree(two, repository)
+    config = repository / "deep-upper/config.pbtxt"
+    config.write_text(with_parameters(config.read_text(), {"slots": "9"}))
+    with pytest.raises(InvalidInput, match=naming("'both'", "toy", "deep", "'slots'", "'4'", "'9'")):
+        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, tmp_path / "groups")
+
+
+def test_a_store_is_not_exported_into_the_repository_of_a_group(two, toy, tmp_path):
+    emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
+    with pytest.raises(InvalidInput, match=naming("toy+deep-upper", "'toy'", "hplm place emit")):
+        export(toy.store, tmp_path / "groups/both", ServingOptions(), replace=True)

@@ -1,0 +1,103 @@
+"""A backbone that the engine serves, with all that is its own. Others may share its line and its devices."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.engine import Engine
+from hplm.engine.instruments import Instruments
+from hplm.engine.journal import Journal
+from hplm.engine.packing import read_packing
+from hplm.engine.settings import Settings
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.views import Watch
+from hplm.errors import HplmError, InvalidInput
+from hplm.plot.rows import StoredRows
+from hplm.plot.table import Table
+from hplm.tenants.level import FULL
+from hplm.tenants.quotas import Quotas
+
+log = logging.getLogger(__name__)
+
+
+def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]:
+    """Returns what computes batches, and what makes them ready. It brings no rows into memory."""
+    precision = settings.precision
+    stages = settings.stages
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, backbone.stacks(), stages)
+    staging = StagingSettings(
+        settings.slots,
+        settings.device,
+        precision.dtype,
+        resident_rows=settings.plot_hot if settings.on_accelerator else 0,
+        packing=read_packing(settings.packing, engine.seconds),
+        few_sizes=engine.takes_few_sizes,
+        depths=engine.depths,
+        batch_tokens=settings.batch_tokens,
+        overlap=settings.overlap,
+        stages=stages,
+    )
+    return engine, Stager(backbone, staging)
+
+
+class Served:
+    def __init__(self, folder: Path, settings: Settings, state: Path | None = None) -> None:
+        self._settings = settings
+        self._serving = False
+        self._locked_rows = 0 if settings.on_accelerator else settings.plot_hot
+        self.backbone = Backbone(folder, state, self._prepare)
+        self._lock(self.backbone.view.forest.tables())
+        self._serving = True
+        self.engine, self.stager = open_engine(self.backbone, settings)
+        self.shares = {stack: depth / self.engine.depths[FULL] for stack, depth in self.engine.depths.items()}
+        self.instruments = Instruments(Journal(settings.journal, self.name))
+        self.quotas = Quotas()
+        self._watch = Watch(self.backbone)
+        where = ", ".join(map(str, settings.stages)) or settings.device
+        log.info("serving %s on %s in %s", self.name, where, settings.precision.name)
+
+    @property
+    def name(self) -> str:
+        return self.backbone.config.name
+
+    def stop_watching(self) -> None:
+        """Ends the threads that follow its live state."""
+        self._watch.close()
+
+    def _prepare(self, table: Table) -> None:
+        """Maps the rows now and reads the configured ones into memory, in the background once requests are served."""
+        rows = table.rows
+        if self._serving:
+            threading.Thread(target=self._bring_in_beside, args=(rows,), name="preload", daemon=True).start()
+        else:
+            self._preload(rows)
+
+    def _bring_in_beside(self, rows: StoredRows) -> None:
+        try:
+            self._preload(rows)
+            if self._locked_rows:
+                rows.lock(self._locked_rows)
+        except (HplmError, OSError) as error:
+            log.error("a new table is served from disk instead of memory: %s", error)
+
+    def _preload(self, rows: StoredRows) -> None:
+        """Reads the configured rows into memory. An accelerator gets the hot rows with the first batch that needs them."""
+        if self._settings.plot_preload:
+            rows.preload()
+        elif self._settings.plot_hot:
+            rows.preload(self._settings.plot_hot)
+
+    def _lock(self, tables: Sequence[Table]) -> None:
+        """Locks the hot rows of all tables, or raises: what was asked to stay in memory must not be read from disk."""
+        if not self._locked_rows:
+            return
+        try:
+            for table in tables:
+                table.rows.lock(self._locked_rows)
+        except InvalidInput as error:
+            needed = sum(table.rows.first_bytes(self._locked_rows) for table in tables)
+            raise InvalidInput(f"{error}. All {len(tables)} tables together take {needed:,} bytes") from None

@@ -1,0 +1,164 @@
+"""Several backbones in one engine: each text is computed by its own, whatever else is in the line."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hplm.engine.engine import Engine
+from hplm.engine.lookup import Lookup
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings, read_all
+from hplm.errors import Draining, InvalidInput
+from hplm.tenants.ticket import Ticket
+from testing.reference import Reference
+from testing.toy import CONFIG, TENANTS, WORDS, make_toy
+from tests.backbones import DEEP
+from tests.engine.asker import PARAMETERS, stages_of
+from tests.equality import Comparison
+from tests.naming import naming
+
+STAGED = (stages_of(0, CONFIG.upper_layers - 1), stages_of(1, DEEP.upper_layers - 1))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    return make_toy(tmp_path_factory.mktemp("deep"), DEEP)
+
+
+class Both:
+    """Asks an engine that computes two backbones, and keeps the answers."""
+
+    def __init__(self, folders, stages=((), ()), **changes):
+        own = Settings.read({**PARAMETERS, "slots": "8", **changes})
+        self.service = Service([(folder, replace(own, stages=cut)) for folder, cut in zip(folders, stages, strict=True)])
+        self.lookups = [Lookup(served.backbone) for served in self.service.served]
+        self.answers = {}
+        self._arrived = threading.Condition()
+
+    def ask(self, backbone, tenant_id, texts, signed_by=None):
+        view = self.service.served[backbone].backbone.view
+        tenant = view.snapshot.find(tenant_id)
+        found = self.lookups[backbone].resolve(view, tenant, texts, None, False, None)
+        found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
+        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0)
+        number = len(self.answers)
+        self.answers[number] = []
+
+        def respond(answer, counted):
+            with self._arrived:
+                self.answers[number].append(answer)
+                self._arrived.notify_all()
+
+        chosen = backbone if signed_by is None else signed_by
+        self.service.submit(ticket, found, respond, backbone=chosen)
+        return number
+
+    def wait(self, number):
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self.answers[number], 300)
+        (answer,) = self.answers[number]
+        return answer
+
+
+@pytest.fixture
+def both(toy, deep, request):
+    asker = Both([toy.folder, deep.folder], **getattr(request, "param", {}))
+    yield asker
+    asker.service.close()
+    assert all(len(answers) == 1 for answers in asker.answers.values())
+
+
+@pytest.mark.parametrize(
+    "both",
+    [{}, {"stages": STAGED}, {"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}],
+    indirect=True,
+)
+def test_answers_are_those_of_the_reference_in_any_mixture(both, toy, deep, monkeypatch):
+    ran = []
+    for name in ("run", "enter"):
+        whole = getattr(Engine, name)
+
+        def watched(engine, batch, *rest, whole=whole):
+            ran.append((engine, {text.backbone for text in batch.texts}))
+            return whole(engine, batch, *rest)
+
+        monkeypatch.setattr(Engine, name, watched)
+    references = [Reference.open(toy.folder), Reference.open(deep.folder)]
+    chance, comparison, asked = np.random.default_rng(0), Comparison(), []
+    for _ in range(60):
+        backbone, tenant = int(chance.integers(2)), TENANTS[int(chance.integers(len(TENANTS)))].id
+        texts = [" ".join(chance.choice(WORDS, int(chance.integers(1, 20)))) for _ in range(int(chance.integers(1, 4)))]
+        asked.append((both.ask(backbone, tenant, texts), backbone, tenant, texts))
+    for number, backbone, tenant, texts in asked:
+        answer = both.wait(number)
+        assert not isinstance(answer, Exception), answer
+        for text, found in zip(texts, answer, strict=True):
+            expected = references[backbone].forward(text, tenant).numpy()
+            comparison.add(f"{backbone} {tenant}", found.logits[: len(expected)], expected)
+    comparison.assert_equal("fp32")
+    engines = [served.engine for served in both.service.served]
+    assert ran and all(backbones == {engines.index(engine)} for engine, backbones in ran)
+    assert {engine for engine, _ in ran} == set(engines)
+
+
+def test_tenants_of_two_backbones_with_the_same_uid_are_different_for_the_line(both):
+    line = both.service._line
+    numbers = set()
+    offer = line.offer
+
+    def watched(texts):
+        numbers.update(text.tenant for text in texts)
+        return offer(texts)
+
+    line.offer = watched
+    for number in [both.ask(0, "acme", [WORDS[0]]), both.ask(1, "acme", [WORDS[0]])]:
+        both.wait(number)
+    first, second = (served.backbone.view.snapshot.find("acme").uid for served in both.service.served)
+    assert first == second and len(numbers) == 2 and min(numbers) == first
+
+
+def test_a_ticket_of_the_other_backbone_is_not_computed(both):
+    with pytest.raises(Draining):
+        both.ask(0, "acme", [WORDS[0]], signed_by=1)
+    both.answers.clear()
+
+
+def test_each_backbone_is_counted_by_itself(both):
+    for number in [both.ask(0, "acme", [WORDS[0]]), *(both.ask(1, "acme", [WORDS[0]] * 2) for _ in range(3))]:
+        both.wait(number)
+    both.service.look()
+    counts = [served.instruments.meter.take()[0] for served in both.service.served]
+    requests = [sum(count for (metric, _), count in own.items() if metric.name == "hplm_requests_total") for own in counts]
+    assert requests == [1, 3]
+
+
+def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    given = {**PARAMETERS, "backbone": "a", "backbones": "a b", "stages": "0-1@cpu:0 2-3@cpu:1; 0-4@cpu:0 5-5@cpu:1"}
+    found = read_all(given)
+    assert [[(stage.first, stage.last) for stage in own.stages] for own in found.values()] == [
+        [(0, 1), (2, 3)],
+        [(0, 4), (5, 5)],
+    ]
+    assert replace(found["a"], stages=()) == replace(found["b"], stages=())
+    assert [own.stages for own in read_all({**given, "stages": ""}).values()] == [(), ()]
+    assert list(read_all({**PARAMETERS, "backbone": "a"})) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"backbones": "a b a"}, ["'backbones'", "'a b a'", "once"]),
+        ({"backbones": "a ../b"}, ["'backbones'", "'a ../b'"]),
+        ({"stages": "0-1@cpu:0 2-3@cpu:1"}, ["'stages'", "1 backbones", "a, b", "semicolon"]),
+        ({"stages": "0-1@cpu:0 2-3@cpu:1; 0-3@cpu:0"}, ["'stages'", "same devices"]),
+        ({"stages": "0-1@cpu:0 2-3@cpu:1; 0-1@cpu:1 2-3@cpu:0"}, ["'stages'", "same order"]),
+    ],
+)
+def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeypatch, changed, named):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    with pytest.raises(InvalidInput, match=naming(*named)):
+        read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})

@@ -1,0 +1,231 @@
+"""Several backbones in one line: batches of one backbone, costs by backbone, and turns in which none waits for ever."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import DeadlineMissed
+from hplm.scheduling.backbones import LEAD_NS
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.kernel import kernel
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
+
+MS = 1_000_000
+ROOM = Capacity(100, 8, 4)
+
+
+def scheduler_of(given_policy="timely", backbones=2, **options):
+    return Scheduler(policy(given_policy), Limits(10**6, 10**9), backbones=backbones, **options)
+
+
+def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None):
+    own = backbone if tenant is None else tenant
+    times = {"arrival_ns": arrival, "deadline_ns": deadline}
+    return SimulatedText(tokens=tokens, **times, tenant=own, slot_key=own, backbone=backbone, number=number)
+
+
+def run(scheduler, batch, now, took, stages_ns=()):
+    scheduler.started(batch, now)
+    scheduler.computed(batch, batch.texts, now + took)
+    scheduler.finished(batch, now + took, stages_ns=stages_ns)
+    return now + took
+
+
+TEXTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 120), st.sampled_from([0, 0, 30, 200, 5000]), st.integers(0, 2)), max_size=60
+)
+
+
+@pytest.mark.parametrize("given_policy", OURS)
+@given(drawn=TEXTS, admission=st.booleans())
+def test_a_batch_is_of_one_backbone_and_each_text_leaves_once(given_policy, drawn, admission):
+    scheduler, now, left = scheduler_of(given_policy, 3, admission=admission), 0, Counter()
+    taken = 0
+    for number, (backbone, tokens, deadline_ms, tenant) in enumerate(drawn):
+        deadline = deadline_ms and now + deadline_ms * MS
+        try:
+            scheduler.offer([text(backbone, tokens, now, deadline, number, 10 * backbone + tenant)], now)
+            taken += 1
+        except DeadlineMissed:
+            continue
+        if number % 5 == 4 and (batch := scheduler.choose(ROOM, now)):
+            assert {own.backbone for own in batch.texts} == {batch.backbone}
+            left.update(own.number for own in batch.texts)
+            now = run(scheduler, batch, now, 10 * MS * (1 + batch.backbone))
+        left.update(own.number for own in scheduler.expired(now))
+    while len(scheduler):
+        batch = scheduler.choose(ROOM, now)
+        if batch is not None:
+            assert {own.backbone for own in batch.texts} == {batch.backbone}
+            assert len(batch.texts) == 1 or sum(own.tokens for own in batch.texts) <= ROOM.tokens
+            assert len({own.slot_key for own in batch.texts}) <= ROOM.tenants
+            left.update(own.number for own in batch.texts)
+            now = run(scheduler, batch, now, 10 * MS)
+        left.update(own.number for own in scheduler.expired(now))
+        now += MS
+    assert sum(left.values()) == len(left) == taken and not scheduler.columns.bytes
+
+
+@given(drawn=TEXTS.filter(bool))
+def test_the_texts_of_a_backbone_are_columns_like_those_of_a_line_of_its_own(drawn):
+    texts = [
+        text(backbone, tokens, i, i + deadline, i, 10 * backbone + tenant)
+        for i, (backbone, tokens, deadline, tenant) in enumerate(drawn)
+    ]
+    for backbone in {own.backbone for own in texts}:
+        all_columns, alone = Columns(texts), Columns([own for own in texts if own.backbone == backbone])
+        own = all_columns.only(backbone, np.flatnonzero(all_columns.backbone == backbone))
+        for name in ("tokens", "arrival", "deadline", "priority"):
+            assert getattr(own, name).tolist() == getattr(alone, name).tolist(), name
+        assert [own.text(i) for i in range(len(own))] == [alone.text(i) for i in range(len(alone))]
+        for name in ("demand", "counts", "sizes"):
+            assert getattr(own, name).sum() == getattr(alone, name).sum(), name
+        if kernel() is not None:
+            for given_policy in ("timely", "das", "fcfs"):
+                room = Capacity(60, 5, 100)
+                cost = scheduler_of().costs[0]
+                chosen = [policy(given_policy).select(columns, 0, room, cost) for columns in (own, alone)]
+                numbers = [np.asarray(getattr(one, "indexes", one)).tolist() for one in chosen]
+                assert numbers[0] == numbers[1], given_policy
+
+
+def test_the_earliest_deadline_goes_first_then_the_oldest_text():
+    scheduler = scheduler_of()
+    scheduler.offer([text(0, arrival=1)], 1)
+    scheduler.offer([text(1, arrival=2)], 2)
+    scheduler.offer([text(1, arrival=3, deadline=10**12)], 3)
+    scheduler.offer([text(0, arrival=4, deadline=10**11)], 4)
+    order = []
+    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 5):
+        order.append((batch.backbone, batch.texts[0].deadline_ns))
+    assert [backbone for backbone, _ in order] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("deadline_ms", [0, 60])
+def test_no_backbone_waits_for_ever_behind_more_urgent_or_older_ones(deadline_ms):
+    """Texts of backbone 0 always wait, and are always more urgent, or as old. Backbone 1 gets half of the engine."""
+    scheduler, now, used = scheduler_of("edf"), 0, [0, 0]
+    scheduler.offer([text(1, 20) for _ in range(400)], now)
+    for _ in range(100):
+        deadline = deadline_ms and now + deadline_ms * MS
+        scheduler.offer([text(0, 20, now, deadline) for _ in range(5)], now)
+        batch = scheduler.choose(ROOM, now)
+        used[batch.backbone] += 20 * MS
+        now = run(scheduler, batch, now, 20 * MS)
+        scheduler.expired(now)
+    assert abs(used[0] - used[1]) <= LEAD_NS + 2 * 20 * MS
+
+
+def test_an_idle_time_gives_no_right_to_catch_up():
+    scheduler, now = scheduler_of("fcfs"), 0
+    for _ in range(50):
+        scheduler.offer([text(0, 100)], now)
+        now = run(scheduler, scheduler.choose(ROOM, now), now, 50 * MS)
+    scheduler.offer([text(0, 100, now) for _ in range(40)], now)
+    scheduler.offer([text(1, 100, now) for _ in range(40)], now)
+    found = Counter()
+    for _ in range(40):
+        batch = scheduler.choose(ROOM, now)
+        found[batch.backbone] += 1
+        now = run(scheduler, batch, now, 50 * MS)
+    assert abs(found[0] - found[1]) <= 4
+
+
+def test_the_next_backbone_is_tried_if_the_policy_chooses_none_of_the_first():
+    class OnlyTheSecond:
+        def select(self, columns, start_ns, capacity, cost):
+            return np.arange(len(columns)) if columns.backbone[0] == 1 else np.empty(0, np.int64)
+
+    scheduler = Scheduler(OnlyTheSecond(), Limits(10**6, 10**9), backbones=2)
+    scheduler.offer([text(0, arrival=0, deadline=10**12)], 0)
+    scheduler.offer([text(1, arrival=1, deadline=10**13)], 1)
+    batch = scheduler.choose(ROOM, 2)
+    assert batch is not None and batch.backbone == 1
+
+
+def learned(slow=4, rounds=20, **options):
+    """Returns a scheduler that has learned: a batch of the second backbone takes so many times as long."""
+    scheduler, now = scheduler_of(admission=True, **options), 0
+    for number in range(2 * rounds):
+        backbone = number % 2
+        scheduler.offer([text(backbone, 50 + number) for _ in range(2)], now)
+        batch = scheduler.choose(Capacity(10**4, 100, 100), now)
+        now = run(scheduler, batch, now, int((10 + batch.tokens / 10) * MS) * (slow if backbone else 1))
+    return scheduler, now
+
+
+def test_costs_are_learned_by_backbone():
+    scheduler, now = learned()
+    for backbone, slower in ((0, 1), (1, 4)):
+        scheduler.offer([text(backbone, 100, now)], now)
+        batch = scheduler.choose(Capacity(10**4, 100, 100), now)
+        assert batch.expected_ns == pytest.approx(20 * MS * slower, rel=0.05)
+        now = run(scheduler, batch, now, 20 * MS * slower)
+
+
+def test_admission_knows_the_time_of_each_backbone_and_counts_the_whole_line():
+    scheduler, now = learned()
+    scheduler.offer([text(0, 100, now, now + 40 * MS)], now)  # takes 20 ms
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([text(1, 100, now, now + 70 * MS)], now)  # takes 80 ms
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([text(1, 100, now, now + 90 * MS)], now)  # which begin when the other text is done
+    scheduler.offer([text(1, 100, now, now + 130 * MS)], now)
+    with pytest.raises(DeadlineMissed):  # the line has 100 ms of work
+        scheduler.offer([text(0, 100, now, now + 60 * MS)], now)
+
+
+def test_a_line_that_is_too_long_for_a_deadline_is_known_from_the_work_of_both():
+    scheduler, now = learned()
+    room = Capacity(200, 100, 100)
+    for _ in range(40):  # full batches of both
+        for backbone in (0, 1):
+            scheduler.offer([text(backbone, 100, now) for _ in range(4)], now)
+    for _ in range(8):
+        batch = scheduler.choose(room, now)
+        now = run(scheduler, batch, now, 30 * MS * (4 if batch.backbone else 1))
+    waiting = [scheduler.columns.text(index) for index in range(len(scheduler.columns))]
+    waits_ns = sum(own.tokens * (4 if own.backbone else 1) * 30 * MS / 200 for own in waiting)
+    scheduler.offer([text(1, 100, now, now + int(3 * waits_ns), tenant=77)], now)
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([text(1, 100, now, now + 80 * MS, tenant=1)], now)
+
+
+def test_a_late_text_is_dropped_by_the_time_of_its_own_backbone():
+    scheduler, now = learned()
+    scheduler.offer([text(0, 100, now, now + 25 * MS, 1)], now)
+    scheduler.offer([text(1, 100, now, now + 150 * MS, 2)], now)
+    assert [own.number for own in scheduler.expired(now + 10 * MS)] == [1]  # takes 20 ms
+    assert not scheduler.expired(now + 40 * MS)
+    assert [own.number for own in scheduler.expired(now + 80 * MS)] == [2]  # takes 80 ms
+
+
+def test_stages_have_shares_of_their_own_for_each_backbone():
+    scheduler, now = scheduler_of(commit_ns=0), 0
+    shares = {0: (30 * MS, 10 * MS), 1: (10 * MS, 30 * MS)}
+    for number in range(60):
+        scheduler.offer([text(number % 2, 50 + number % 7)], now)
+        batch = scheduler.choose(Capacity(1000, 10, 10, in_flight=3), now)
+        now = run(scheduler, batch, now, 40 * MS, shares[batch.backbone])
+    assert scheduler.costs[0].shares == pytest.approx([0.75, 0.25])
+    assert scheduler.costs[1].shares == pytest.approx([0.25, 0.75])
+    room = Capacity(1000, 10, 10, in_flight=3)
+    scheduler.offer([text(0, 53, now)], now)
+    first = scheduler.choose(room, now)
+    scheduler.started(first, now)
+    scheduler.offer([text(1, 53, now)], now)
+    assert scheduler.choose_at(now) == pytest.approx(now + 0.75 * first.expected_ns, rel=0.1)  # the first stage is free
+
+
+def test_what_waits_is_told_by_backbone():
+    scheduler = scheduler_of()
+    scheduler.offer([SimulatedText(tokens=1, bytes=5, arrival_ns=0, tenant=1, backbone=0)], 0)
+    scheduler.offer([SimulatedText(tokens=1, bytes=7, arrival_ns=0, tenant=2, backbone=1) for _ in range(2)], 0)
+    assert [scheduler.waiting(backbone) for backbone in (0, 1)] == [(1, 5), (2, 14)]
