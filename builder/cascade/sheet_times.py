@@ -100,9 +100,9 @@ def timed(levels: Sequence[TimedLevel], tokens: int, rows: int, prunes: bool) ->
         for watched, number in ways:
             taken = [levels[number].seconds(count, tokens, rows, watched) for count in counts]
             best[int(watched), number] = np.minimum(best[int(watched), number], taken)
-    best[1] = np.where(np.isinf(best[1]), best[0], best[1])
     for axis in range(best.ndim):  # less work never takes longer: if it did, something else was running
         best = np.flip(np.minimum.accumulate(np.flip(best, axis), axis), axis)
+    best[1] = np.where(np.isinf(best[1]), best[0], best[1])  # where nobody asks
     sheets = tuple(count * tokens for count in counts)
     plain, watched = best.tolist()
     return [SheetTimes(sheets, tuple(own), tuple(more)) for own, more in zip(plain, watched, strict=True)]

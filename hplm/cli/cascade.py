@@ -40,11 +40,14 @@ def _register_profile(actions: argparse._SubParsersAction) -> None:
         "profile",
         help="measure what plans of a tenant's levels score and cost",
         description="Compute each level of a tenant's newest version once on labelled texts, and try plans of one to three "
-        "levels on the answers. The same command changes nothing.",
+        "levels on the answers. The same command changes nothing, except for --again.",
     )
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
     command.add_argument("--id", required=True, help="name of the tenant")
     held_out_options(command)
+    command.add_argument(
+        "--again", action="store_true", help="measure times again, because this machine was busy or another one will serve"
+    )
     command.add_argument("--picture", type=Path, metavar="FILE", help="draw scores over costs into a .png, .svg or .pdf file")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -84,7 +87,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     tenant = find_tenant(store, args.id)
     levels = open_levels(store, tenant)
     precision = served_precision(store, args.dtype, device)
-    profile, is_new = profile_tenant(store, tenant, levels, args.texts, precision, device, args.seen)
+    profile, is_new = profile_tenant(store, tenant, levels, args.texts, precision, device, args.seen, again=args.again)
     if args.picture is not None:
         from builder.cascade.profile_picture import draw_profile
 

@@ -78,9 +78,9 @@ def cut(path, target, lines):
     return target
 
 
-def profiled(store, texts, tenant_id="pair", precision=FP32):
+def profiled(store, texts, tenant_id="pair", again=False):
     tenant = store.tenant(tenant_id)
-    return profile_tenant(store, tenant, open_levels(store, tenant), texts, precision, CPU, show_progress=False)
+    return profile_tenant(store, tenant, open_levels(store, tenant), texts, FP32, CPU, show_progress=False, again=again)
 
 
 def run(capsys, *arguments):
@@ -148,6 +148,7 @@ def test_the_same_command_computes_nothing_and_a_new_calibration_no_level(store,
 
     monkeypatch.setattr("builder.cascade.workload.computed", refuse)
     assert profiled(store, texts) == (first, False)
+    assert profiled(store, texts, again=True) == (first, True)
     make_level(store, store.tenant("pair"), "small", calibration=replace(CALIBRATION, temperature=1.5))
     again, is_new = profiled(store, texts)
     assert is_new and again.report["levels"][0]["score"] == first.report["levels"][0]["score"]

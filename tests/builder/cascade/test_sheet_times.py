@@ -62,6 +62,11 @@ def test_a_slow_moment_does_not_count():
     assert stalling == timed([Clock(0.001, 0.00001), Clock(0.010, 0.00004)], 25, 1, prunes=False)
 
 
+def test_attention_may_cost_more_than_all_layers():
+    deep, own = timed([Clock(0.009, 0.00003), Clock(0.010, 0.00004)], 25, 1, prunes=True)
+    assert deep.watched[-1] == pytest.approx(2 * deep.seconds[-1]) and deep.watched[-1] > own.seconds[-1]
+
+
 def test_times_are_stored_as_milliseconds():
     assert SheetTimes.read(TIMES.stored()) == TIMES
     for name, value in (
