@@ -130,8 +130,8 @@ class Admission:
         waiting = np.bincount(columns.backbones, columns.counts, count)
         tokens[texts[0].backbone] += sum(text.tokens for text in texts)
         waiting[texts[0].backbone] += len(texts)
-        both = zip(tokens.tolist(), waiting.tolist(), strict=True)
-        return sum(cost.predict(own, count) for cost, (own, count) in zip(self._costs, both, strict=True) if count)
+        waits = [backbone for backbone in range(count) if waiting[backbone]]
+        return sum(self._costs[backbone].predict(float(tokens[backbone]), float(waiting[backbone])) for backbone in waits)
 
     def _done_at(self, texts: Sequence[Waiting], tokens: float, deadline: int, columns: Columns, now_ns: int) -> float:
         start, text = max(self._start_ns, now_ns), texts[0]

@@ -1,5 +1,6 @@
 """Several backbones in one engine: each text is computed by its own, whatever else is in the line."""
 
+import random
 import threading
 import time
 from dataclasses import replace
@@ -16,9 +17,12 @@ from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_toy
 from tests.backbones import DEEP
-from tests.engine.asker import PARAMETERS, stages_of
+from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.equality import Comparison
+from tests.ladders import HALF, OWN, make_ladders
 from tests.naming import naming
+from tests.tasks import TENANTS as TASK_TENANTS
+from tests.tasks import question
 
 STAGED = (stages_of(0, CONFIG.upper_layers - 1), stages_of(1, DEEP.upper_layers - 1))
 
@@ -38,12 +42,12 @@ class Both:
         self.answers = {}
         self._arrived = threading.Condition()
 
-    def ask(self, backbone, tenant_id, texts, signed_by=None):
+    def ask(self, backbone, tenant_id, texts, pairs=None, signed_by=None, rung=0):
         view = self.service.served[backbone].backbone.view
         tenant = view.snapshot.find(tenant_id)
-        found = self.lookups[backbone].resolve(view, tenant, texts, None, False, None)
+        found = self.lookups[backbone].resolve(view, tenant, texts, pairs, False, None)
         found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0)
+        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0, rung)
         number = len(self.answers)
         self.answers[number] = []
 
@@ -53,7 +57,7 @@ class Both:
                 self._arrived.notify_all()
 
         chosen = backbone if signed_by is None else signed_by
-        self.service.submit(ticket, found, respond, backbone=chosen)
+        self.service.submit(ticket, found, respond, with_confidence=bool(rung), backbone=chosen)
         return number
 
     def wait(self, number):
@@ -162,3 +166,26 @@ def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeyp
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     with pytest.raises(InvalidInput, match=naming(*named)):
         read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})
+
+
+def test_texts_of_a_ladder_climb_in_their_own_backbone(toy, tmp_path):
+    """Those of `toy` have one level alone."""
+    ladders = make_ladders(tmp_path, (HALF, OWN))
+    asker, plain = Both([toy.folder, ladders.folder], slots="16"), Asker(ladders.folder, slots="16")
+    rng, asked = random.Random(5), []
+    for number in range(80):
+        tenant = TASK_TENANTS[number % len(TASK_TENANTS)]
+        text, pair = question(rng, tenant.task)
+        given = [text], pair and [" ".join(pair.split()[:30])]  # in one window
+        asked.append((asker.ask(1, tenant.id, *given, rung=1), plain.ask(tenant.id, *given, rung=1, confidence=True)))
+        asker.ask(0, "acme", [text])
+    levels, comparison = set(), Comparison()
+    for number, alone in asked:
+        (found,), (expected,) = asker.wait(number), plain.wait(alone)
+        assert found.level == expected.level
+        comparison.add(str(number), found.logits, expected.logits)
+        levels.add(found.level)
+    comparison.assert_equal("fp32")
+    assert levels == {1, 2}
+    asker.service.close()
+    plain.close()
