@@ -42,6 +42,7 @@ SWEPT = "minilm"  # the size that is measured with all slot counts and batch siz
 BATCH_SIZES = (8, 16, 32, 128)  # in addition to the 64 of the main figures
 IN_EIGHT_BITS = {"one": 1, "batch": 10}  # texts of EIGHT_BITS_TOKENS
 EIGHT_BITS_TOKENS = 128
+MIXED, MIXED_LENGTHS = (32, 94, 256, 1024), (8, 65)  # tokens of a batch; the texts' lengths, the last one excluded
 
 
 class MeasuredLayers:
@@ -126,6 +127,26 @@ class MeasuredLayers:
             figures |= {"onnx_over_int8": eight_bits["onnx"], "onnx_over_int8_least": eight_bits["onnx_least"]}
             figures["of_ratio_of_layers"] = round(eight_bits["onnx"] / layers, 3)
         return figures
+
+    def attention_kernel(self) -> dict:
+        """Measures the layers with the compiled attention. Returns their speed over that with torch's, by tokens of a batch."""
+        engines = {
+            str(self.dtype).removeprefix("torch."): self.engine,
+            INT8: Engine(random_backbone(self.config)[1], self.device, torch.float32, eight_bits=True),
+        }
+        return {name: {str(tokens): self._with_kernel(engine, tokens) for tokens in MIXED} for name, engine in engines.items()}
+
+    def _with_kernel(self, engine: Engine, tokens: int) -> float:
+        lengths = mixed_lengths(tokens)
+        x = self._random(tokens, self.config.hidden).to(engine.dtype)
+        runs = {
+            name: partial(self._timed_layers, engine, x, PackedAttention(lengths, self.config.heads, compiled=name == "kernel"))
+            for name in ("kernel", "torch")
+        }
+        return speeds_of(self._time(runs), "kernel")["torch"]
+
+    def _timed_layers(self, engine: Engine, x: Tensor, attend: PackedAttention, _: int) -> float:
+        return self._timed(lambda: engine.through(x, attend), len(x))
 
     def slots(self, rows: int) -> dict:
         """Measures full rows that are cut into more and more slots. Returns the speed-up over one slot a row."""
@@ -291,6 +312,7 @@ def bench_engine(case: EngineBench) -> dict:
         of_size["one"] = {str(tokens): layers.one(tokens) for tokens in ONE}
         if device.type == "cpu":
             of_size["sizes"] = measure_sizes(SIZES[size], layers.engine, case.seconds)
+            of_size["attention_kernel"] = layers.attention_kernel()
         if size == SWEPT:
             figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
             figures["masks"] = layers.masks()
@@ -321,6 +343,14 @@ def batches_of(texts: int, variance: int) -> list[np.ndarray]:
 
 def lengths_of(texts: int, variance: int, generator: np.random.Generator) -> np.ndarray:
     return generator.normal(MEAN, variance**0.5, texts).round().clip(*CLIP).astype(np.int64)
+
+
+def mixed_lengths(tokens: int) -> list[int]:
+    """Returns lengths of texts with so many tokens together, the longest first."""
+    generator, lengths = np.random.default_rng(tokens), list[int]()
+    while (left := tokens - sum(lengths)) > 0:
+        lengths.append(min(int(generator.integers(*MIXED_LENGTHS)), left))
+    return sorted(lengths, reverse=True)
 
 
 def filling(tokens: int, variance: int) -> np.ndarray:
@@ -372,6 +402,8 @@ def table_of(figures: dict) -> str:
             lines.append(f"{size} alone {tokens:>4}: {one}")
         if "sizes" in figures[size]:
             lines.append(f"{size} batches of many sizes: {figures[size]['sizes']}")
+        for name, one in figures[size].get("attention_kernel", {}).items():
+            lines.append(f"{size} mixed lengths in {name}, compiled attention to torch's: {one}")
         for name, one in figures[size].get(INT8, {}).items():
             lines.append(f"{size} {name} of {EIGHT_BITS_TOKENS} in 8 bits: {one}")
     lines += [f"slots of {rows} rows, speed-up over one: {one}" for rows, one in figures.get("slots", {}).items()]

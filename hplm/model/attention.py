@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
-from hplm.model.kernel import attends, kernel
+from hplm.model.kernel import attending
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 class PackedAttention:
     """Self-attention inside each packed sequence; `lengths` are their tokens. There is no padding and no score between texts.
 
-    One call computes all of them: the compiled kernel's on CPUs in 32 bits without gradients, and torch's on CUDA in 16 bits.
+    One call computes all of them: the compiled kernel's on CPUs where there are no gradients, and torch's on CUDA in 16 bits.
     Elsewhere there is one call for each length, and neighbouring sequences of equal length are computed together.
 
     `causal`: a token attends to itself and to those before it. Keys and values may have fewer heads than queries.
@@ -44,9 +44,9 @@ class PackedAttention:
             self._ends = sent(torch.tensor(self._bounds, dtype=torch.int32), device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if self._compiled and attends(query, query.shape[1] // self.heads, self._longest):
-            compiled = kernel()
-            assert compiled is not None and len(query) == self._bounds[-1]
+        compiled = attending(query, query.shape[1] // self.heads, self._longest) if self._compiled else None
+        if compiled is not None:
+            assert len(query) == self._bounds[-1]
             return compiled.attend(query, key, value, self._bounds, self.heads, self.causal, self._scores)
         if len(self.runs) == 1:
             ((_, count),) = self.runs

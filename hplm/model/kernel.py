@@ -22,6 +22,7 @@ LIBRARY = library(__file__)
 VERSION = 2  # of its functions
 LANES = 16  # numbers of a head are a multiple of it
 MOST_KEYS = 1 << 15  # numbers of a head in all tokens of a text, which lie on a thread's stack
+TYPES = (torch.float32, torch.bfloat16)
 WORTH = 1 << 16  # numbers to round that are worth another thread
 WORTH_ATTENDING = 1 << 17  # multiplications that are
 
@@ -58,9 +59,11 @@ class Kernel:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, starts: Array, heads: int, causal: bool, scores: int) -> Tensor:
         """Computes attention inside packed texts: tokens x (heads * head). Keys and values may have fewer heads.
 
-        `starts`: the first token of each text, and the end of the last one. `scores` are those of one head, of all texts.
+        It computes in 32 bits, and returns the type that it was given. `starts`: the first token of each text, and the end of
+        the last one. `scores` are those of one head, of all texts.
         """
-        query, key, value = (x if x.stride(1) == 1 else x.contiguous() for x in (query, key, value))
+        dtype = query.dtype
+        query, key, value = (x.float() if x.stride(1) == 1 else x.float().contiguous() for x in (query, key, value))
         head = query.shape[1] // heads
         out = query.new_empty(query.shape)
         attention = _Attention(
@@ -69,7 +72,7 @@ class Kernel:
         )  # fmt: skip
         threads = torch.get_num_threads() if scores * query.shape[1] >= WORTH_ATTENDING else 1
         self._attend(ctypes.byref(attention), len(starts) - 1, self.instructions, self._parallel, threads)
-        return out
+        return out.to(dtype)
 
 
 @cache
@@ -78,14 +81,9 @@ def kernel() -> Kernel | None:
     return opened(LIBRARY, VERSION, Kernel, "torch attends to texts and rounds to 8 bits instead, which takes longer")
 
 
-def attends(query: Tensor, head: int, longest: int) -> bool:
-    """Whether the kernel computes attention for this query, in heads of this size, for texts of up to `longest` tokens."""
-    return (
-        query.device.type == "cpu"
-        and query.dtype is torch.float32
-        and not torch.is_grad_enabled()  # it has no backward pass
-        and head % LANES == 0
-        and head * longest <= MOST_KEYS
-        and (compiled := kernel()) is not None
-        and compiled.instructions > 0
-    )
+def attending(query: Tensor, head: int, longest: int) -> Kernel | None:
+    """Returns the kernel if it attends with such queries, in heads of this size, to texts of up to `longest` tokens."""
+    if query.device.type != "cpu" or query.dtype not in TYPES or torch.is_grad_enabled():  # it has no backward pass
+        return None
+    compiled = kernel() if head % LANES == 0 and head * longest <= MOST_KEYS else None
+    return compiled if compiled is not None and compiled.instructions > 0 else None

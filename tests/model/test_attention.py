@@ -76,7 +76,8 @@ def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
 def _attended(attention, three, instructions):
     """Computes with a set of instructions of the compiled kernel; with gradients, torch computes."""
     with torch.set_grad_enabled(instructions == 0), patch.object(compiled, "instructions", instructions):
-        assert kernels.attends(three[0], three[0].shape[1] // attention.heads, max(attention.runs)[0]) == (instructions > 0)
+        used = kernels.attending(three[0], three[0].shape[1] // attention.heads, max(attention.runs)[0])
+        assert (used is not None) == (instructions > 0)
         return attention(0, *three)
 
 
@@ -137,11 +138,22 @@ def test_what_is_no_number_spoils_what_it_spoils_in_torch_and_no_other_text(inst
 
 
 @needs_kernel
+@torch.inference_mode()
+def test_attention_in_16_bits_is_that_of_torch():
+    lengths = [40, 40, 17, 5]
+    three = torch.randn(3, sum(lengths), 128, generator=torch.Generator().manual_seed(6)).bfloat16()
+    found, expected = (PackedAttention(lengths, 4, compiled=compiled)(0, *three) for compiled in (True, False))
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found, expected, atol=0.02)
+    assert torch.equal(found, PackedAttention(lengths, 4)(0, *three.float()).bfloat16())
+
+
+@needs_kernel
 def test_torch_attends_to_long_texts_and_in_other_types():
     query = torch.zeros(4, 64)
     with torch.no_grad():
-        assert kernels.attends(query, 64, kernels.MOST_KEYS // 64)
-        assert not kernels.attends(query, 64, kernels.MOST_KEYS // 64 + 1)
-        assert not kernels.attends(query, 8, 4)
-        assert not kernels.attends(query.bfloat16(), 64, 4)
-    assert not kernels.attends(query, 64, 4)  # it has no gradients
+        assert kernels.attending(query, 64, kernels.MOST_KEYS // 64) is compiled
+        assert kernels.attending(query, 64, kernels.MOST_KEYS // 64 + 1) is None
+        assert kernels.attending(query, 8, 4) is None
+        assert kernels.attending(query.half(), 64, 4) is None
+    assert kernels.attending(query, 64, 4) is None  # it has no gradients
