@@ -8,6 +8,7 @@ from bench.measuring.layer_runs import LayerRuns
 from bench.measuring.onnx_whole import OnnxWhole
 from bench.tools.timing import Timing
 from hplm.engine.engine import INT8, Engine
+from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 
 TEXTS = {"one": 1, "batch": 10}
@@ -25,7 +26,8 @@ def measure_eight_bits(runs: LayerRuns, whole: OnnxWhole | None) -> dict:
 
 def _measured(runs: LayerRuns, engines: dict[str, Engine], whole: OnnxWhole | None, texts: int) -> dict:
     tokens = texts * TOKENS
-    timed = {name: runs.layers(engine, texts, TOKENS) for name, engine in engines.items()}
+    attend = PackedAttention([TOKENS] * texts, runs.config.heads)
+    timed = {name: runs.layers(engine, attend, tokens) for name, engine in engines.items()}
     if whole is not None:
         inputs = whole.inputs(texts, TOKENS)
         timed["onnx"] = runs.timed(lambda: whole.run(inputs), tokens)

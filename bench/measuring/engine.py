@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from bench.engine import EngineBench
+from bench.measuring.attention_kernel import measure_attention_kernel
 from bench.measuring.eight_bits import TOKENS as EIGHT_BITS_TOKENS
 from bench.measuring.eight_bits import measure_eight_bits
 from bench.measuring.layer_runs import LayerRuns, clock
@@ -133,6 +134,7 @@ def bench_engine(case: EngineBench) -> dict:
         of_size["one"] = {str(tokens): measure_one(runs, tokens) for tokens in ONE}
         if device.type == "cpu":
             of_size["sizes"] = measure_sizes(SIZES[size], runs.engine, case.seconds)
+            of_size["attention_kernel"] = measure_attention_kernel(runs)
         if size == SWEPT:
             figures["slots"] = {str(rows): packings.slots(rows) for rows in SLOT_ROWS}
             figures["masks"] = packings.masks()
@@ -180,6 +182,8 @@ def table_of(figures: dict) -> str:
             lines.append(f"{size} alone {tokens:>4}: {one}")
         if "sizes" in figures[size]:
             lines.append(f"{size} batches of many sizes: {figures[size]['sizes']}")
+        for name, one in figures[size].get("attention_kernel", {}).items():
+            lines.append(f"{size} mixed lengths in {name}, compiled attention to torch's: {one}")
         for name, one in figures[size].get(INT8, {}).items():
             lines.append(f"{size} {name} of {EIGHT_BITS_TOKENS} in 8 bits: {one}")
     lines += [f"slots of {rows} rows, speed-up over one: {one}" for rows, one in figures.get("slots", {}).items()]

@@ -134,11 +134,10 @@ class LayerRuns:
 
         return self.timed(run, texts * tokens)
 
-    def layers(self, engine: Engine, texts: int, tokens: int) -> Run:
-        """Returns a function that runs the layers of another engine, whose packed texts have one length."""
-        attend = PackedAttention([tokens] * texts, self.config.heads)
-        x = torch.randn(texts * tokens, self.config.hidden, generator=torch.Generator().manual_seed(1))
-        return self.timed(lambda: engine.through(x, attend), texts * tokens)
+    def layers(self, engine: Engine, attend: PackedAttention, tokens: int) -> Run:
+        """Returns a function that runs the layers of another engine over packed texts with so many tokens together."""
+        x = self._random(tokens, self.config.hidden).to(engine.dtype)
+        return self.timed(lambda: engine.through(x, attend), tokens)
 
     def timed(self, run: Callable[[], object], tokens: int) -> Run:
         """Returns a function that runs the same each time."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
+from hplm.model.kernel import attending
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 
@@ -21,21 +22,32 @@ CPU = torch.device("cpu")
 class PackedAttention:
     """Self-attention inside each packed sequence; `lengths` are their tokens. There is no padding and no score between texts.
 
-    Neighbouring sequences of equal length are computed together. CUDA has a kernel for sequences of any length in 16 bits,
-    which takes one call. Elsewhere there is one call for each length.
+    One call computes all of them: the compiled kernel's on CPUs where there are no gradients, and torch's on CUDA in 16 bits.
+    Elsewhere there is one call for each length, and neighbouring sequences of equal length are computed together.
 
     `causal`: a token attends to itself and to those before it. Keys and values may have fewer heads than queries.
     """
 
-    def __init__(self, lengths: Sequence[int], heads: int, device: torch.device = CPU, causal: bool = False) -> None:
+    def __init__(
+        self, lengths: Sequence[int], heads: int, device: torch.device = CPU, causal: bool = False, compiled: bool = True
+    ) -> None:
+        """`compiled`: use the compiled kernel where it can attend."""
         self.heads = heads
         self.causal = causal
+        self._compiled = compiled
         self.runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
+        self._bounds = np.cumsum([0, *lengths], dtype=np.int64)
+        self._longest = max(lengths, default=0)
+        self._scores = sum(length * length * count for length, count in self.runs)
         self._ends: Tensor | None = None
         if device.type == "cuda" and len(self.runs) > 1:
-            self._ends = sent(torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32), device)
+            self._ends = sent(torch.tensor(self._bounds, dtype=torch.int32), device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        compiled = attending(query, query.shape[1] // self.heads, self._longest) if self._compiled else None
+        if compiled is not None:
+            assert len(query) == self._bounds[-1]
+            return compiled.attend(query, key, value, self._bounds, self.heads, self.causal, self._scores)
         if len(self.runs) == 1:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads, causal=self.causal)
@@ -50,7 +62,7 @@ class PackedAttention:
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
-        longest, head = max(length for length, _ in self.runs), query.shape[1] // self.heads
+        longest, head = self._longest, query.shape[1] // self.heads
         options: dict[str, Any] = {"window_size": (-1, 0)} if self.causal else {}
         if key.shape[1] < query.shape[1]:
             options["enable_gqa"] = True

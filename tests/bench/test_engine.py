@@ -41,6 +41,7 @@ def test_every_figure_is_there(monkeypatch):
         assert all(rate > 0 for rate in figures["masks"][kind].values()) and len(figures["masks"][kind]) == 5
     assert set(figures["minilm"]["one"]) == {"128", "512"}
     assert all(figure > 0 for figure in figures["minilm"]["sizes"].values())
+    assert all(set(of) == {"32", "94", "256", "1024"} for of in figures["minilm"]["attention_kernel"].values())
     assert figures["dtype"] == "float32"
     in_eight_bits = figures["minilm"]["int8"]
     assert figures["int8_over_fp32"] == min(in_eight_bits[name]["int8_over_fp32"] for name in ("one", "batch"))

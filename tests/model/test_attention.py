@@ -1,9 +1,18 @@
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hplm.model import kernel as kernels
 from hplm.model.attention import CPU, PackedAttention, RowAttention
+
+compiled = kernels.kernel()
+INSTRUCTIONS = range(1, 1 + (compiled.instructions if compiled else 0))
+needs_kernel = pytest.mark.skipif(not INSTRUCTIONS, reason="hplm was installed without a C compiler, or this CPU has no AVX2")
 
 
 def _plain(query, key, value, heads):
@@ -62,3 +71,89 @@ def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
     attention = PackedAttention(lengths, heads)
     attention._ends = torch.tensor([0, 5, 8, 9], dtype=torch.int32)
     assert torch.allclose(attention(0, *whole), PackedAttention(lengths, heads)(0, *whole), atol=0.05)
+
+
+def _attended(attention, three, instructions):
+    """Computes with a set of instructions of the compiled kernel; with gradients, torch computes."""
+    with torch.set_grad_enabled(instructions == 0), patch.object(compiled, "instructions", instructions):
+        used = kernels.attending(three[0], three[0].shape[1] // attention.heads, max(attention.runs)[0])
+        assert (used is not None) == (instructions > 0)
+        return attention(0, *three)
+
+
+@needs_kernel
+@given(
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=8),
+    head=st.sampled_from([16, 32, 48, 64, 128]),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 1)]),
+    causal=st.booleans(),
+    size=st.sampled_from([0, 1e-20, 1, 30, 1e6]),
+    seed=st.integers(0, 99),
+)
+def test_the_kernel_attends_as_torch_does(lengths, head, heads, causal, size, seed):
+    heads, kv_heads = heads
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(sum(lengths), (heads + 2 * kv_heads) * head, generator=generator)
+    whole[:, : heads * head] *= size
+    three = whole.split_with_sizes([heads * head, kv_heads * head, kv_heads * head], dim=1)
+    attention = PackedAttention(lengths, heads, causal=causal)
+    expected = _attended(attention, [x.double() for x in three], 0).float()
+    # A score has an error in proportion to it. So large ones may change which of two keys is seen.
+    off = 1e-6 * (1 + size * head) * three[2].abs().max()
+    for instructions in INSTRUCTIONS:
+        found = _attended(attention, three, instructions)
+        if size <= 30:
+            assert (found - expected).abs().max() <= off
+        else:
+            assert ((found - expected).abs() < 1e-3).float().mean() > 0.9
+
+
+@needs_kernel
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, causal):
+    lengths = [300, 64, 33, 33, 16, 9, 1]
+    three = torch.randn(3, sum(lengths), 128, generator=torch.Generator().manual_seed(2))
+    together = _attended(PackedAttention(lengths, 4, causal=causal), three, instructions)
+    parts = three.split(lengths, dim=1)
+    alone = [_attended(PackedAttention([part.shape[1]], 4, causal=causal), part, instructions) for part in parts]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@needs_kernel
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("which", range(3))
+def test_what_is_no_number_spoils_what_it_spoils_in_torch_and_no_other_text(instructions, bad, which):
+    lengths, heads = [20, 37], 2
+    three = torch.randn(3, sum(lengths), heads * 32, generator=torch.Generator().manual_seed(5))
+    attention = PackedAttention(lengths, heads)
+    before = _attended(attention, three, instructions)
+    three[which, 25, 3] = bad
+    after, expected = _attended(attention, three, instructions), _attended(attention, three, 0)
+    assert torch.equal(after[:20], before[:20])
+    assert torch.equal(after.isfinite(), expected.isfinite())
+    assert not after[20:].isfinite().all()
+    assert torch.allclose(after, expected, atol=1e-5, equal_nan=True)
+
+
+@needs_kernel
+@torch.inference_mode()
+def test_attention_in_16_bits_is_that_of_torch():
+    lengths = [40, 40, 17, 5]
+    three = torch.randn(3, sum(lengths), 128, generator=torch.Generator().manual_seed(6)).bfloat16()
+    found, expected = (PackedAttention(lengths, 4, compiled=compiled)(0, *three) for compiled in (True, False))
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found, expected, atol=0.02)
+    assert torch.equal(found, PackedAttention(lengths, 4)(0, *three.float()).bfloat16())
+
+
+@needs_kernel
+def test_torch_attends_to_long_texts_and_in_other_types():
+    query = torch.zeros(4, 64)
+    with torch.no_grad():
+        assert kernels.attending(query, 64, kernels.MOST_KEYS // 64) is compiled
+        assert kernels.attending(query, 64, kernels.MOST_KEYS // 64 + 1) is None
+        assert kernels.attending(query, 8, 4) is None
+        assert kernels.attending(query.half(), 64, 4) is None
+    assert kernels.attending(query, 64, 4) is None  # it has no gradients
