@@ -67,21 +67,20 @@ class Governor:
         self._beyond[only] = self._asks_for_more(only)
         return min(self.rung, len(costs) - 1) if self._beyond[number] else 0
 
-    def chosen(
-        self, tokens: int, texts: int, adapters: float, columns: Columns, crowded: bool, cost: Cost, now_ns: int
-    ) -> None:
+    def chosen(self, full: tuple[int, int, float] | None, columns: Columns, crowded: bool, cost: Cost, now_ns: int) -> None:
         """Looks at the line after a batch has left it. `crowded`: more texts waited, or were not served, than a batch holds.
 
-        `cost`: of the batch's backbone. The others' full batches count as if they took as long.
+        `full`: the tokens, texts and adapters of the batch, if it left texts of its backbone waiting. `cost`: of this
+        backbone. The others' full batches count as if they took as long.
         """
-        if crowded:
-            held = np.array([tokens, texts, adapters], float)
+        if crowded and full:
+            held = np.array(full, float)
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
         if self._full is not None:
-            full: list[float] = self._full.tolist()
-            batch_ns = max(1.0, float(cost.predict(*full)) * cost.slowest)
+            mean: list[float] = self._full.tolist()
+            batch_ns = max(1.0, float(cost.predict(*mean)) * cost.slowest)
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
-            self._capacity = full[0] * self._horizon_ns / batch_ns
+            self._capacity = mean[0] * self._horizon_ns / batch_ns
         if not self.rung and not self._last[self._all].any():  # no tenant has a choice
             return
         if crowded or self.rung:

@@ -180,7 +180,8 @@ class Scheduler(Generic[T]):
             selection = self._select(backbone, columns, start_ns, own)
             if len(selection.indexes):
                 chosen = selection.indexes if indexes is None else indexes[selection.indexes]
-                return self._take(backbone, chosen, selection.places, crowd, now_ns)
+                left = len(columns) - len(chosen)
+                return self._take(backbone, chosen, selection.places, crowd, left, now_ns)
         return None
 
     def _select(self, backbone: int, columns: Columns, start_ns: int, capacity: Capacity) -> Selection:
@@ -195,8 +196,10 @@ class Scheduler(Generic[T]):
             selection = Selection(FirstComeFirstServed().select(columns, start_ns, capacity, cost))
         return selection
 
-    def _take(self, backbone: int, indexes: Array, places: Places | None, waits_a_crowd: bool, now_ns: int) -> Batch[T]:
-        """Takes the chosen texts out of the line."""
+    def _take(
+        self, backbone: int, indexes: Array, places: Places | None, waits_a_crowd: bool, left: int, now_ns: int
+    ) -> Batch[T]:
+        """Takes the chosen texts out of the line. `left`: how many others of their backbone stay in it."""
         learned = self._backbones[backbone]
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
@@ -209,10 +212,11 @@ class Scheduler(Generic[T]):
         self._running.append(batch)
         self._backbones.chosen(backbone, expected)
         crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
+        full = (tokens, len(texts), adapters) if left or self._unserved else None
         self._unserved = 0
-        self.governor.chosen(tokens, len(texts), adapters, self.columns, crowded, learned.cost, now_ns)
+        self.governor.chosen(full, self.columns, crowded, learned.cost, now_ns)
         if self._admission:
-            self._admission.chosen(backbone, tokens, len(texts), adapters, is_full=len(self.columns) > 0)
+            self._admission.chosen(backbone, tokens, len(texts), adapters, is_full=left > 0)
             self._recount(now_ns)
         return batch
 

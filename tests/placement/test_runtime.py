@@ -113,8 +113,8 @@ class Served:
         stager = SimpleNamespace(stage=self._stage, finish=lambda staged: None, release=list.clear, overlap=Overlap())
         instruments = SimpleNamespace(started=self._started, computed=lambda staged: None)
         self._batches = self.ended = 0  # `ended`: stages of batches
-        backbone = SimpleNamespace(stager=stager, engine=self.engine, instruments=instruments)
-        self.pipeline = Quiet(self.line, capacity, [backbone], nullcontext, lambda: None, 1)
+        own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
+        self.pipeline = Quiet(self.line, capacity, [own], nullcontext, lambda: None, 1)
 
     def state(self):
         return self.told.events, self.engine.reached, self.ended

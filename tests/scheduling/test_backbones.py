@@ -198,6 +198,17 @@ def test_a_line_that_is_too_long_for_a_deadline_is_known_from_the_work_of_both()
         scheduler.offer([text(1, 100, now, now + 80 * MS, tenant=1)], now)
 
 
+def test_a_small_batch_beside_texts_of_the_other_backbone_is_not_a_full_one():
+    scheduler, now = learned(slow=1)
+    room = Capacity(200, 100, 100)
+    for _ in range(30):  # one text of the second backbone comes for each full batch of the first one
+        scheduler.offer([text(0, 50, now) for _ in range(4)], now)
+        scheduler.offer([text(1, 20, now)], now)
+        if (batch := scheduler.choose(room, now)) is not None:
+            now = run(scheduler, batch, now, 20 * MS)
+    assert scheduler._admission._full[0] == room.tokens  # all that it learns from are the batches of the first backbone
+
+
 def test_a_late_text_is_dropped_by_the_time_of_its_own_backbone():
     scheduler, now = learned()
     scheduler.offer([text(0, 100, now, now + 25 * MS, 1)], now)

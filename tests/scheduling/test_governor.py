@@ -65,7 +65,7 @@ class Engine:
             self.waits[name] = int(max(0, self.waits[name] - share))
         left = [SimulatedText(tokens=tokens, arrival_ns=0, tenant=name) for name, tokens in self.waits.items() if tokens]
         if waited:
-            self.governor.chosen(min(waited, FULL), 10, 0, Columns(left), waited > FULL, self._cost, self.now)
+            self.governor.chosen((min(waited, FULL), 10, 0), Columns(left), waited > FULL, self._cost, self.now)
 
 
 def _changes(rungs):
