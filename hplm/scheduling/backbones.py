@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import FIRST, CostModel
 
+LEARNING = 0.1  # rate of running means
 LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond that of another one with waiting texts
 
 
@@ -21,6 +23,19 @@ class Learned:
         self.cost = CostModel()
         self.loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         self.further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
+
+    def first_ns(self, tokens: int, texts: int, slot_keys: int) -> float:
+        """Returns how long the first passes of a batch will take."""
+        return float(self.cost.predict(tokens, texts, slot_keys * self.loaded))
+
+    def finished(self, batch: Batch[Any], adapters: int, took_ns: int, stages_ns: Sequence[int]) -> None:
+        """Learns from a batch, for which `adapters` adapters had to be loaded."""
+        self.loaded += LEARNING * (adapters / batch.slot_keys - self.loaded)
+        tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
+        first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
+        further = float(self.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
+        self.further += LEARNING * (further - self.further)
+        self.cost.observe(tokens, texts, adapters, took_ns, parts, stages_ns)
 
 
 class Backbones:

@@ -21,6 +21,7 @@ from hplm.scheduling.backbones import Backbones
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import FIRST, Cost, CostModel
+from hplm.scheduling.expiry import Expiry
 from hplm.scheduling.filling import fits
 from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits
@@ -32,7 +33,7 @@ from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
 LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
-LEARNING = 0.1  # rate of running means
+LEARNING = 0.1  # rate of the running mean of staging
 
 
 class Scheduler(Generic[T]):
@@ -68,8 +69,7 @@ class Scheduler(Generic[T]):
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
-        # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
-        self._earliest: tuple[int, bool] | None = None
+        self._expiry = Expiry(self.columns, self._backbones, answering_ns)
         self._ended = Ended()
         self._draining = False
 
@@ -110,7 +110,7 @@ class Scheduler(Generic[T]):
         self.columns.add(texts)
         if displaced:
             self._recount(now_ns)
-        self._joined(texts)
+        self._expiry.joined(texts)
         return displaced
 
     def again(self, texts: Sequence[T], now_ns: int) -> list[T]:
@@ -123,7 +123,7 @@ class Scheduler(Generic[T]):
             return list(texts)
         for text in texts:
             self.columns.add([text], again=True)
-        self._joined(texts)
+        self._expiry.joined(texts)
         self._recount(now_ns)
         return []
 
@@ -204,7 +204,7 @@ class Scheduler(Generic[T]):
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
         adapters = slot_keys * learned.loaded
-        expected = float(learned.cost.predict(tokens, len(indexes), adapters)) * (1 + learned.further)
+        expected = learned.first_ns(tokens, len(indexes), slot_keys) * (1 + learned.further)
         alone = not self._running
         promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
         texts = self._remove(indexes)
@@ -260,15 +260,8 @@ class Scheduler(Generic[T]):
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._ended = Ended(now_ns, batch.expected_ns, batch.backbone)
-        learned = self._backbones[batch.backbone]
-        learned.loaded += LEARNING * (adapters / batch.slot_keys - learned.loaded)
-        tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
-        first_ns = float(learned.cost.predict(batch.tokens, len(batch.texts), adapters))
-        further = float(learned.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
-        learned.further += LEARNING * (further - learned.further)
-        took_ns = sum(stages_ns) or now_ns - batch.started_ns
-        learned.cost.observe(tokens, texts, adapters, took_ns, parts, stages_ns)
-        self._earliest = None
+        self._backbones[batch.backbone].finished(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
+        self._expiry.forget()
         if self._admission:
             batch.judge(batch.texts, now_ns + self._answering_ns)
             self._admission.ran(now_ns)
@@ -294,7 +287,7 @@ class Scheduler(Generic[T]):
         for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
             promised = np.array([promised_to[id(text)] for text in texts])
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
-            expected = float(learned.cost.predict(tokens, len(texts), slot_keys * learned.loaded))
+            expected = learned.first_ns(tokens, len(texts), slot_keys)
             half = Batch(texts, tokens, slot_keys, now_ns, expected, False, promised, backbone=batch.backbone, is_half=True)
             self._halves.append(half)
         self.dropped(batch, now_ns)
@@ -310,8 +303,9 @@ class Scheduler(Generic[T]):
         """Returns when the next text expires if nothing changes until then, or NEVER if no text has a deadline."""
         if self._gone:
             return now_ns
-        earliest, predicted = self._earliest_start(now_ns)
-        return now_ns if predicted and earliest <= self._start_at(now_ns) else earliest
+        predicts = self._predicts(now_ns)
+        earliest = self._expiry.earliest(predicts)
+        return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped.
@@ -324,12 +318,11 @@ class Scheduler(Generic[T]):
         return chosen + gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
-        earliest, predicted = self._earliest_start(now_ns)
-        start_ns = self._start_at(now_ns) if predicted else now_ns
-        if earliest > start_ns:
+        predicts = self._predicts(now_ns)
+        start_ns = self._start_at(now_ns) if predicts else now_ns
+        if self._expiry.earliest(predicts) > start_ns:
             return
-        late = np.flatnonzero(self._last_start(predicted) <= start_ns)
-        leaving = self.columns.whole_requests(late)
+        leaving = self.columns.whole_requests(self._expiry.late(start_ns, predicts))
         promised = np.count_nonzero(~self.columns.came_back[leaving])
         self._unserved += int(self.columns.tokens[leaving].sum())
         self._gone += self._remove(leaving)
@@ -340,40 +333,6 @@ class Scheduler(Generic[T]):
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""
         return self._admission is not None and self._admission.is_believed(bool(self._running), now_ns)
-
-    def _earliest_start(self, now_ns: int) -> tuple[int, bool]:
-        """Returns when the first waiting text must start, or NEVER, and whether that is predicted.
-
-        Every request asks for it. So it is kept, and computed again only after texts have left or the prediction has changed.
-        """
-        predicts = self._predicts(now_ns)
-        if self._earliest is None or self._earliest[1] != predicts:
-            self._earliest = int(self._last_start(predicts).min(initial=NEVER)), predicts
-        return self._earliest
-
-    def _joined(self, texts: Sequence[T]) -> None:
-        if self._earliest:
-            self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
-
-    def _earliest_of(self, texts: Sequence[T], predicts: bool) -> int:
-        """Returns the least of the last starts of new texts, without arrays: most requests have one text."""
-        starts = (text.deadline_ns - int(predicts and self._needed_ns(text)) for text in texts if text.deadline_ns)
-        return min(starts, default=NEVER)
-
-    def _last_start(self, predicts: bool) -> Array:
-        """Returns for each waiting text when it must start, in a batch of its own, to be in time.
-
-        This is its deadline where nothing is predicted, as without admission.
-        """
-        deadline = self.columns.deadline
-        if not predicts:
-            return deadline
-        needed_ns = self._backbones.alone_ns(self.columns, self._answering_ns).astype(np.int64)
-        return np.where(deadline == NEVER, NEVER, deadline - needed_ns)
-
-    def _needed_ns(self, text: T) -> float:
-        """Returns the time from the start of a batch of one text until its client has the answer."""
-        return self._backbones.needed_ns(text.backbone, text.tokens, self._answering_ns)
 
     def _recount(self, now_ns: int) -> None:
         if self._admission:
@@ -396,7 +355,7 @@ class Scheduler(Generic[T]):
 
     def _remove(self, indexes: Array) -> list[T]:
         texts = self.columns.remove(indexes)
-        self._earliest = None
+        self._expiry.forget()
         return texts
 
 
