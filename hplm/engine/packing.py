@@ -24,7 +24,7 @@ from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.model.attention import CrossAttention, PackedAttention, RowAttention, RowCrossAttention
 from hplm.model.layer import Attend
-from hplm.model.sizes import rounded_up
+from hplm.model.sizes import LEAST_STEP, rounded_up
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
 
@@ -59,8 +59,9 @@ class Arrangement:
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
         """`causal`: a token attends to itself and to those before it."""
         if self.width is None:
-            behind = self.rows - int(self.lengths.sum())  # rows that see each other alone, like one more text
-            return PackedAttention(self.lengths.tolist() + [behind] * (behind > 0), heads, device, causal)
+            behind, rest = divmod(self.rows - int(self.lengths.sum()), LEAST_STEP)  # rows that see only each other, like texts
+            lengths = [*self.lengths.tolist(), *[LEAST_STEP] * behind, *[rest] * (rest > 0)]
+            return PackedAttention(lengths, heads, device, causal)
         return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
 
     def cross_attention(self, sources: Arrangement, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,9 @@ from hplm.model.rotary import Turn
 from hplm.model.tensors import array_of
 from hplm.model.weights import BUILD_AGAIN, load_weights
 from hplm.model.windows import ABSENT
+
+# Thousands of windows of few tokens take less time in torch's calls, one for each length, than in the compiled kernel.
+WINDOW_ATTENTION = partial(PackedAttention, compiled=False)
 
 
 class LowerStack(nn.Module):
@@ -37,7 +41,7 @@ class LowerStack(nn.Module):
             self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
             self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
-    def forward(self, windows: Tensor, attention: type[PackedAttention] = PackedAttention) -> Tensor:
+    def forward(self, windows: Tensor, attention: Callable[..., Attend] = WINDOW_ATTENTION) -> Tensor:
         """Turns windows x n of id + 1 into windows x vectors x hidden: gated, with zeros for absent tokens.
 
         The layers compute only tokens that are present. `attention` is the kind of attention inside the windows.
