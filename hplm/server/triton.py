@@ -30,7 +30,8 @@ from hplm.server.stubs import make_private, region_prefix
 DRAIN_SECONDS = 10.0  # for requests in flight when a server is stopped
 _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
-_ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
+_ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it, or a busy machine may keep a model's process still
+_STOOD_STILL = "boost::interprocess::lock_exception"  # Triton's last words if a model's process did not move for a second
 _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: its arguments are read
 
 
@@ -113,7 +114,7 @@ class TritonServer:
                 if self._becomes_ready(process, deadline):
                     return self
                 failure = self._failure(process)
-                if attempts == _ATTEMPTS or not self._lost_a_chosen_port():
+                if attempts == _ATTEMPTS or not (self._lost_a_chosen_port() or _STOOD_STILL in self._logged()):
                     raise failure
                 self.stop()
         except BaseException:

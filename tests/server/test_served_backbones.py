@@ -107,7 +107,8 @@ def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_thei
         stock = Stock(server, "http")
         asking = Asking(Stock(server, "http"), "toy", "acme")
         try:
-            Manager.open(group, state, backbone="deep").add("new", knowledge(stores["deep"], "new"))
+            manager = Manager.open(group, state, backbone="deep")
+            assert manager.settle(manager.add("new", knowledge(stores["deep"], "new")).generation) == []
             expected = Reference.open(group / "deep/1", state).forward(TEXT, "new").numpy()
             comparison = Comparison()
             comparison.add("new", stock.ask([TEXT], "new", model="deep")["LOGITS"][0, : len(expected)], expected)

@@ -165,8 +165,8 @@ def test_a_model_that_stands_still_is_replaced(watched, expected):
     still = watched.stub("toy-lookup").pid
     os.kill(still, signal.SIGSTOP)
     watched.until(lambda: all(stub.pid != still for stub in stubs(watched.server.pid or 0)) and engine_of(watched.server))
+    watched.until(lambda: watched.said[-1].startswith(("loaded", "Ready again")))
     watched.answers_again(expected)
-    assert watched.said[-1].startswith(("loaded", "Ready again"))
 
 
 def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(watched, expected, monkeypatch):

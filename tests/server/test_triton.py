@@ -186,6 +186,24 @@ def test_if_another_process_takes_a_chosen_port_another_is_chosen(served, tmp_pa
         assert server.http_url == f"127.0.0.1:{claims[1].http}"
 
 
+# Ends its server as Triton ends itself when a model's process did not move for a second. The second time it starts.
+ENDS_ONCE = """
+import os, pathlib, signal, sys
+
+once = pathlib.Path(__file__).with_name("once")
+if not once.exists():
+    once.touch()
+    print("terminate called after throwing an instance of 'boost::interprocess::lock_exception'", file=sys.stderr, flush=True)
+    os.kill(os.getppid(), signal.SIGABRT)
+"""
+
+
+def test_a_server_that_ends_because_a_starting_model_stood_still_is_started_again(tmp_path, no_backends):
+    add_model(tmp_path / "repository", "echo", ENDS_ONCE + ECHO)
+    with TritonServer(tmp_path / "repository", backends=no_backends) as server:
+        assert (tmp_path / "repository/echo/1/once").exists() and "hello" not in ask(connect(server, "http"), "http")
+
+
 def test_the_error_of_a_model_that_does_not_load_is_shown_and_no_process_remains(tmp_path, no_backends):
     add_model(tmp_path / "repository", "echo", ECHO)
     add_model(tmp_path / "repository", "bad", REFUSES)

@@ -79,7 +79,7 @@ def test_a_lesson_is_what_the_full_stack_computes(documents):
     lesson = StackLessons(lower, upper, CPU).lesson(documents[:5], np.random.default_rng(0))
     attend = OpaqueAttention(lesson.lengths, DEEP.heads, CPU)
     assert lesson.tokens == sum(lesson.lengths) == 60 and lesson.lengths == [12] * 5
-    assert torch.equal(upper.through(lesson.entered, attend), lesson.at_end)
+    assert torch.allclose(upper.through(lesson.entered, attend), lesson.at_end, atol=1e-5)  # without gradients by the kernel
 
 
 @pytest.mark.parametrize("layers", [1, 2])

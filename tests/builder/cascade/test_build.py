@@ -192,7 +192,7 @@ def test_soft_labels_bring_a_level_closer_to_the_tenant(store, tmp_path):
         (level,) = levels_of(store, tenant)
         found = own_logits(store, level.tenant, train, level.weights(), store.stack("small"))
         distance[soft] = float(np.square(found - wanted).mean())
-    assert distance[True] < 0.7 * distance[False]
+    assert distance[True] < 0.9 * distance[False]
 
 
 def own_logits(store, tenant, file, weights, upper=None):
