@@ -78,3 +78,21 @@ def test_a_copy_that_was_equal_before_the_follower_started_again_is_behind_since
     clock[0] += 100
     with machine.following():
         assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: clock[0] - before, SOURCE_ANSWERS: 0}
+
+
+def test_a_copy_whose_source_has_never_answered_is_behind_since_it_began_to_follow(source, machine, clock):
+    source.fault = lambda answer: setattr(answer, "status", 401)
+    begun = clock[0]
+    with machine.following() as following:
+        step(following)
+        clock[0] += 60
+        step(following)
+        assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: 60, SOURCE_ANSWERS: 0}
+    clock[0] += 60
+    with machine.following() as following:
+        assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: clock[0] - begun, SOURCE_ANSWERS: 0}, (
+            "its follower began again"
+        )
+        source.fault = lambda answer: None
+        until_whole(following)
+        assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: 0, SOURCE_ANSWERS: 1}
