@@ -39,7 +39,7 @@ def register(actions: argparse._SubParsersAction) -> None:
         help="search anew with the last requests, and write a placement that is clearly better than the current one",
         description="Search with all requests of the trace's last day but those of its last hour. Simulate the current "
         "placement and the found one with that hour. Write the found one if it answers more requests in time, by --least-gain "
-        f"at least. Exit status: 0 if it was written, {KEPT} if the current placement stays.",
+        f"at least. Exit status: 0 if it was written, {KEPT} if the current placement stays. Then an older --to is removed.",
     )
     command.add_argument("placement", type=Path, metavar="FILE", help="the current placement")
     problem_options(command)
@@ -78,15 +78,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     found.check(problem.cluster, problem.profile)
     compared = Comparison(*(simulate(one.groups, problem.profile, held_out, serving, args.seed) for one in (current, found)))
     is_written = compared.is_worth(args.least_gain)
+    is_removed = False
     if is_written:
         found.write(args.to)
     else:
-        args.status = KEPT
+        args.status, is_removed = KEPT, _removed(args.to)
     if not args.json:
         print(f"searched with {len(before):,} requests of {before.seconds:,.0f} s: {best.how}")
         print(attained_text("current placement, full simulator, held-out requests", compared.current))
         print(attained_text("found placement, full simulator, held-out requests", compared.found))
-        _print_verdict(args, compared.gain_points)
+        _print_verdict(args, compared.gain_points, is_removed)
         if is_written:
             print_unplaced(found)
             print(
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             )
     return {
         "written": is_written,
+        "removed": is_removed,
         "gain_points": compared.gain_points,
         "how": best.how,
         "source": problem.trace.source,
@@ -116,6 +118,15 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidInput(f"--least-gain {args.least_gain:g}: give 0 percentage points or more")
 
 
-def _print_verdict(args: argparse.Namespace, gain_points: float) -> None:
+def _removed(older: Path) -> bool:
+    """Removes what an earlier run has found, because somebody might apply it. Returns whether there was such a file."""
+    if not older.is_file():
+        return False
+    older.unlink()
+    return True
+
+
+def _print_verdict(args: argparse.Namespace, gain_points: float, is_removed: bool) -> None:
     said = f"{gain_points:+.2f} points, and {args.least_gain:g} are wanted"
-    print(f"{said}: {args.placement} stays" if getattr(args, "status", 0) == KEPT else f"{said}: {args.to} is written")
+    kept = f"{args.placement} stays" + (f", and {args.to} of an earlier run is removed" if is_removed else "")
+    print(f"{said}: {kept}" if getattr(args, "status", 0) == KEPT else f"{said}: {args.to} is written")

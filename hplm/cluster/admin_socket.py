@@ -13,12 +13,16 @@ SECONDS = 5.0
 COMMANDS = 50  # in a message: HAProxy reads one of 64 KB at most
 
 
+class NotRunning(HplmError):
+    """No process listens at the socket."""
+
+
 class AdminSocket:
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def ask(self, command: str) -> str:
-        """Returns what HAProxy answers to a line of commands."""
+        """Returns what HAProxy answers to a line of commands. Raises `NotRunning` if there is none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SECONDS)
             try:
@@ -26,7 +30,8 @@ class AdminSocket:
                 connection.sendall(f"{command}\n".encode())
                 return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
             except OSError as error:
-                raise HplmError(f"HAProxy does not answer at {self._path} ({error.strerror or error}): start it") from None
+                kind = NotRunning if isinstance(error, ConnectionRefusedError | FileNotFoundError) else HplmError
+                raise kind(f"HAProxy does not answer at {self._path} ({error.strerror or error}): start it") from None
 
     def pid(self) -> int:
         """Returns the process that answers. A restarted or reloaded HAProxy has another one."""

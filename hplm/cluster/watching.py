@@ -1,6 +1,7 @@
 """Keeps the maps of a running HAProxy equal to the newest snapshots. Its files too, for its next start.
 
-A watcher is a reader of the states, so commands such as `hplm tenant limit` wait until HAProxy has the change.
+A watcher is a reader of the states, so commands such as `hplm tenant limit` wait until HAProxy has the change. They do not
+wait while no HAProxy runs: it starts with the files.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hplm.cluster.admin_socket import AdminSocket
+from hplm.cluster.admin_socket import AdminSocket, NotRunning
 from hplm.cluster.description import ClusterDescription
 from hplm.cluster.router import HOMES, POOLS, SOCKET, map_files, write_files
 from hplm.cluster.routes import Routes, routes_of
@@ -69,7 +70,7 @@ class Watcher:
         self._socket = AdminSocket(self._folder / SOCKET)
         self._routes: Routes | None = None
         self._generations: Generations = {}
-        self._taken: Generations = {}  # those whose routes HAProxy has
+        self._taken: Generations | None = {}  # those whose routes HAProxy has; None while none runs
         self._readers = served.readers()
         self._unwritten = False
         self._told: int | None = None  # the process that has the routes
@@ -105,7 +106,12 @@ class Watcher:
         self._unwritten = False
 
     def _tell(self, routes: Routes) -> None:
-        answering = self._socket.pid()
+        try:
+            answering = self._socket.pid()
+        except NotRunning:
+            self._taken = None
+            raise
+        self._taken = self._taken or {}
         if answering != self._told:
             for file, wanted in ((POOLS, routes.pools), (HOMES, routes.homes)):
                 self._socket.set_map(self._folder / file, wanted)
@@ -113,7 +119,10 @@ class Watcher:
         self._taken = self._generations
 
     def _report(self, place: tuple[str, str]) -> None:
-        """Tells commands that change this state which generation HAProxy routes by."""
+        """Tells commands that change this state which generation HAProxy routes by, if one runs."""
+        if self._taken is None:
+            self._readers[place].close()
+            return
         try:
             self._readers[place].say(self._taken.get(place, 0))
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -105,8 +106,20 @@ def _climb(request: Request, answer: Answer) -> dict[str, Any]:
 
 def _open(path: Path) -> TextIO:
     try:
-        return path.open("a", encoding="utf-8")
+        file = path.open("a", encoding="utf-8")
+        if _ends_in_half_a_line(path):
+            file.write("\n")  # it is written with the first line
+        return file
     except OSError as error:
         raise InvalidInput(
             f"cannot open '{path}' for parameter 'journal' ({error.strerror}): name a file, or {LOG!r}"
         ) from None
+
+
+def _ends_in_half_a_line(path: Path) -> bool:
+    """Whether the last server was killed while it wrote. Readers pass over such a line."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

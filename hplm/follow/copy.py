@@ -55,10 +55,10 @@ class Copy:
         try:
             self._followed = self._begun()
             self.newest = self._local()
+            self._heard = self._heard_before()
         except BaseException:
             os.close(self._lock)
             raise
-        self._heard = Heard.load(self.state.heard) or Heard(0.0, time.time())
         self._wanted: Snapshot | None = None  # the newest of the source that was seen
         self._digest = ""  # of its file
         self._tables = {branch for branch in self.newest.branches if self._is_sound(branch)}
@@ -170,6 +170,14 @@ class Copy:
                 f"{self.state.folder} is a copy of {followed.source}, not of {source}: name an empty --state, or that source"
             )
         return followed
+
+    def _heard_before(self) -> Heard:
+        """Goes on with what is written down. Else a copy is behind from now on, even if its source never answers."""
+        heard = Heard.load(self.state.heard)
+        if heard is None:
+            heard = Heard(0.0, time.time())
+            heard.save(self.state.heard)
+        return heard
 
     def _local(self) -> Snapshot:
         generation = self.state.current()

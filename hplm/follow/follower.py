@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hplm.errors import HplmError, InvalidInput
@@ -109,6 +110,8 @@ class Following:
             troubles.meet("source", error)
         except OSError as error:
             troubles.meet("disk", error)
+            with suppress(OSError):  # the same trouble
+                self.copy.hear(time.time(), is_equal=False)  # no error of the source, so it has answered
             return
         try:
             self.copy.note()

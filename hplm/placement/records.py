@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Units:
 
 def is_journal(path: Path) -> bool:
     """Whether a file's first line is that of a journal."""
-    return any(any(key in row for key in OF_JOURNALS) for _, row in islice(_lines(path), 1))
+    return any(any(key in row for key in OF_JOURNALS) for _, row in islice(_lines(path, []), 1))
 
 
 def read_recorded(path: Path, units: Units) -> Trace:
@@ -62,15 +62,17 @@ def read_recorded(path: Path, units: Units) -> Trace:
         return [_checked(int(float(row["arrival"]) * SECOND), unit, int(row["tokens"]), timeout)]
 
     source = f"recorded, {path}"
-    return _trace(_columns(_rows(path, rows_of), source), units, source)
+    return _trace(_columns(_rows(path, rows_of, []), source), units, source)
 
 
 def read_journals(paths: Sequence[Path], units: Units) -> Trace:
     """Reads the requests of all journals together. Each one of several has the wall clock, or their order is not known."""
     rows: list[Row] = []
+    halves: list[int] = []
     for path in paths:
-        rows += _rows(path, Journal(units, len(paths) == 1).rows_of, is_growing=True)
-    source = f"journal, {', '.join(map(str, paths))}"
+        rows += _rows(path, Journal(units, len(paths) == 1).rows_of, halves, is_growing=True)
+    left_out = f" without {len(halves):,} half lines of killed servers" if halves else ""
+    source = f"journal, {', '.join(map(str, paths))}{left_out}"
     columns = _columns(rows, source)
     in_order = np.argsort(columns[:, 0], kind="stable")  # lines of journals are in the order of the answers
     return _trace(columns[in_order], units, source)
@@ -124,9 +126,11 @@ class Journal:
         self._latest = max(self._latest, answered)
 
 
-def _rows(path: Path, rows_of: Callable[[Mapping[str, Any]], list[Row]], is_growing: bool = False) -> list[Row]:
+def _rows(
+    path: Path, rows_of: Callable[[Mapping[str, Any]], list[Row]], halves: list[int], is_growing: bool = False
+) -> list[Row]:
     rows: list[Row] = []
-    for line, row in _lines(path, is_growing):
+    for line, row in _lines(path, halves, is_growing):
         try:
             rows += rows_of(row)
         except InvalidInput as error:
@@ -136,19 +140,35 @@ def _rows(path: Path, rows_of: Callable[[Mapping[str, Any]], list[Row]], is_grow
     return rows
 
 
-def _lines(path: Path, is_growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`is_growing`: a server may write the last line just now, which is left out if it is not complete."""
+def _lines(path: Path, halves: list[int], is_growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Passes over what a killed server has left before a line with the wall clock, and adds its lines to `halves`.
+
+    `is_growing`: a server may write the last line just now, which is left out if it is not complete.
+    """
+    wrong: list[int] = []  # lines that are no objects, since the last one that is
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if row is None and is_growing and not line.endswith(b"\n"):
-                return
-            if not isinstance(row, dict):
-                raise InvalidInput(f"{path}, line {number} is no JSON object: see docs/placement.md")
+            row = _object(line)
+            if row is None:
+                if not (is_growing and not line.endswith(b"\n")):
+                    wrong.append(number)
+                continue
+            if wrong and "wall" not in row:
+                break
+            halves += wrong
+            wrong.clear()
             yield number, row
+    if wrong:
+        raise InvalidInput(f"{path}, line {wrong[0]} is no JSON object: see docs/placement.md")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """Returns None of a line that is no JSON object."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", row) if isinstance(row, dict) else None
 
 
 def _checked(arrival: int, unit: int, tokens: int, timeout: int) -> Row:

@@ -47,4 +47,5 @@ class Comparison:
         return 100 * self.more / len(self.found.trace)
 
     def is_worth(self, least_points: float) -> bool:
-        return 100 * self.more >= least_points * len(self.found.trace)  # of whole numbers: exact at the bound
+        """Whether the found one has the wanted gain. With 0 points it must still answer a text more in time."""
+        return self.more > 0 and 100 * self.more >= least_points * len(self.found.trace)  # of whole numbers: exact at the bound

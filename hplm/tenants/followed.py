@@ -20,7 +20,7 @@ FORMAT = 2
 class Heard:
     """Unix times that a follower writes about once a second. They are not synced to the disk: the next ones come soon."""
 
-    answered: float  # when the source last answered
+    answered: float  # when the source last answered; 0 if it never did
     equal: float  # when the copy was last equal to it; if it never was, when it began to follow
 
     def save(self, path: Path) -> None:

@@ -84,6 +84,8 @@ class Reader:
         self._said, self._at = generation, time.monotonic()
 
     def close(self) -> None:
+        """Nobody waits for it any more, until it says something again."""
+        self._said = -1
         with suppress(OSError):
             self._file.unlink()
 

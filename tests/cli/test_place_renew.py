@@ -68,6 +68,14 @@ def test_a_smaller_gain_than_the_wanted_one_writes_nothing(capsys, tmp_path):
     assert not (tmp_path / "next.json").exists()
 
 
+def test_what_an_earlier_run_has_found_is_removed_when_the_current_placement_stays(capsys, tmp_path):
+    assert json.loads(_renew(capsys, "--json")[1].out)["removed"] is False
+    assert (tmp_path / "next.json").exists()
+    status, printed = _renew(capsys, "--least-gain", "100")
+    assert status == KEPT and names(printed.out, "now.json", "stays", "next.json", "removed")
+    assert not (tmp_path / "next.json").exists() and (tmp_path / "now.json").exists()
+
+
 @pytest.mark.parametrize(
     "changed, named",
     [

@@ -5,6 +5,7 @@ import pytest
 from hplm.cluster.description import ClusterDescription
 from hplm.cluster.watching import Served as Followed
 from hplm.cluster.watching import Watcher
+from hplm.errors import HplmError
 from hplm.tenants.state import State
 from tests.cluster.router import Router, Served, require_haproxy, stand_ins, tenant
 
@@ -88,15 +89,61 @@ def test_commands_wait_until_haproxy_has_a_change(watched):
     assert taken(first) == [0]
     watched.maps()
     assert taken(first) == [1]
-    watched.router.stop()
-    first.publish([OPEN])
-    watched.watcher.look()
-    assert taken(first) == [1], "HAProxy is away, so it does not have the change"
-    watched.router.start()
-    watched.maps()
-    assert taken(first) == [2]
     watched.watcher.close()
     assert taken(first) == [], "nobody waits for a watcher that has ended"
+
+
+def test_commands_do_not_wait_while_no_haproxy_runs(watched):
+    first = watched.served["first"]
+    watched.maps()
+    watched.router.stop()
+    watched.watcher.look()
+    assert taken(first) == [], "no HAProxy routes by older routes"
+    watched.router.start()
+    watched.maps()
+    assert taken(first) == [0], "the same generation as before is said at once"
+    watched.router.stop()
+    first.publish([LIMITED])
+    watched.watcher.look()
+    assert taken(first) == []
+    watched.router.start()
+    watched.maps()
+    assert taken(first) == [1]
+
+
+def test_a_haproxy_that_runs_and_does_not_take_a_change_is_waited_for(watched, monkeypatch):
+    first = watched.served["first"]
+    watched.maps()
+
+    def hangs(*_):
+        raise TimeoutError("timed out")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("hplm.cluster.admin_socket.socket.socket.recv", hangs)
+        first.publish([LIMITED])
+        watched.watcher.look()
+        assert taken(first) == [0]
+    watched.maps()
+    assert taken(first) == [1]
+
+
+def test_a_haproxy_that_has_started_and_does_not_take_the_maps_is_waited_for(watched, monkeypatch):
+    first = watched.served["first"]
+    first.publish([LIMITED])
+    watched.maps()
+    watched.router.stop()
+    watched.watcher.look()
+    watched.router.start()
+
+    def refuse(*_):
+        raise HplmError("it has no such map")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("hplm.cluster.admin_socket.AdminSocket.set_map", refuse)
+        watched.watcher.look()
+        assert taken(first) == [0], "nobody knows what it routes by"
+    watched.maps()
+    assert taken(first) == [1]
 
 
 def test_a_watcher_that_may_not_write_into_a_state_says_so_once_and_goes_on(watched, monkeypatch):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from hplm.engine.journal import Journal
 from hplm.errors import InvalidInput
 from testing.toy import WORDS
 from tests.engine.asker import Asker
@@ -79,6 +80,17 @@ def test_the_wall_clock_begins_a_journal_and_comes_again(toy, tmp_path, monkeypa
     assert keys_of_lines() == [False, False, True]
     monkeypatch.setattr("hplm.engine.journal.CLOCK_NS", 0)
     assert keys_of_lines() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "before, left", [("", []), ('{"clock": 1}\n', ['{"clock": 1}']), ('{"clock": 1}\n{"requ', ['{"clock": 1}', '{"requ'])]
+)
+def test_a_journal_goes_on_with_a_line_of_its_own_after_a_killed_server(tmp_path, before, left):
+    file = tmp_path / "journal.jsonl"
+    file.write_text(before)
+    Journal(str(file), "toy").close()
+    *lines, last = file.read_text().splitlines()
+    assert lines == left and json.loads(last)["backbone"] == "toy"
 
 
 def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):

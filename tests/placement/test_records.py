@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from hplm.engine.journal import Journal as ServersJournal
 from hplm.errors import InvalidInput
 from hplm.placement.traces import read_trace, units_by_name
 from hplm.placement.units import units_of
 from hplm.scheduling.simulation.arrivals import SECOND
-from tests.naming import naming
+from tests.naming import names, naming
 from tests.placement.problems import profile
 from tests.placement.profiles import backbone_profile, profile_of
 
@@ -82,6 +83,49 @@ def test_a_line_that_a_server_is_writing_is_left_out(tmp_path):
     path.write_bytes(whole[:-20] + b"\n")
     with pytest.raises(InvalidInput, match=naming("line 3")):
         read_trace([path], UNITS)
+
+
+HALF = '{"request": "r", "ten'
+CLOCK = json.dumps({"clock": 1.0, "wall": 1e9})
+ASKED = json.dumps({**REQUEST, "arrived": 2.0})
+
+
+@pytest.mark.parametrize(
+    "lines, requests, halves",
+    [
+        ([CLOCK, ASKED, HALF, CLOCK, ASKED], 2, 1),
+        ([HALF, CLOCK, ASKED], 1, 1),
+        ([CLOCK, ASKED, HALF, "", CLOCK, ASKED, HALF, CLOCK], 2, 3),
+    ],
+)
+def test_what_a_killed_server_has_left_before_the_next_one_began_is_counted_and_left_out(tmp_path, lines, requests, halves):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("\n".join([*lines, ""]))
+    trace = read_trace([path], UNITS)
+    assert len(trace) == requests and names(trace.source, f"{halves} half lines")
+
+
+@pytest.mark.parametrize(
+    "lines, wrong",
+    [
+        ([CLOCK, HALF, ASKED, CLOCK], 2),
+        ([CLOCK, ASKED, HALF, HALF], 3),
+        ([CLOCK, ASKED, HALF + CLOCK, ASKED], 3),
+        ([HALF, json.dumps({"arrival": 1, "tokens": 2, "tenant": "x"})], 1),
+    ],
+)
+def test_other_lines_that_are_no_objects_are_refused(tmp_path, lines, wrong):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("\n".join([*lines, ""]))
+    with pytest.raises(InvalidInput, match=naming("journal.jsonl", f"line {wrong}", "JSON")):
+        read_trace([path], UNITS)
+
+
+def test_a_server_goes_on_with_the_journal_of_a_killed_one(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text(f"{CLOCK}\n{ASKED}\n{HALF}")
+    ServersJournal(str(path), "b0").close()
+    assert len(read_trace([path], UNITS)) == 1
 
 
 def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):

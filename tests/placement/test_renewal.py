@@ -42,3 +42,8 @@ def test_a_placement_is_worth_it_from_the_wanted_gain_on(current, found, is_wort
     compared = Comparison(_attained(current), _attained(found))
     assert compared.is_worth(1.0) is is_worth
     assert compared.gain_points == pytest.approx((found - current) / 10)
+
+
+@pytest.mark.parametrize("found, is_worth", [(929, False), (930, False), (931, True)])
+def test_without_a_wanted_gain_one_more_text_in_time_is_worth_it_and_as_many_are_not(found, is_worth):
+    assert Comparison(_attained(930), _attained(found)).is_worth(0.0) is is_worth
