@@ -120,3 +120,31 @@ def test_a_profile_keeps_the_front_of_each_choice_of_levels():
     assert weak not in own.front and beaten not in own.plans
     assert own.front_within(["one"]) == [own.own_alone, weak]
     assert own.front_within([]) == [own.own_alone]
+
+
+class Counted(Profile):
+    """Counts how often its times are read."""
+
+    reads = 0
+
+    @property
+    def times(self):
+        Counted.reads += 1
+        return TIMES
+
+
+def test_the_time_of_a_batch_is_reckoned_in_steps_that_grow_with_the_tenants(monkeypatch):
+    plain = profile(ONE)
+    monkeypatch.setattr(Counted, "reads", 0)
+    tenants = Tenants({str(number): Counted(plain.plans, plain.asked, plain.report) for number in range(50)})
+    tenants.choice(dict.fromkeys(tenants.profiles, ONE))
+    assert Counted.reads <= 10 * 50
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(4, {0, 1, 2, 3, 4}), (9, {0, 1, 2, 3, 9})])
+def test_of_many_stacks_only_small_sets_and_all_are_tried(monkeypatch, count, sizes):
+    tenants, tried = Tenants({"a": profile(ONE)}), set()
+    monkeypatch.setitem(tenants.__dict__, "stacks", [str(number) for number in range(count)])
+    monkeypatch.setattr(Tenants, "_plans", lambda self, stacks, target: tried.add(len(stacks)))
+    tenants.choices(TARGET)
+    assert tried == sizes
