@@ -14,7 +14,7 @@ from builder.cascade.profile import Profile
 from builder.cascade.selection import Target, cheapest
 from hplm.errors import InvalidInput
 
-GAIN = 0.03  # a choice with more stacks must save more than this share of the time
+LONGER = 0.03  # the share of the least time by which a choice with fewer stacks may take longer
 
 
 MOST_STACKS = 8  # all sets of which are tried; of more, those of at most FEW stacks, and the set of all of them
@@ -106,7 +106,7 @@ class Tenants:
 def best(choices: Sequence[Choice]) -> Choice:
     """Returns the fastest choice, or one with fewer stacks that takes little longer."""
     fastest = min(one.seconds for one in choices)
-    good = [one for one in choices if one.seconds * (1 - GAIN) <= fastest]
+    good = [one for one in choices if one.seconds <= fastest * (1 + LONGER)]
     return min(good, key=lambda one: (len(one.stacks), one.seconds))
 
 

@@ -89,6 +89,8 @@ def test_small_differences_go_to_fewer_stacks():
     )
     assert best([plain, one]) == plain
     assert best([plain, one, other]) == other
+    fewer, more = replace(one, seconds=1.03), replace(both, seconds=1.0)
+    assert best([fewer, more]) == fewer and best([replace(fewer, seconds=1.0305), more]) == more
     assert best([plain, one, other, both]) == other
     assert best([plain, one, replace(both, seconds=0.9)]).stacks == ("a", "b")
 
