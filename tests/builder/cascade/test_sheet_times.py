@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -99,6 +99,17 @@ def test_the_last_step_of_a_plan_has_a_small_sheet():
     unpruned = tried(known, (0, 2), 0.6, 16.0)
     assert unpruned.shares[1] > share
     assert unpruned.mean * len(known.examples) / all_tokens * 1000 == pytest.approx(0.110 + 0.010 + 0.1 * unpruned.shares[1])
+
+
+def test_another_backbone_computes_what_a_batch_of_the_first_one_sends_on():
+    """Of a batch of 1,000 tokens here, all texts together have 2,000 tokens there: half of them are a sheet of 1,000."""
+    known = measured(levels=2)
+    near, far = known.whole
+    larger = SheetTimes((20, 1000, 4000), (0.02, 0.5, 1.2), (0.02, 0.5, 1.2))
+    known = replace(known, whole=[near, replace(far, tokens=2 * near.tokens)], times=[known.times[0], larger])
+    tokens = known.whole[1].tokens / 2
+    assert known.seconds(1, tokens) == pytest.approx(tokens * 0.5 / 1000)
+    assert known.alone(1) == pytest.approx(known.whole[1].tokens * 1.2 / 4000)
 
 
 def test_costs_of_texts_are_those_of_their_tokens():
