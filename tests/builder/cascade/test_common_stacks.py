@@ -9,11 +9,14 @@ import pytest
 
 from builder.cascade.candidates import Candidate
 from builder.cascade.common_stacks import Choice, Tenants, best
+from builder.cascade.ladder import choose_ladders
 from builder.cascade.levels import OWN
 from builder.cascade.profile import Profile
 from builder.cascade.selection import Target, best_of_each, ladder_below
 from builder.cascade.sheet_times import SheetTimes
+from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
+from tests.naming import naming
 
 NAMES = ("one", "two", OWN)
 TARGET = Target(drop=0.5)
@@ -150,3 +153,13 @@ def test_of_many_stacks_only_small_sets_and_all_are_tried(monkeypatch, count, si
     monkeypatch.setattr(Tenants, "_plans", lambda self, stacks, target: tried.add(len(stacks)))
     tenants.choices(TARGET)
     assert tried == sizes
+
+
+@pytest.mark.parametrize("other", [("bf16", "cpu"), ("fp32", "cuda")])
+def test_times_of_different_precisions_or_devices_are_not_added_up(other):
+    profiles = {
+        id: replace(profile(ONE), asked=dict(zip(("precision", "device"), measure, strict=True)))
+        for id, measure in (("a", ("fp32", "cpu")), ("b", other))
+    }
+    with pytest.raises(InvalidInput, match=naming("a in fp32 on cpu", "b in", *other, "hplm cascade profile --again")):
+        choose_ladders(None, [], profiles, TARGET)  # type: ignore[arg-type]
