@@ -107,7 +107,7 @@ class Measured:
         return [combined(mine, own, weight, at) for mine, own, at in zip(before, now, spans, strict=True)]
 
     def share(self, tokens: np.ndarray) -> float:
-        """Returns how large a sheet is that has so many tokens of each text, as a share of the tokens of the first level's batch.
+        """Returns how large a sheet is with so many tokens of each text, as a share of the tokens of the first level's batch.
 
         A level of another backbone has other tokens of the same texts.
         """
