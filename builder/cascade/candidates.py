@@ -106,21 +106,24 @@ class Measured:
         combined, spans = served.combined, [self.spans[i] for i in texts]
         return [combined(mine, own, weight, at) for mine, own, at in zip(before, now, spans, strict=True)]
 
-    def share(self, level: int, tokens: np.ndarray) -> float:
-        """Returns how large a level's sheet is that has so many tokens of each text, as a share of the batch's tokens."""
-        return float(tokens.sum() / self.whole[level].tokens.sum())
+    def share(self, tokens: np.ndarray) -> float:
+        """Returns how large a sheet is with so many tokens of each text, as a share of the tokens of the first level's batch.
+
+        A level of another backbone has other tokens of the same texts.
+        """
+        return float(tokens.sum() / self.whole[0].tokens.sum())
 
     def seconds(self, level: int, tokens: np.ndarray, watched: bool = False) -> np.ndarray:
         """Returns the seconds that each text takes in a level, which reads so many tokens of it, as a part of a batch.
 
         `watched`: whether the attention that tokens receive is added up, for pruning.
         """
-        times = self.times[level]
-        return tokens * times.of_token(times.batch * self.share(level, tokens), watched)
+        return tokens * self.times[level].of_token(self.times[0].batch * self.share(tokens), watched)
 
     def alone(self, level: int) -> np.ndarray:
-        """Returns the seconds of each text in a level that answers all of them by itself."""
-        return self.seconds(level, self.whole[level].tokens)
+        """Returns the seconds of each text in a level that answers all of them by itself, in full batches of its own."""
+        times = self.times[level]
+        return self.whole[level].tokens * times.of_token(times.batch)
 
     def read(self, first: int, level: int, alpha: float) -> Answered:
         """Returns what a level answers that reads the words which the plan's first level has left."""
@@ -247,6 +250,6 @@ def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope:
         mean=float(seconds.mean()),
         tail=float(np.percentile(seconds, TAIL)),
         pruned=1 - left / all_words if all_words else 0.0,
-        shares=tuple(measured.share(level, own) for level, own in zip(levels, read, strict=True)),
+        shares=tuple(measured.share(own) for own in read),
         error=measured.below(-1, answers)[1],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +14,11 @@ from builder.cascade.profile import Profile
 from builder.cascade.selection import Target, cheapest
 from hplm.errors import InvalidInput
 
-GAIN = 0.03  # a choice with more stacks must save more than this share of the time
+LONGER = 0.03  # the share of the least time by which a choice with fewer stacks may take longer
+
+
+MOST_STACKS = 8  # all sets of which are tried; of more, those of at most FEW stacks, and the set of all of them
+FEW = 3
 
 
 @dataclass(frozen=True)
@@ -32,20 +37,21 @@ class Tenants:
 
     profiles: Mapping[str, Profile]
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """The tokens of a whole batch, on average over the tenants."""
         return round(sum(profile.times[-1].batch for profile in self.profiles.values()) / len(self.profiles))
 
-    @property
+    @cached_property
     def stacks(self) -> list[str]:
         """The stacks on which any tenant has a level, the full one not included."""
         return list(dict.fromkeys(name for profile in self.profiles.values() for name in profile.names if name != OWN))
 
     def choices(self, target: Target) -> list[Choice]:
-        """Returns the best choice for each set of stacks, the fewest stacks first. Each tenant must reach the target."""
+        """Returns the best choice for each tried set of stacks, the fewest stacks first. Each tenant must reach the target."""
         found: dict[tuple[str, ...], Choice] = {}
-        for size in range(len(self.stacks) + 1):
+        count = len(self.stacks)
+        for size in range(count + 1) if count <= MOST_STACKS else (*range(FEW + 1), count):
             for stacks in combinations(self.stacks, size):
                 if (plans := self._plans(stacks, target)) is not None:
                     choice = self.choice(plans)
@@ -89,13 +95,18 @@ class Tenants:
 
     def _part(self, id: str) -> float:
         """The tenant's share of a batch's tokens, if each tenant has as many texts in it."""
-        return self.profiles[id].times[-1].text / sum(profile.times[-1].text for profile in self.profiles.values())
+        return self.profiles[id].times[-1].text / self._tokens
+
+    @cached_property
+    def _tokens(self) -> int:
+        """The tokens of a mean text of each tenant."""
+        return sum(profile.times[-1].text for profile in self.profiles.values())
 
 
 def best(choices: Sequence[Choice]) -> Choice:
     """Returns the fastest choice, or one with fewer stacks that takes little longer."""
     fastest = min(one.seconds for one in choices)
-    good = [one for one in choices if one.seconds * (1 - GAIN) <= fastest]
+    good = [one for one in choices if one.seconds <= fastest * (1 + LONGER)]
     return min(good, key=lambda one: (len(one.stacks), one.seconds))
 
 

@@ -53,6 +53,7 @@ def choose_ladders(
     The plans of the dearest rungs share few stacks. The rungs below need no other ones as long as that makes them cheaper.
     `profiles`: by tenant. Each has a plan that meets the target.
     """
+    _check_same_measure(profiles)
     together = Tenants(profiles)
     choices = together.choices(target)
     chosen = best(choices)
@@ -62,6 +63,19 @@ def choose_ladders(
         ladder = ladder_below(chosen.plans[tenant.id], profile.front_within(chosen.stacks), profile.front)
         ladders.append(_saved(store, tenant, profile, ladder))
     return ladders, [described(one, one is chosen) | {"batch_tokens": together.batch} for one in choices]
+
+
+def _check_same_measure(profiles: Mapping[str, Profile]) -> None:
+    """Refuses profiles whose times do not add up to those of a batch."""
+    by_measure: dict[str, list[str]] = {}
+    for id, profile in profiles.items():
+        by_measure.setdefault(profile.measured_in, []).append(id)
+    if len(by_measure) > 1:
+        tenants = "; ".join(f"{', '.join(ids)} in {measure}" for measure, ids in by_measure.items())
+        raise InvalidInput(
+            f"the profiles of these tenants were measured in different precisions or on different devices ({tenants}), so "
+            "their times do not add up: measure them in one with `hplm cascade profile --again` (--dtype, --device)"
+        )
 
 
 def _saved(store: Store, tenant: TenantFile, profile: Profile, ladder: Sequence[Candidate]) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class Profile:
         """The score of the tenant's own level."""
         return self.report["levels"][-1]["score"]
 
+    @property
+    def measured_in(self) -> str:
+        """The precision and the device of its times."""
+        return f"{self.asked['precision']} on {self.asked['device']}"
+
     def is_of(self, levels: Sequence[OpenLevel]) -> bool:
         """Whether these levels were profiled: none was built or calibrated again since."""
         return self.asked["levels"] == described(levels)
@@ -110,6 +115,8 @@ def _check(profile: Profile) -> None:
         raise TypeError("it holds something other than finite numbers")
     if not all(type(name) is str for name in (*profile.names, profile.report["metric"])) or "levels" not in profile.asked:
         raise TypeError("its levels or its metric have no names")
+    if not all(type(profile.asked[name]) is str for name in ("precision", "device")):
+        raise TypeError("its precision or its device is no word")
     alone = [len(profile.names) - 1]
     if alone not in [[step.level for step in one.plan.steps] for one in profile.plans] or not profile.times:
         raise TypeError("it lacks the tenant's own level alone, or the times of sheets")

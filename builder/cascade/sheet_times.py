@@ -87,25 +87,25 @@ class TimedLevel:
         return self.engine.seconds(texts, tokens, rows, self.model.adapts(every, read) or None, watch)
 
 
-def timed(levels: Sequence[TimedLevel], tokens: int, rows: int, prunes: bool) -> list[SheetTimes]:
+def timed(levels: Sequence[TimedLevel], tokens: int, rows: int, watched: int) -> list[SheetTimes]:
     """Measures sheets of one, two, four texts and so on, up to a whole batch.
 
-    `levels`: the shallowest first, the tenant's own one last. `prunes`: whether the others may be asked how much attention
-    tokens receive.
+    `levels`: the shallowest first, the tenant's own one last. `watched`: how many of them, the shallowest first, may be asked
+    how much attention tokens receive.
     """
-    counts, last = _counts(levels[-1], tokens, rows), len(levels) - 1
+    counts = _counts(levels[-1], tokens, rows)
     best = np.full((2, len(levels), len(counts)), np.inf)  # without and with attention
-    ways = [(False, number) for number in range(len(levels))] + [(True, number) for number in range(last) if prunes]
+    ways = [(False, number) for number in range(len(levels))] + [(True, number) for number in range(watched)]
     for _ in range(TURNS):
-        for watched, number in ways:
-            taken = [levels[number].seconds(count, tokens, rows, watched) for count in counts]
-            best[int(watched), number] = np.minimum(best[int(watched), number], taken)
+        for is_watched, number in ways:
+            taken = [levels[number].seconds(count, tokens, rows, is_watched) for count in counts]
+            best[int(is_watched), number] = np.minimum(best[int(is_watched), number], taken)
     for axis in range(best.ndim):  # less work never takes longer: if it did, something else was running
         best = np.flip(np.minimum.accumulate(np.flip(best, axis), axis), axis)
     best[1] = np.where(np.isinf(best[1]), best[0], best[1])  # where nobody asks
     sheets = tuple(count * tokens for count in counts)
-    plain, watched = best.tolist()
-    return [SheetTimes(sheets, tuple(own), tuple(more)) for own, more in zip(plain, watched, strict=True)]
+    plain, asked = best.tolist()
+    return [SheetTimes(sheets, tuple(own), tuple(more)) for own, more in zip(plain, asked, strict=True)]
 
 
 def _counts(own: TimedLevel, tokens: int, rows: int) -> list[int]:

@@ -45,6 +45,11 @@ class Workload:
         """Whether words may go. Those that an answer is about never do."""
         return self.task.served.reads_first_token
 
+    @property
+    def watched(self) -> int:
+        """How many levels, the shallowest first, may be asked how much attention tokens receive."""
+        return (len(self.levels) if self.last_is_watched else len(self.levels) - 1) if self.prunes else 0
+
     @cached_property
     def words(self) -> list[np.ndarray]:
         """The number of each token's word, text by text."""
@@ -63,14 +68,14 @@ class Workload:
         tokens = round(float(self.texts.lengths.mean()))
         rows = round(float(np.mean([len(text.spans) for text in self.texts.texts])))
         levels = [TimedLevel.open(level, self.device, self.precision) for level in self.levels]
-        return timed(levels, tokens, rows, self.prunes)
+        return timed(levels, tokens, rows, self.watched)
 
     @cached_property
     def whole(self) -> list[Computed]:
         """By level: what it makes of whole texts."""
         found: list[Computed] = []
-        for level in self.levels:
-            watch = self.prunes and (self.last_is_watched or level is not self.levels[-1])
+        for number, level in enumerate(self.levels):
+            watch = number < self.watched
             found.append(self.answers(partial(self._computed, level, watch=watch), level=level.digest))
             if not all(np.isfinite(logits).all() for logits in found[-1].logits):
                 where = f"level {level.name!r} of tenant {self.tenant.id!r}"

@@ -52,7 +52,9 @@ class LevelFile:
         try:
             stored: dict[str, Any] = json.loads(path.read_text("utf-8"))
             level = cls(**{**stored, "places": tuple(stored["places"]) if stored["places"] is not None else None})
-            names = level.stack, level.digest, level.adapter, level.function, level.dtype, level.head_function or ""
+            names = level.stack, level.digest, level.adapter, level.function, level.dtype
+            if level.head_function is not None:
+                names = *names, level.head_function
             if not all(type(name) is str for name in names) or not all(type(one) is int for one in (level.layers, level.rank)):
                 raise TypeError("a field has another type")
             return level

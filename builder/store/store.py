@@ -76,7 +76,9 @@ class TenantFile:
         try:
             tenant = cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
             names = tenant.id, tenant.domain, tenant.task, tenant.adapter, tenant.function, tenant.dtype
-            if not all(type(name) is str for name in (*names, tenant.head_function or "")):
+            if not all(
+                type(name) is str for name in (*names, tenant.head_function if tenant.head_function is not None else "")
+            ):
                 raise TypeError("its id, domain, task, adapter, functions and dtype are not all words")
             if not all(type(number) is int for number in (tenant.version, tenant.domain_version)):
                 raise TypeError("its versions are not all numbers")

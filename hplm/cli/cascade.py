@@ -143,7 +143,10 @@ def _select_all(store: Store, target: Target, is_json: bool) -> dict[str, Any]:
             print(_chosen_text(one))
         print(stacks_text(stacks))
     if failed:
-        raise InvalidInput(f"no ladder was chosen for {', '.join(failed)}; {len(chosen)} other tenants have theirs")
+        raise InvalidInput(
+            f"no ladder was chosen for {', '.join(failed)}: they keep their former ladders, if they have any, and the table of "
+            f"stacks does not count them; {len(chosen)} other tenants have theirs"
+        )
     if not is_json:
         print(NEXT)
     return {"tenants": chosen, "stacks": stacks}

@@ -40,6 +40,8 @@ def plans_text(plans: list[dict[str, Any]], metric: str) -> str:
 
 def stacks_text(choices: list[dict[str, Any]]) -> str:
     """Returns what a batch takes by the stacks that the tenants' plans share."""
+    from builder.cascade.common_stacks import LONGER
+
     lines = [
         f"a batch of {choices[0]['batch_tokens']:,} tokens of all these tenants, by the stacks besides the full one:",
         f"{'ms':>10}{'work':>8}  stacks",
@@ -47,4 +49,5 @@ def stacks_text(choices: list[dict[str, Any]]) -> str:
     for one in choices:
         names = ", ".join(one["stacks"]) or "none"
         lines.append(f"{one['batch_ms']:>10.3f}{one['work']:>8.2f}  {names}{' (chosen)' if one['chosen'] else ''}")
-    return "\n".join([*lines, "work: tokens times layers, of the full stack's; the fewest stacks within 3 % of the least time"])
+    chosen = f"chosen: the fewest stacks whose batch takes at most {LONGER:.0%} longer than the fastest one"
+    return "\n".join([*lines, "work: tokens times layers, of the full stack's", chosen])

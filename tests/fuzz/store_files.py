@@ -43,7 +43,7 @@ class Stores(Files):
         random_level(store, acme, "small", 0.3, seed=1)
         sheets = {"tokens": [8, 64], "ms": [0.5, 1.0], "watched_ms": [0.5, 1.0]}
         levels = [{"name": name, "layers": 1, "score": 0.9, "mean_ms": 1.0, "sheets": sheets} for name in ("small", "full")]
-        asked = {"format": FORMAT, "levels": [["small", "0", None], ["full", "1", None]]}
+        asked = {"format": FORMAT, "precision": "fp32", "device": "cpu", "levels": [["small", "0", None], ["full", "1", None]]}
         report = {"metric": "accuracy", "levels": levels}
         plans = [Candidate(plan, 0.9, 0.01, 0.02, 0.1, (1.0, 0.4)), Candidate(Plan((Step(1),)), 0.9, 0.02, 0.03, 0.0, (1.0,))]
         save_profile(store, acme, Profile(plans, asked, report))

@@ -21,7 +21,7 @@ from builder.store.links import link_of, save_link
 from builder.store.store import Store
 from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import resolve_precision
+from hplm.engine.engine import Engine, resolve_precision
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken
 from hplm.levels.calibration import Calibration
@@ -31,6 +31,7 @@ from hplm.tenants.link import Link
 from testing.random_store import random_level, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
+from tests.builder.cascade.measured import steady_seconds
 from tests.ladders import STACK
 from tests.links import FAR, OPTIONS, Crossing, make_linked
 from tests.naming import names, naming
@@ -131,6 +132,24 @@ def test_a_profile_tells_what_is_served(made, stores, texts, monkeypatch):
     assert report["plan"]["reached"][-1] == pytest.approx(across / TEXTS, abs=close / TEXTS + 1e-4)
     assert report["plan"]["score"] == pytest.approx(right / TEXTS, abs=close / TEXTS + 1e-4)
     assert 0 < across < TEXTS and report["plan"]["pruned"] > 0.05
+
+
+def test_the_last_level_here_is_timed_with_attention(stores, texts, monkeypatch):
+    """It may prune for the larger backbone, whose own level prunes for none."""
+    taken = []
+
+    def watched_seconds(engine, texts, tokens, rows, adapters, watch):
+        return (1 + watch) * steady_seconds(engine, texts, tokens)
+
+    def candidates(measured):
+        taken.extend(measured.times)
+        return [tried(measured, (0, 2), 0.6, 2.0, 0.9)]
+
+    monkeypatch.setattr(Engine, "seconds", watched_seconds)
+    monkeypatch.setattr("builder.cascade.across.candidates", candidates)
+    sides = [Side(store, store.tenant("pair")) for store in stores]
+    link_tenants(*sides, texts, Target(drop=100.0, doubt=0.0), [FP32, FP32], CPU, show_progress=False)
+    assert [times.watched[0] / times.seconds[0] for times in taken] == pytest.approx([2, 2, 1])
 
 
 class Reading:

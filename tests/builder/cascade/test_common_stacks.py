@@ -9,11 +9,14 @@ import pytest
 
 from builder.cascade.candidates import Candidate
 from builder.cascade.common_stacks import Choice, Tenants, best
+from builder.cascade.ladder import choose_ladders
 from builder.cascade.levels import OWN
 from builder.cascade.profile import Profile
 from builder.cascade.selection import Target, best_of_each, ladder_below
 from builder.cascade.sheet_times import SheetTimes
+from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
+from tests.naming import naming
 
 NAMES = ("one", "two", OWN)
 TARGET = Target(drop=0.5)
@@ -89,6 +92,8 @@ def test_small_differences_go_to_fewer_stacks():
     )
     assert best([plain, one]) == plain
     assert best([plain, one, other]) == other
+    fewer, more = replace(one, seconds=1.03), replace(both, seconds=1.0)
+    assert best([fewer, more]) == fewer and best([replace(fewer, seconds=1.0305), more]) == more
     assert best([plain, one, other, both]) == other
     assert best([plain, one, replace(both, seconds=0.9)]).stacks == ("a", "b")
 
@@ -120,3 +125,41 @@ def test_a_profile_keeps_the_front_of_each_choice_of_levels():
     assert weak not in own.front and beaten not in own.plans
     assert own.front_within(["one"]) == [own.own_alone, weak]
     assert own.front_within([]) == [own.own_alone]
+
+
+class Counted(Profile):
+    """Counts how often its times are read."""
+
+    reads = 0
+
+    @property
+    def times(self):
+        Counted.reads += 1
+        return TIMES
+
+
+def test_the_time_of_a_batch_is_reckoned_in_steps_that_grow_with_the_tenants(monkeypatch):
+    plain = profile(ONE)
+    monkeypatch.setattr(Counted, "reads", 0)
+    tenants = Tenants({str(number): Counted(plain.plans, plain.asked, plain.report) for number in range(50)})
+    tenants.choice(dict.fromkeys(tenants.profiles, ONE))
+    assert Counted.reads <= 10 * 50
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(4, {0, 1, 2, 3, 4}), (9, {0, 1, 2, 3, 9})])
+def test_of_many_stacks_only_small_sets_and_all_are_tried(monkeypatch, count, sizes):
+    tenants, tried = Tenants({"a": profile(ONE)}), set()
+    monkeypatch.setitem(tenants.__dict__, "stacks", [str(number) for number in range(count)])
+    monkeypatch.setattr(Tenants, "_plans", lambda self, stacks, target: tried.add(len(stacks)))
+    tenants.choices(TARGET)
+    assert tried == sizes
+
+
+@pytest.mark.parametrize("other", [("bf16", "cpu"), ("fp32", "cuda")])
+def test_times_of_different_precisions_or_devices_are_not_added_up(other):
+    profiles = {
+        id: replace(profile(ONE), asked=dict(zip(("precision", "device"), measure, strict=True)))
+        for id, measure in (("a", ("fp32", "cpu")), ("b", other))
+    }
+    with pytest.raises(InvalidInput, match=naming("a in fp32 on cpu", "b in", *other, "hplm cascade profile --again")):
+        choose_ladders(None, [], profiles, TARGET)  # type: ignore[arg-type]

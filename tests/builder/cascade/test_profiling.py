@@ -212,6 +212,13 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     assert names(capsys.readouterr().out, "none", "chosen", "hplm export")
 
 
+def test_tenants_that_fail_keep_their_ladders(store, texts, capsys):
+    profiled(store, texts)
+    make_level(store, store.tenant("many"), "small")
+    assert main(["cascade", "select", "--store", str(store.folder), "--all", "--drop", "0"]) == 1
+    assert names(capsys.readouterr().err, "many", "keep", "former", "table")
+
+
 def test_a_profile_of_other_levels_is_refused(store, texts, capsys):
     profiled(store, texts)
     make_level(store, store.tenant("pair"), "small", seed=5)

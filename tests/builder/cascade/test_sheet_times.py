@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -43,28 +43,33 @@ def test_a_token_costs_by_its_sheet(tokens, seconds):
 
 def test_sheets_grow_up_to_what_the_own_level_computes_in_fifty_milliseconds():
     """40 texts of 25 tokens take 10 + 40 ms. Sheets of 1, 2, 4 ... 32 texts are below; 64 take 74 ms, and 43 of them 50."""
-    small, own = timed([Clock(0.005, 0.00001), Clock(0.010, 0.00004)], 25, 1, prunes=True)
+    small, own = timed([Clock(0.005, 0.00001), Clock(0.010, 0.00004)], 25, 1, watched=1)
     assert own.tokens == small.tokens == (25, 50, 100, 200, 400, 800, 43 * 25)
     assert own.seconds == pytest.approx([0.011, 0.012, 0.014, 0.018, 0.026, 0.042, 0.053])
     assert small.seconds[-1] == pytest.approx(0.01575) and small.watched[-1] == pytest.approx(0.0315)
     assert own.watched == own.seconds, "nothing goes on from the own level"
-    assert timed([Clock(0.005, 0.00001), Clock(0.010, 0.00004)], 25, 1, prunes=False)[0].watched == small.seconds
+    assert timed([Clock(0.005, 0.00001), Clock(0.010, 0.00004)], 25, 1, watched=0)[0].watched == small.seconds
 
 
 def test_a_batch_has_its_bounds():
-    assert timed([Clock(0, 1e-9)], 100, 1, prunes=False)[0].batch == 4000  # 40 texts, at most 4,096 tokens
-    assert timed([Clock(10, 1)], 30, 1, prunes=False)[0].tokens == (30, 150)  # 128 tokens are always allowed
-    assert timed([Clock(0, 1e-9)], 5000, 1, prunes=False)[0].tokens == (5000,)
+    assert timed([Clock(0, 1e-9)], 100, 1, watched=0)[0].batch == 4000  # 40 texts, at most 4,096 tokens
+    assert timed([Clock(10, 1)], 30, 1, watched=0)[0].tokens == (30, 150)  # 128 tokens are always allowed
+    assert timed([Clock(0, 1e-9)], 5000, 1, watched=0)[0].tokens == (5000,)
 
 
 def test_a_slow_moment_does_not_count():
-    stalling = timed([Clock(0.001, 0.00001, stalls=(4, 8)), Clock(0.010, 0.00004)], 25, 1, prunes=False)
-    assert stalling == timed([Clock(0.001, 0.00001), Clock(0.010, 0.00004)], 25, 1, prunes=False)
+    stalling = timed([Clock(0.001, 0.00001, stalls=(4, 8)), Clock(0.010, 0.00004)], 25, 1, watched=0)
+    assert stalling == timed([Clock(0.001, 0.00001), Clock(0.010, 0.00004)], 25, 1, watched=0)
 
 
 def test_attention_may_cost_more_than_all_layers():
-    deep, own = timed([Clock(0.009, 0.00003), Clock(0.010, 0.00004)], 25, 1, prunes=True)
+    deep, own = timed([Clock(0.009, 0.00003), Clock(0.010, 0.00004)], 25, 1, watched=1)
     assert deep.watched[-1] == pytest.approx(2 * deep.seconds[-1]) and deep.watched[-1] > own.seconds[-1]
+
+
+def test_the_own_level_is_timed_with_attention_where_another_backbone_follows():
+    own = timed([Clock(0.009, 0.00003), Clock(0.010, 0.00004)], 25, 1, watched=2)[1]
+    assert own.watched == pytest.approx([2 * one for one in own.seconds])
 
 
 def test_times_are_stored_as_milliseconds():
@@ -94,6 +99,17 @@ def test_the_last_step_of_a_plan_has_a_small_sheet():
     unpruned = tried(known, (0, 2), 0.6, 16.0)
     assert unpruned.shares[1] > share
     assert unpruned.mean * len(known.examples) / all_tokens * 1000 == pytest.approx(0.110 + 0.010 + 0.1 * unpruned.shares[1])
+
+
+def test_another_backbone_computes_what_a_batch_of_the_first_one_sends_on():
+    """Of a batch of 1,000 tokens here, all texts together have 2,000 tokens there: half of them are a sheet of 1,000."""
+    known = measured(levels=2)
+    near, far = known.whole
+    larger = SheetTimes((20, 1000, 4000), (0.02, 0.5, 1.2), (0.02, 0.5, 1.2))
+    known = replace(known, whole=[near, replace(far, tokens=2 * near.tokens)], times=[known.times[0], larger])
+    tokens = known.whole[1].tokens / 2
+    assert known.seconds(1, tokens) == pytest.approx(tokens * 0.5 / 1000)
+    assert known.alone(1) == pytest.approx(known.whole[1].tokens * 1.2 / 4000)
 
 
 def test_costs_of_texts_are_those_of_their_tokens():

@@ -92,6 +92,7 @@ def test_a_ladder_of_other_levels_is_refused(store):
         ("levels/small/level.json", b"[]"),
         ("levels/small/level.json", LEVEL % (b"small", b"1000000000")),
         ("levels/small/level.json", LEVEL % (b"medium", b"1")),
+        ("levels/small/level.json", (LEVEL % (b"small", b"1")).replace(b'"head_function": null', b'"head_function": []')),
         ("levels/small/calibration.json", None),
         ("levels/small/calibration.json", b"{}"),
         ("levels/small/adapter.safetensors", b"short"),

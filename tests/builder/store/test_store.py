@@ -106,6 +106,7 @@ def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
         ("tenants/acme/1/tenant.json", TENANT % ("null", 1)),
         ("tenants/acme/1/tenant.json", TENANT % ('"acme"', "[]")),
         ("tenants/acme/1/tenant.json", TENANT % ('"acme"', '1, "function": []')),
+        ("tenants/acme/1/tenant.json", TENANT % ('"acme"', '1, "head_function": []')),
     ],
 )
 def test_a_damaged_description_is_named(store, name, content):
