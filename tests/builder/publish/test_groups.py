@@ -248,13 +248,23 @@ def placement_units():
     return tuple(Unit(f"toy/{domain}", 3) for domain in ("root", "law", "bio"))
 
 
-def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_path):
-    repository = tmp_path / "repository"
+def refuses_two(two, folder, change, *named):
+    """`change` the second backbone's parameters: no group of both is emitted."""
+    repository = folder / "repository"
     shutil.copytree(two, repository)
     config = repository / "deep-upper/config.pbtxt"
-    config.write_text(with_parameters(config.read_text(), {"slots": "9"}))
-    with pytest.raises(InvalidInput, match=naming("'both'", "toy", "deep", "'slots'", "'4'", "'9'")):
-        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, tmp_path / "groups")
+    config.write_text(change(config.read_text()))
+    with pytest.raises(InvalidInput, match=naming("'both'", "toy", "deep", *named)):
+        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, folder / "groups")
+
+
+def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_path):
+    refuses_two(two, tmp_path, lambda text: with_parameters(text, {"slots": "9"}), "'slots'", "'4'", "'9'")
+
+
+def test_a_parameter_that_only_the_second_backbone_has_is_refused(two, tmp_path):
+    line = 'parameters { key: "newer" value { string_value: "7" } }\n'
+    refuses_two(two, tmp_path, lambda text: text + line, "'newer'", "'missing'", "'7'")
 
 
 def test_a_store_is_not_exported_into_the_repository_of_a_group(two, toy, tmp_path):
