@@ -193,6 +193,21 @@ def test_admission_knows_the_time_of_each_backbone_and_counts_the_whole_line():
         scheduler.offer([text(0, 100, now, now + 60 * MS)], now)
 
 
+def test_a_backbone_of_which_little_is_known_counts_like_the_other_one():
+    scheduler, now, room = scheduler_of(admission=True), 0, Capacity(100, 10, 10)
+    for number in range(40):  # full batches of the second backbone, which is much faster than is assumed at first
+        scheduler.offer([text(1, 40 + number % 10) for _ in range(4)], now)
+        batch = scheduler.choose(room, now)
+        now = run(scheduler, batch, now, batch.tokens * MS // 1000)
+    while batch := scheduler.choose(room, now):
+        now = run(scheduler, batch, now, batch.tokens * MS // 1000)
+    scheduler.offer([text(0, 10, now) for _ in range(10)], now)
+    scheduler.offer([text(1, 50, now, now + MS)], now)  # the other texts take as long as its own backbone would: 0.1 ms
+    assert scheduler._admission._weights.tolist() == [1, 1]
+    scheduler.choose(Capacity(50, 10, 10), now)  # a full batch of the backbone of which little is known
+    assert scheduler._admission._weights.tolist() == [1, 1]
+
+
 def test_a_line_that_is_too_long_for_a_deadline_is_known_from_the_work_of_both():
     scheduler, now = learned()
     room = Capacity(200, 100, 100)
