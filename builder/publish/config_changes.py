@@ -28,13 +28,18 @@ def with_stages(config: str, stages: str) -> str:
 
 
 def with_backbones(config: str, backbones: Sequence[str]) -> str:
-    """Returns the text of an upper model's `config.pbtxt` with these backbones, and with the name that it has for them."""
+    """Returns the text of an upper model's `config.pbtxt` with these backbones, and with the name that it has for them.
+
+    What an export has measured of one backbone is not said of several.
+    """
     found = re.search(r'^name: "([^"]+)"', config, re.MULTILINE)
     if found is None:
         raise InvalidInput("the name is missing in config.pbtxt: export the repository again")
     key = "backbone" if len(backbones) == 1 else BACKBONES
     named = rf'\g<1>{key}\2"{" ".join(backbones)}"'
-    config = config.replace(found[1], upper_name(backbones))
+    config = re.sub(rf'^(# |name: "){re.escape(found[1])}\b', rf"\g<1>{upper_name(backbones)}", config, flags=re.MULTILINE)
+    if len(backbones) > 1:
+        config = re.sub(r"^# At the export: .*\n", "", config, flags=re.MULTILINE)
     return re.sub(r'(key:\s*")backbones?("\s*value\s*{\s*string_value:\s*)"[^"]*"', named, config)
 
 

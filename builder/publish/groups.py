@@ -178,11 +178,12 @@ def _check_parameters(group: Group, backbone: str, parameters: Mapping[str, str]
 
 def _check_alike(group: Group, parameters: Mapping[str, Mapping[str, str]], first: str, other: str) -> None:
     """Refuses backbones whose engines have different parameters: one engine computes both."""
-    for name, value in parameters[first].items():
-        if name not in OWN and parameters[other].get(name) != value:
+    for name in sorted({*parameters[first], *parameters[other]} - OWN):
+        values = [parameters[backbone].get(name, "missing") for backbone in (first, other)]
+        if values[0] != values[1]:
             raise InvalidInput(
-                f"group {group.name!r} computes {first} and {other} with one engine, but their {name!r} are {value!r} and "
-                f"{parameters[other].get(name)!r}: give both the same value, or each a group of its own"
+                f"group {group.name!r} computes {first} and {other} with one engine, but their {name!r} are {values[0]!r} and "
+                f"{values[1]!r}: give both the same value, or each a group of its own"
             )
 
 

@@ -74,7 +74,7 @@ class Source:
 
     folder: Path
     config: BackboneConfig
-    parameters: dict[str, str]
+    parameters: dict[str, str]  # of its engine, without stages: each layer is measured by itself
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ def profile_repository(
             given = Measurement(
                 folder=source.folder,
                 state=state,
-                parameters={**source.parameters, **device_parameters(devices[:count]), STAGES: ""},
+                parameters={**source.parameters, **device_parameters(devices[:count])},
                 cores=cores_of(devices[:count]),
                 rounds=rounds,
                 label=label,
@@ -176,7 +176,7 @@ def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:
     missing = next((path for path in configs.values() if not path.is_file()), None)
     if missing is not None:
         raise InvalidInput(f"{missing} is missing: export the repository again")
-    return [Source(repository / name / "1", known[name], dict(parameters_of(configs[name]))) for name in chosen]
+    return [Source(repository / name / "1", known[name], {**parameters_of(configs[name]), STAGES: ""}) for name in chosen]
 
 
 def fingerprint() -> dict[str, str]:

@@ -31,7 +31,8 @@ class Admission:
     All admitted texts are answered in time if the most urgent go first, as they do in the default policy. The count
     does not see every effect, so it is corrected by results: if too many admitted texts are late, less is promised.
 
-    Batches are counted as if all were of one backbone. The tokens of others count by the time that they take.
+    Batches are counted as if all were of one backbone. The tokens of others count by the time that they take. As long as little
+    is known of a backbone, its tokens count like those of this one.
     """
 
     def __init__(self, costs: Sequence[CostModel]) -> None:
@@ -60,7 +61,7 @@ class Admission:
 
     def is_believed(self, busy: bool, now_ns: int) -> bool:
         """Whether predictions are used: to refuse requests, and to drop waiting texts."""
-        return any(cost.observed >= FIRST for cost in self._costs) and (busy or now_ns - self._ran_ns < STALE_NS)
+        return any(map(self._knows, range(len(self._costs)))) and (busy or now_ns - self._ran_ns < STALE_NS)
 
     def done(self, on_time: int, late: int) -> None:
         """Records how many admitted texts were in time and how many late, and corrects the promise."""
@@ -73,6 +74,8 @@ class Admission:
 
         `busy`: a batch is running, and may take longer than predicted. On an idle engine nothing delays the next one.
         """
+        if not self._knows(self._backbone):
+            self._backbone = next(filter(self._knows, range(len(self._costs))), self._backbone)
         cost = self._costs[self._backbone]
         self._start_ns = start_ns + (int(CAUTION * cost.deviation * self._batch_ns) if busy else 0)
         self._first_ns = self._start_ns
@@ -83,7 +86,8 @@ class Admission:
         whole_ns = float(cost.predict(*full))
         self._batch_ns = max(1.0, whole_ns * cost.slowest)
         if len(self._costs) > 1:
-            by_batch = [float(other.predict(*full)) * other.slowest for other in self._costs]
+            used = map(self._cost_of, range(len(self._costs)))
+            by_batch = [float(other.predict(*full)) * other.slowest for other in used]
             self._weights = np.array(by_batch) / self._batch_ns
         self._waiting = float(self._demand(columns).sum())
         beside_ns = int(whole_ns * (1 - cost.slowest))  # of a batch, in other stages than the slowest
@@ -99,7 +103,7 @@ class Admission:
         deadline = min((text.deadline_ns for text in texts if text.deadline_ns), default=0)
         backbone = texts[0].backbone
         tokens = sum(text.tokens for text in texts) * float(self._weights[backbone])
-        if deadline and self._costs[backbone].observed >= FIRST and self.is_believed(busy or len(columns) > 0, now_ns):
+        if deadline and self._knows(backbone) and self.is_believed(busy or len(columns) > 0, now_ns):
             done_ns = self._done_at(texts, tokens, deadline, columns, now_ns)
             if done_ns > deadline:
                 raise DeadlineMissed(
@@ -109,6 +113,13 @@ class Admission:
         self._waiting += tokens
         if deadline:
             self._free[self._due_of(deadline) :] -= tokens
+
+    def _knows(self, backbone: int) -> bool:
+        return self._costs[backbone].observed >= FIRST
+
+    def _cost_of(self, backbone: int) -> CostModel:
+        """Returns the cost model by which a backbone's texts are counted."""
+        return self._costs[backbone if self._knows(backbone) else self._backbone]
 
     def _due_of(self, deadline: int) -> int:
         return int(min(max((deadline - self._first_ns) / self._batch_ns, 0), BATCHES))
@@ -131,7 +142,7 @@ class Admission:
         tokens[texts[0].backbone] += sum(text.tokens for text in texts)
         waiting[texts[0].backbone] += len(texts)
         waits = [backbone for backbone in range(count) if waiting[backbone]]
-        return sum(self._costs[backbone].predict(float(tokens[backbone]), float(waiting[backbone])) for backbone in waits)
+        return sum(self._cost_of(backbone).predict(float(tokens[backbone]), float(waiting[backbone])) for backbone in waits)
 
     def _done_at(self, texts: Sequence[Waiting], tokens: float, deadline: int, columns: Columns, now_ns: int) -> float:
         start, text = max(self._start_ns, now_ns), texts[0]

@@ -39,10 +39,11 @@ class Learned:
 
 
 class Backbones:
-    """They take turns. The backbone with the earliest deadline is next; among texts without one, that of the oldest text.
+    """They take turns. The backbone with the highest waiting priority is next. Among equals, that priority's earliest deadline
+    decides, and among texts without one the oldest text.
 
     A backbone that has used the engine for clearly longer than others lets these go first. So none waits for ever, whatever the
-    deadlines of the others are. Time in which a backbone had no waiting text gives it no right to catch up.
+    priorities and deadlines of the others are. Time in which a backbone had no waiting text gives it no right to catch up.
     """
 
     def __init__(self, count: int) -> None:
@@ -83,10 +84,12 @@ class Backbones:
         of = columns.backbone
         indexes = {backbone: np.flatnonzero(of == backbone) for backbone in waiting}
 
-        def turn(backbone: int) -> tuple[bool, int, int]:
+        def turn(backbone: int) -> tuple[bool, int, int, int]:
             own = indexes[backbone]
             is_ahead = self._used_ns[backbone] > least_ns + LEAD_NS
-            return is_ahead, int(columns.deadline[own].min()), int(columns.arrival[own].min())
+            highest = int(columns.priority[own].max())
+            own = own[columns.priority[own] == highest]
+            return is_ahead, -highest, int(columns.deadline[own].min()), int(columns.arrival[own].min())
 
         for backbone in sorted(waiting, key=turn):
             yield backbone, columns.only(backbone, indexes[backbone]), indexes[backbone]

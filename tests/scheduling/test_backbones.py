@@ -25,10 +25,10 @@ def scheduler_of(given_policy="timely", backbones=2, **options):
     return Scheduler(policy(given_policy), Limits(10**6, 10**9), backbones=backbones, **options)
 
 
-def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None):
+def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None, priority=0):
     own = backbone if tenant is None else tenant
     times = {"arrival_ns": arrival, "deadline_ns": deadline}
-    return SimulatedText(tokens=tokens, **times, tenant=own, slot_key=own, backbone=backbone, number=number)
+    return SimulatedText(tokens=tokens, **times, tenant=own, slot_key=own, backbone=backbone, number=number, priority=priority)
 
 
 def run(scheduler, batch, now, took, stages_ns=()):
@@ -108,14 +108,25 @@ def test_the_earliest_deadline_goes_first_then_the_oldest_text():
     assert [backbone for backbone, _ in order] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("deadline_ms", [0, 60])
-def test_no_backbone_waits_for_ever_behind_more_urgent_or_older_ones(deadline_ms):
+def test_the_highest_priority_goes_before_the_earliest_deadline():
+    scheduler = scheduler_of()
+    scheduler.offer([text(0, arrival=1, deadline=10**11)], 1)
+    scheduler.offer([text(1, arrival=2, priority=1), text(1, arrival=2, deadline=10**10)], 2)
+    scheduler.offer([text(0, arrival=3, deadline=10**12, priority=1)], 3)
+    order = []
+    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 4):
+        order.append((batch.backbone, batch.texts[0].priority))
+    assert order == [(0, 1), (1, 1), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("deadline_ms, priority", [(0, 0), (60, 0), (60, 1)])
+def test_no_backbone_waits_for_ever_behind_more_urgent_or_older_ones(deadline_ms, priority):
     """Texts of backbone 0 always wait, and are always more urgent, or as old. Backbone 1 gets half of the engine."""
     scheduler, now, used = scheduler_of("edf"), 0, [0, 0]
     scheduler.offer([text(1, 20) for _ in range(400)], now)
     for _ in range(100):
         deadline = deadline_ms and now + deadline_ms * MS
-        scheduler.offer([text(0, 20, now, deadline) for _ in range(5)], now)
+        scheduler.offer([text(0, 20, now, deadline, priority=priority) for _ in range(5)], now)
         batch = scheduler.choose(ROOM, now)
         used[batch.backbone] += 20 * MS
         now = run(scheduler, batch, now, 20 * MS)
@@ -180,6 +191,21 @@ def test_admission_knows_the_time_of_each_backbone_and_counts_the_whole_line():
     scheduler.offer([text(1, 100, now, now + 130 * MS)], now)
     with pytest.raises(DeadlineMissed):  # the line has 100 ms of work
         scheduler.offer([text(0, 100, now, now + 60 * MS)], now)
+
+
+def test_a_backbone_of_which_little_is_known_counts_like_the_other_one():
+    scheduler, now, room = scheduler_of(admission=True), 0, Capacity(100, 10, 10)
+    for number in range(40):  # full batches of the second backbone, which is much faster than is assumed at first
+        scheduler.offer([text(1, 40 + number % 10) for _ in range(4)], now)
+        batch = scheduler.choose(room, now)
+        now = run(scheduler, batch, now, batch.tokens * MS // 1000)
+    while batch := scheduler.choose(room, now):
+        now = run(scheduler, batch, now, batch.tokens * MS // 1000)
+    scheduler.offer([text(0, 10, now) for _ in range(10)], now)
+    scheduler.offer([text(1, 50, now, now + MS)], now)  # the other texts take as long as its own backbone would: 0.1 ms
+    assert scheduler._admission._weights.tolist() == [1, 1]
+    scheduler.choose(Capacity(50, 10, 10), now)  # a full batch of the backbone of which little is known
+    assert scheduler._admission._weights.tolist() == [1, 1]
 
 
 def test_a_line_that_is_too_long_for_a_deadline_is_known_from_the_work_of_both():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builder.publish.config_changes import with_parameters
+from builder.publish.config_changes import with_backbones, with_parameters
 from builder.publish.export import export
 from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
@@ -221,7 +221,8 @@ def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path, monk
     group = found.repository
     assert {path.name for path in group.iterdir()} == {*("hplm", "toy", "toy-lookup", "deep", "deep-lookup", "toy+deep-upper")}
     text = (group / "toy+deep-upper/config.pbtxt").read_text()
-    assert 'name: "toy+deep-upper"' in text and "toy-upper" not in text
+    assert 'name: "toy+deep-upper"' in text and "# toy+deep-upper: " in text and "toy-upper" not in text
+    assert "At the export: " in (two / "toy-upper/config.pbtxt").read_text() and "At the export: " not in text
     settings = read_all(parameters_of(group / "toy+deep-upper/config.pbtxt"))
     assert {name: [(stage.first, stage.last, stage.core) for stage in own.stages] for name, own in settings.items()} == {
         "toy": [(0, 0, 4), (1, 1, 2)], "deep": [(0, 1, 4), (2, 3, 2)],
@@ -230,6 +231,12 @@ def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path, monk
         assert 'model_name: "toy+deep-upper"' in (group / name / "config.pbtxt").read_text()
         assert upper_of(group, name) == "toy+deep-upper" and upper_of(two, name) == f"{name}-upper"
     assert found.tenants == 2 * len(TENANTS)
+
+
+def test_other_parameters_that_have_the_name_of_a_backbone_stay_as_they_are():
+    line = 'parameters { key: "journal"       value { string_value: "/var/toy-upper.jsonl" } }\n'
+    emitted = with_backbones(f'# toy-upper: queues.\nname: "toy-upper"\n{line}', ["toy", "deep"])
+    assert emitted == f'# toy+deep-upper: queues.\nname: "toy+deep-upper"\n{line}'
 
 
 def test_a_group_is_emitted_again_with_fewer_backbones(two, tmp_path):
@@ -248,13 +255,23 @@ def placement_units():
     return tuple(Unit(f"toy/{domain}", 3) for domain in ("root", "law", "bio"))
 
 
-def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_path):
-    repository = tmp_path / "repository"
+def refuses_two(two, folder, change, *named):
+    """`change` the second backbone's parameters: no group of both is emitted."""
+    repository = folder / "repository"
     shutil.copytree(two, repository)
     config = repository / "deep-upper/config.pbtxt"
-    config.write_text(with_parameters(config.read_text(), {"slots": "9"}))
-    with pytest.raises(InvalidInput, match=naming("'both'", "toy", "deep", "'slots'", "'4'", "'9'")):
-        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, tmp_path / "groups")
+    config.write_text(change(config.read_text()))
+    with pytest.raises(InvalidInput, match=naming("'both'", "toy", "deep", *named)):
+        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, folder / "groups")
+
+
+def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_path):
+    refuses_two(two, tmp_path, lambda text: with_parameters(text, {"slots": "9"}), "'slots'", "'4'", "'9'")
+
+
+def test_a_parameter_that_only_the_second_backbone_has_is_refused(two, tmp_path):
+    line = 'parameters { key: "newer" value { string_value: "7" } }\n'
+    refuses_two(two, tmp_path, lambda text: text + line, "'newer'", "'missing'", "'7'")
 
 
 def test_a_store_is_not_exported_into_the_repository_of_a_group(two, toy, tmp_path):
