@@ -14,7 +14,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns, Numbers
-from hplm.scheduling.cost import Cost
+from hplm.scheduling.cost import CostModel
 from hplm.scheduling.sharing import fair_share
 
 BOUND = 0.7  # share of the engine that all tenants may use after a step up
@@ -30,9 +30,12 @@ FIRST_ROOM = 64
 
 
 class Governor:
-    def __init__(self) -> None:
+    def __init__(self, costs: Sequence[CostModel]) -> None:
+        """`costs`: by backbone."""
+        self._costs_of = costs
         self.rung = 0  # of tenants beyond their fair share, in ladders that are long enough
-        self._full: Array | None = None  # mean tokens, texts, adapters of batches that left a crowd waiting
+        # By backbone: its share of the batches that left a crowd waiting, its part of their mean tokens, texts, adapters
+        self._full: Array | None = None
         self._horizon_ns = float(HORIZON_NS)
         self._capacity = np.inf  # tokens that full batches compute in a horizon
         self._numbers = Numbers()  # of tenants that are not forgotten. They index the arrays and the list below.
@@ -67,20 +70,23 @@ class Governor:
         self._beyond[only] = self._asks_for_more(only)
         return min(self.rung, len(costs) - 1) if self._beyond[number] else 0
 
-    def chosen(self, full: tuple[int, int, float] | None, columns: Columns, crowded: bool, cost: Cost, now_ns: int) -> None:
+    def chosen(self, full: tuple[int, int, float] | None, columns: Columns, crowded: bool, backbone: int, now_ns: int) -> None:
         """Looks at the line after a batch has left it. `crowded`: more texts waited, or were not served, than a batch holds.
 
-        `full`: the tokens, texts and adapters of the batch, if it left texts of its backbone waiting. `cost`: of this
-        backbone. The others' full batches count as if they took as long.
+        `full`: the tokens, texts and adapters of the batch, if it left texts of its backbone waiting.
         """
         if crowded and full:
-            held = np.array(full, float)
+            held = np.zeros((len(self._costs_of), 4))
+            held[backbone] = 1, *full
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
         if self._full is not None:
-            mean: list[float] = self._full.tolist()
-            batch_ns = max(1.0, float(cost.predict(*mean)) * cost.slowest)
+            mean: list[list[float]] = self._full.tolist()
+            batch_ns = 0.0
+            for cost, (parts, tokens, texts, adapters) in zip(self._costs_of, mean, strict=True):
+                batch_ns += cost.predict(tokens, texts, adapters, parts) * cost.slowest
+            batch_ns = max(1.0, batch_ns)
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
-            self._capacity = mean[0] * self._horizon_ns / batch_ns
+            self._capacity = sum(tokens for _, tokens, *_ in mean) * self._horizon_ns / batch_ns
         if not self.rung and not self._last[self._all].any():  # no tenant has a choice
             return
         if crowded or self.rung:

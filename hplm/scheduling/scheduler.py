@@ -56,8 +56,8 @@ class Scheduler(Generic[T]):
         """
         self.limits = limits
         self.columns: Columns[T] = Columns()
-        self.governor = Governor()
         self._backbones = Backbones(backbones)
+        self.governor = Governor(self.costs)
         self._policies = [policy, *(deepcopy(policy) for _ in range(backbones - 1))]
         self._admission = Admission(self.costs) if admission else None
         self._commit_ns = commit_ns
@@ -214,7 +214,7 @@ class Scheduler(Generic[T]):
         crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
         full = (tokens, len(texts), adapters) if left or self._unserved else None
         self._unserved = 0
-        self.governor.chosen(full, self.columns, crowded, learned.cost, now_ns)
+        self.governor.chosen(full, self.columns, crowded, backbone, now_ns)
         if self._admission:
             self._admission.chosen(backbone, tokens, len(texts), adapters, is_full=left > 0)
             self._recount(now_ns)

@@ -33,7 +33,7 @@ class Engine:
     def __init__(self, batch_ns=BATCH_NS, noise=0.0):
         self._cost = CostModel()
         self._cost.terms = np.array([0, batch_ns / FULL, 0, 0])
-        self.governor = Governor()
+        self.governor = Governor([self._cost])
         self.now = 0
         self.waits = defaultdict(int)
         self._batch_ns = batch_ns
@@ -65,7 +65,7 @@ class Engine:
             self.waits[name] = int(max(0, self.waits[name] - share))
         left = [SimulatedText(tokens=tokens, arrival_ns=0, tenant=name) for name, tokens in self.waits.items() if tokens]
         if waited:
-            self.governor.chosen((min(waited, FULL), 10, 0), Columns(left), waited > FULL, self._cost, self.now)
+            self.governor.chosen((min(waited, FULL), 10, 0), Columns(left), waited > FULL, 0, self.now)
 
 
 def _changes(rungs):
@@ -194,3 +194,19 @@ def test_a_new_ladder_takes_the_place_of_the_old_one():
     engine.serve({"one": Tenant(3.0)}, 1)
     got, _ = engine.serve({"one": Tenant(3.0, (1.0, 0.5))}, 1)
     assert set(got["one"]) == {1}
+
+
+def test_the_capacity_is_that_of_the_mean_over_the_batches_of_all_backbones():
+    costs = [CostModel(), CostModel()]
+    for cost, slower in zip(costs, (1, 4), strict=True):
+        cost.terms = np.array([0, slower * BATCH_NS / FULL, 0, 0])
+    governor, found = Governor(costs), []
+    for number in range(200):  # they take turns
+        governor.chosen((FULL, 10, 0), Columns(), True, number % 2, number * BATCH_NS)
+        found.append((governor._capacity, governor._horizon_ns))
+    capacity, horizon_ns = np.array(found[100:]).T
+    assert capacity / horizon_ns == pytest.approx(np.full(100, FULL / (2.5 * BATCH_NS)), rel=0.1)
+    before = found[-1]
+    for backbone in (0, 1):  # a batch that is not full changes nothing, whose ever it is
+        governor.chosen(None, Columns(), False, backbone, 200 * BATCH_NS)
+        assert (governor._capacity, governor._horizon_ns) == before
