@@ -63,6 +63,8 @@ class Backbones:
 
         One that no batch was computed of counts as if it kept only the first stage busy.
         """
+        if len(self._learned) == 1:
+            return [self._learned[0].cost.shares]
         stages = max(len(learned.cost.shares) for learned in self._learned)
         return [[*own, *[0.0] * (stages - len(own))] for own in (learned.cost.shares for learned in self._learned)]
 
