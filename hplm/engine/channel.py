@@ -76,7 +76,7 @@ class Replies:
 
 
 class Beaten(NamedTuple):
-    """What was counted of one backbone since the last beat."""
+    """The counts of one backbone since the last beat."""
 
     counts: dict[Series, float]
     levels: dict[Series, float]

@@ -31,7 +31,7 @@ def divided(trace: Trace, search_seconds: float, test_seconds: float) -> tuple[T
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What two placements attain with the same requests."""
+    """Two placements with the same requests."""
 
     current: Attained
     found: Attained

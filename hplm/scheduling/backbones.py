@@ -17,7 +17,7 @@ LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond th
 
 
 class Learned:
-    """What is known of the batches of one backbone."""
+    """The times of one backbone's batches, learned from those that have run."""
 
     def __init__(self) -> None:
         self.cost = CostModel()

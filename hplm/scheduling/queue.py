@@ -16,7 +16,7 @@ from hplm.scheduling.waiting import Capacity, T
 
 @dataclass(frozen=True)
 class Levels:
-    """What waits of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
+    """The waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
 
     texts: int
     bytes: int

@@ -8,7 +8,7 @@ from hplm.cli.main import main
 from hplm.cli.place_renew import KEPT
 from hplm.placement.placement import Placement
 from tests.naming import names
-from tests.placement.problems import profile, trace_of
+from tests.placement.problems import profile, write_problem
 from tests.placement.profiles import cluster_of, write_cluster
 
 SPANS = ("--search-seconds", "6", "--test-seconds", "2")
@@ -19,13 +19,7 @@ PROBLEM = ("--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl", 
 def problem(tmp_path, monkeypatch):
     """Four devices, of which the current placement uses three, and more requests than these can answer in time."""
     monkeypatch.chdir(tmp_path)
-    own = profile(8.0, 8.0, 20.0)
-    trace = trace_of(own, 120.0, 8.0)
-    write_cluster(cluster_of(4, 60), tmp_path / "c.json")
-    own.write(tmp_path / "p.json")
-    rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
-    lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    write_problem(tmp_path, rate=120.0)
     searched = ["search", *PROBLEM, "--baseline", "manual:1,1", "--confirm-seconds", "0", "--to", "now.json", "--json"]
     assert main(["place", *searched]) == 0
 

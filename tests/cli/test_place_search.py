@@ -8,7 +8,7 @@ import pytest
 from hplm.cli.main import main
 from hplm.placement.placement import Placement
 from tests.naming import names
-from tests.placement.problems import profile, trace_of
+from tests.placement.problems import profile, write_problem
 from tests.placement.profiles import cluster_of, write_cluster
 
 
@@ -16,13 +16,7 @@ from tests.placement.profiles import cluster_of, write_cluster
 def given(tmp_path, monkeypatch):
     """A cluster, a profile and a recorded trace without deadlines, as options."""
     monkeypatch.chdir(tmp_path)
-    own = profile(8.0, 8.0, 20.0)
-    trace = trace_of(own, 40.0, 8.0)
-    write_cluster(cluster_of(4, 60), tmp_path / "c.json")
-    own.write(tmp_path / "p.json")
-    rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
-    lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    write_problem(tmp_path, rate=40.0)
     return ["--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl"]
 
 

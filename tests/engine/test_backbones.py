@@ -169,7 +169,7 @@ def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeyp
 
 
 def test_texts_of_a_ladder_climb_in_their_own_backbone(toy, tmp_path):
-    """Those of `toy` have one level alone."""
+    """Tenants of `toy` have one level alone."""
     ladders = make_ladders(tmp_path, (HALF, OWN))
     asker, plain = Both([toy.folder, ladders.folder], slots="16"), Asker(ladders.folder, slots="16")
     rng, asked = random.Random(5), []

@@ -1,4 +1,4 @@
-"""What a follower writes down for the metrics of servers: when the source answered, and when the copy was equal to it."""
+"""The file that a follower writes for the metrics of servers: when the source answered, and when the copy was equal to it."""
 
 import errno
 import time

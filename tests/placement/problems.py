@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from hplm.placement.placement import Group
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, Profile, Terms
@@ -9,7 +12,7 @@ from hplm.placement.screen import alone_ns
 from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace, synthetic
-from tests.placement.profiles import backbone_profile, cluster_of, profile_of
+from tests.placement.profiles import backbone_profile, cluster_of, profile_of, write_cluster
 
 ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slots": 0}
 
@@ -43,3 +46,14 @@ def group_of(own: Profile, name: str, devices: tuple[str, ...], *backbones: str,
     stages = len(devices) // intra
     cuts = {one: equal_cut(own.backbones[one].layers, stages) for one in backbones}
     return Group(name, "m0", devices, intra, cuts, tuple(f"{one}/law" for one in backbones))
+
+
+def write_problem(folder: Path, rate: float) -> None:
+    """Writes c.json, a cluster of four devices, p.json, a profile, and t.jsonl, a recorded trace without deadlines."""
+    own = profile(8.0, 8.0, 20.0)
+    trace = trace_of(own, rate, 8.0)
+    write_cluster(cluster_of(4, 60), folder / "c.json")
+    own.write(folder / "p.json")
+    rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
+    lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
+    (folder / "t.jsonl").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""What sheets of a level cost, measured with an engine whose clock is made up."""
+"""The times of a level's sheets, measured with an engine whose clock is made up."""
 
 from __future__ import annotations
 
