@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -87,16 +87,16 @@ class Sheets:
         arrangements = self._arrangements(texts, np.arange(len(texts)) if which is None else which, places)
         return [self._sheet(one, [texts[i] for i in one.texts.tolist()], placed, slots, arrived) for one in arrangements]
 
-    def in_order(self, sheets: list[Sheet]) -> list[Sheet]:
-        """Returns sheets of shallow stacks first, and those of a stack together."""
-        return sorted(sheets, key=lambda sheet: (self.depths[sheet.stack], sheet.stack))
+    def order_of(self, stack: str) -> tuple[int, str]:
+        """Returns the place of a stack among others: shallow ones come first."""
+        return self.depths[stack], stack
 
     def _arrangements(self, texts: list[Text], which: Array, places: Places | None) -> list[Arrangement]:
         """Returns arrangements that name the texts by their indexes in the batch."""
         lengths = np.array([text.length for text in texts], dtype=np.int64)
         found: list[Arrangement] = []
         chosen: list[int] = which.tolist()
-        for stack, own in _by_stack([texts[i].level.stack for i in chosen], self.depths):
+        for stack, own in _by_stack([texts[i].level.stack for i in chosen], self.order_of):
             # Batch and places are chosen by the work of texts, which is less than their length on other stacks.
             for some in _cut(which[own], lengths, self.most_tokens):
                 arranged = self.packing.arrange(lengths[some], places if stack == FULL and len(some) == len(texts) else None)
@@ -166,14 +166,14 @@ class Sheets:
         return sent(tensor_of(numbers.astype(np.int64)), device or self.device)
 
 
-def _by_stack(stacks: Sequence[str], depths: Mapping[str, int]) -> Iterator[tuple[str, Array]]:
-    """Yields each stack, the shallowest first, with the indexes of its texts."""
+def _by_stack(stacks: Sequence[str], order_of: Callable[[str], tuple[int, str]]) -> Iterator[tuple[str, Array]]:
+    """Yields each stack in order, with the indexes of its texts."""
     different = set(stacks)
     if len(different) == 1:
         yield stacks[0], np.arange(len(stacks))
         return
     names = np.array(stacks, dtype=object)
-    for stack in sorted(different, key=lambda stack: (depths[stack], stack)):
+    for stack in sorted(different, key=order_of):
         yield stack, np.flatnonzero(names == stack)
 
 

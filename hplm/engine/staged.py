@@ -6,7 +6,6 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import numpy as np
 from torch import Tensor
@@ -41,6 +40,7 @@ class StagedBatch:
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
     computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
     _begun: int = 0  # sheets
+    _going_on: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # texts, by the stack at which they stand now
     _joined: list[Sheet] = field(default_factory=list[Sheet])  # their vectors may still be read when their texts lie elsewhere
 
     @property
@@ -60,8 +60,13 @@ class StagedBatch:
 
     def next_sheets(self) -> list[Sheet]:
         """Returns the sheets of the next stack, each sheet once. Returns none when all are computed."""
-        left = self.sheets[self._begun :]
-        found = list(takewhile(lambda sheet: sheet.stack == left[0].stack, left))
+        stacks = {*self._going_on, *(sheet.stack for sheet in self.sheets[self._begun :])}
+        if not stacks:
+            return []
+        stack = min(stacks, key=self.laying.order_of)
+        if stack in self._going_on:
+            self._lay(stack, self._going_on.pop(stack))
+        found = [sheet for sheet in self.sheets[self._begun :] if sheet.stack == stack]
         self._begun += len(found)
         return found
 
@@ -70,17 +75,19 @@ class StagedBatch:
         return all(record in self.placed for record in text.level.records())
 
     def go_on(self, indexes: Sequence[int]) -> None:
-        """Lays computed texts, by their indexes, into sheets of the stacks at which they stand now.
+        """Lets computed texts, by their indexes, be computed by the stacks at which they stand now.
 
-        They take their vectors with them, and share these sheets with the texts that wait for the same stacks: a small sheet of
+        They take their vectors with them, and share the sheets of the texts that wait for the same stacks: a small sheet of
         their own would take more time for each token. The batch has the levels of all of them.
         """
-        if not indexes:
-            return
-        stacks = {self.texts[index].level.stack for index in indexes}
+        for index in indexes:
+            self._going_on.setdefault(self.texts[index].level.stack, []).append(index)
+
+    def _lay(self, stack: str, joining: Sequence[int]) -> None:
+        """Lays texts into the sheets of a stack that is next."""
         computed, waiting = self.sheets[: self._begun], self.sheets[self._begun :]
-        joined = [sheet for sheet in waiting if sheet.stack in stacks]
-        together = [*indexes, *(index for sheet in joined for index in sheet.indexes)]
+        joined = [sheet for sheet in waiting if sheet.stack == stack]
+        together = [*joining, *(index for sheet in joined for index in sheet.indexes)]
         laid = self.laying.lay(self.texts, self.placed, self.slots, self.arrived, np.array(together))
         lies = {
             index: (sheet, *own)
@@ -90,8 +97,7 @@ class StagedBatch:
         for sheet in laid:
             sheet.sums = _taken_over(sheet, lies)
         self._joined += joined
-        others = [sheet for sheet in waiting if sheet.stack not in stacks]
-        self.sheets[self._begun :] = self.laying.in_order([*laid, *others])
+        self.sheets[self._begun :] = [*laid, *(sheet for sheet in waiting if sheet.stack != stack)]
 
 
 def _taken_over(sheet: Sheet, lies: Mapping[int, tuple[Sheet, Array, Array]]) -> Tensor:
