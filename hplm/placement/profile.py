@@ -58,6 +58,10 @@ class Terms:
             self.text_ns + other.text_ns,
         )
 
+    def shared_by(self, cores: int) -> Terms:
+        """Returns the time that each of these cores takes, if they divide the work."""
+        return Terms(self.batch_ns / cores, self.token_ns / cores, self.score_ns / cores, self.text_ns / cores)
+
 
 @dataclass(frozen=True)
 class BackboneProfile:
@@ -92,8 +96,12 @@ class BackboneProfile:
         return self.terms(min(self.times)) + self.core + self.around
 
     def stages(self, hop: Terms, intra: int, cut: Sequence[tuple[int, int]]) -> list[Terms]:
-        """Returns the terms of each stage. The first one has the work of the cores too, the others get their input by a hop."""
-        return [self.terms(intra, first, last) + (hop if first else self.core) for first, last in cut]
+        """Returns the terms of each stage. All but the first get their input by a hop.
+
+        The cores of the first stage also do what is outside of the layers. It runs in threads of its own, so they divide it.
+        """
+        core = self.core.shared_by(intra)
+        return [self.terms(intra, first, last) + (hop if first else core) for first, last in cut]
 
     def chain(self, domain: str) -> list[str]:
         """Returns a domain and those that it falls back to."""

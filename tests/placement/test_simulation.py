@@ -95,6 +95,15 @@ def test_the_work_of_cores_for_each_text_keeps_them_from_computing(batch_texts):
     assert alone_ns(heavy, trace)[0] - alone_ns(light, trace)[0] == pytest.approx(8e6)
 
 
+def test_the_cores_of_a_stage_divide_their_other_work():
+    """Each text takes 4.8 ms of both cores, and 12 ms of one: at 75 a second two cores are enough."""
+    heavy = profile_of(b0=replace(backbone(8.0), core=Terms(text_ns=12e6)))
+    groups = [group_of(heavy, "g", ("cpu:0", "cpu:1"), "b0", intra=2)]
+    trace = trace_of(heavy, 75.0, 10.0, cv=1.0, scale=20.0)
+    assert simulate(groups, heavy, trace, Serving()).share > 0.95
+    assert Screen(heavy, trace).attained(groups).share > 0.95
+
+
 def test_servers_and_simulated_ones_allow_the_same_time_for_an_answer():
     assert Serving().answering_ns == ANSWERING_NS
 
