@@ -55,14 +55,15 @@ class Service:
             threads = 1  # each stage has one core
         compute_with(threads)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
+        first, *others = (policy(own.policy) for _, own in places)
         scheduler: Scheduler[Text] = Scheduler(
-            policy(settings.policy),
+            first,
             limits,
             settings.admission,
             settings.commit_ns,
             settings.batch_ns,
             ANSWERING_NS,
-            len(places),
+            others,
         )
         # All batches in flight pin their slots.
         in_flight = settings.in_flight

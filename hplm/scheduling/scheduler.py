@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Generic
 
@@ -20,7 +19,7 @@ from hplm.scheduling.admission import Admission
 from hplm.scheduling.backbones import Backbones
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER, Columns
-from hplm.scheduling.cost import FIRST, Cost, CostModel
+from hplm.scheduling.cost import FIRST, CostModel
 from hplm.scheduling.expiry import Expiry
 from hplm.scheduling.filling import fits
 from hplm.scheduling.governor import Governor
@@ -28,7 +27,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.selection import Places, Selection
-from hplm.scheduling.stages import Ended, next_start
+from hplm.scheduling.stages import Ended, beside_ns, next_start
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
@@ -45,20 +44,20 @@ class Scheduler(Generic[T]):
         commit_ns: int | None = None,
         batch_ns: int = 0,
         answering_ns: int = 0,
-        backbones: int = 1,
+        others: Sequence[Policy] = (),
     ) -> None:
         """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
 
         `answering_ns`: the time from the end of computing until the client has the answer.
         `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
-        `backbones`: how many share the line. Each has a copy of the policy, which may keep a state.
+        `others`: the policies of further backbones that share the line. A policy may keep a state, so each has its own.
         """
         self.limits = limits
         self.columns: Columns[T] = Columns()
-        self._backbones = Backbones(backbones)
+        self._policies = [policy, *others]
+        self._backbones = Backbones(len(self._policies))
         self.governor = Governor(self.costs)
-        self._policies = [policy, *(deepcopy(policy) for _ in range(backbones - 1))]
         self._admission = Admission(self.costs) if admission else None
         self._commit_ns = commit_ns
         self._batch_ns = batch_ns
@@ -187,7 +186,7 @@ class Scheduler(Generic[T]):
     def _select(self, backbone: int, columns: Columns, start_ns: int, capacity: Capacity) -> Selection:
         """Lets the policy choose among the texts of one backbone."""
         cost = self._backbones[backbone].cost
-        start_ns += _beside_ns(cost, columns, capacity)
+        start_ns += beside_ns(cost, columns, capacity)
         try:
             selection = Selection.of(self._policies[backbone].select(columns, start_ns, capacity, cost.by_batch()))
             selection.check(len(columns), not self._running and bool((columns.deadline == NEVER).any()))
@@ -357,15 +356,3 @@ class Scheduler(Generic[T]):
         texts = self.columns.remove(indexes)
         self._expiry.forget()
         return texts
-
-
-def _beside_ns(cost: Cost, columns: Columns, capacity: Capacity) -> int:
-    """Returns how long the next batch will be in other stages than the slowest: nothing if there is one stage.
-
-    Policies count batches as if each began so much later and only took the time of the slowest stage.
-    """
-    if cost.slowest == 1:
-        return 0
-    tokens = int(columns.demand.sum())
-    share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
-    return int((1 - cost.slowest) * cost.predict(tokens * share, len(columns) * share))

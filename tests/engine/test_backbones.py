@@ -1,9 +1,12 @@
 """Several backbones in one engine: each text is computed by its own, whatever else is in the line."""
 
+from __future__ import annotations
+
 import random
 import threading
 import time
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings, read_all
 from hplm.errors import Draining, InvalidInput
+from hplm.scheduling.policy import OURS
 from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_toy
@@ -106,6 +110,31 @@ def test_answers_are_those_of_the_reference_in_any_mixture(both, toy, deep, monk
     engines = [served.engine for served in both.service.served]
     assert ran and all(backbones == {engines.index(engine)} for engine, backbones in ran)
     assert {engine for engine, _ in ran} == set(engines)
+
+
+class Locked:
+    """A policy that cannot be copied. It says which backbones each object of it has seen."""
+
+    made: ClassVar[list[Locked]] = []
+
+    def __init__(self):
+        self.seen, self.lock = set(), threading.Lock()
+        Locked.made.append(self)
+
+    def select(self, columns, start_ns, capacity, cost):
+        with self.lock:
+            self.seen.update(columns.backbone.tolist())
+        return np.arange(1)
+
+
+def test_each_backbone_has_a_policy_object_of_its_own(toy, deep, monkeypatch):
+    monkeypatch.setitem(OURS, "locked", f"{__name__}:Locked")
+    monkeypatch.setattr(Locked, "made", [])
+    both = Both([toy.folder, deep.folder], policy="locked")
+    for number in [both.ask(backbone, "acme", [WORDS[0]] * 3) for backbone in (0, 1)]:
+        both.wait(number)
+    both.service.close()
+    assert [one.seen for one in Locked.made] == [{0}, {1}]
 
 
 def test_tenants_of_two_backbones_with_the_same_uid_are_different_for_the_line(both):
