@@ -173,7 +173,7 @@ class Scheduler(Generic[T]):
             return None
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
-        for backbone, columns, indexes in self._backbones.in_turn(self.columns):
+        for backbone, columns, indexes in self._backbones.in_turn(self.columns, self._running):
             own = self._capacity = self._bounded(capacity, backbone, columns)
             crowd = self._waits_a_crowd()
             selection = self._select(backbone, columns, start_ns, own)
@@ -209,7 +209,6 @@ class Scheduler(Generic[T]):
         texts = self._remove(indexes)
         batch = Batch(texts, tokens, slot_keys, now_ns, expected, alone, promised, places, backbone=backbone)
         self._running.append(batch)
-        self._backbones.chosen(backbone, expected)
         crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
         full = (tokens, len(texts), adapters) if left or self._unserved else None
         self._unserved = 0
@@ -268,9 +267,11 @@ class Scheduler(Generic[T]):
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
-        """Forgets a batch that failed or will not run, without learning from it."""
+        """Forgets a batch that failed or will not run, without learning from it. It has used the engine since its start."""
         if batch in self._running:
             self._running.remove(batch)
+            if batch.started_ns is not None:
+                self._backbones[batch.backbone].used_ns += now_ns - batch.started_ns
         self._recount(now_ns)
 
     def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
