@@ -58,6 +58,8 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
     if folder.exists():
         raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
     for group in placement.groups:
+        for backbone in group.cuts:
+            _check_backbone(group, repository, backbone)
         _check_runs(placement, group)
     emitted: list[Emitted] = []
     with written_folder(folder) as writing:
@@ -127,16 +129,26 @@ def _check_runs(placement: Placement, group: Group) -> None:
         raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
 
 
+def _check_backbone(group: Group, repository: Path, backbone: str) -> None:
+    """Refuses a backbone that is no encoder of the repository, or that has another number of layers than the group cuts."""
+    source = repository / backbone / "1"
+    if not (source / Backbone.TENANTS).is_file():
+        raise InvalidInput(f"{repository} does not have the backbone {backbone!r} of group {group.name!r}: {STALE}")
+    config, cut = BackboneConfig.load(source / Backbone.CONFIG), group.cuts[backbone][-1][1] + 1
+    if config.is_decoder:
+        raise InvalidInput(
+            f"backbone {backbone!r} of group {group.name!r} is a decoder, which placement does not support yet: profile and "
+            f"search again with encoders only, and serve {backbone!r} from {repository} itself"
+        )
+    if config.upper_layers != cut:
+        raise InvalidInput(f"group {group.name!r} cuts {cut} layers of {backbone!r}, which has {config.upper_layers}: {STALE}")
+
+
 def _emit_backbone(
     placement: Placement, group: Group, repository: Path, backbone: str, target: Path, state: Path | None
 ) -> int:
     """Writes the model folders of a backbone. Returns the number of its tenants in this group."""
     source = repository / backbone / "1"
-    if not (source / Backbone.TENANTS).is_file():
-        raise InvalidInput(f"{repository} does not have the backbone {backbone!r} of group {group.name!r}: {STALE}")
-    layers, cut = BackboneConfig.load(source / Backbone.CONFIG).upper_layers, group.cuts[backbone]
-    if cut[-1][1] != layers - 1:
-        raise InvalidInput(f"group {group.name!r} cuts {cut[-1][1] + 1} layers of {backbone!r}, which has {layers}: {STALE}")
     served = Backbone(source, state)
     snapshot = served.view.snapshot
     if snapshot.export != placement.exports[backbone]:

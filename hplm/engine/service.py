@@ -14,7 +14,7 @@ import torch
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
-from hplm.engine.served import Served
+from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput
 from hplm.levels.plan import Plan
@@ -49,6 +49,7 @@ class Service:
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
+        check_encoders(folder for folder, _ in places)
         settings = places[0][1]
         threads = settings.threads or torch.get_num_threads()
         if settings.stages and not settings.on_accelerator:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from builder.store.store import TenantFile
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
@@ -19,7 +20,7 @@ from hplm.errors import Draining, InvalidInput
 from hplm.scheduling.policy import OURS
 from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
-from testing.toy import CONFIG, TENANTS, WORDS, make_toy
+from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
 from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.equality import Comparison
@@ -195,6 +196,13 @@ def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeyp
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     with pytest.raises(InvalidInput, match=naming(*named)):
         read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})
+
+
+def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monkeypatch):
+    chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
+    monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
+    with pytest.raises(InvalidInput, match=naming("'chat'", "decoder", "'backbones'")):
+        Both([toy.folder, chat.folder])
 
 
 def test_texts_of_a_ladder_climb_in_their_own_backbone(toy, tmp_path):
