@@ -169,6 +169,36 @@ def test_each_backbone_is_counted_by_itself(both):
     assert requests == [1, 3]
 
 
+def test_an_engine_that_drains_answers_the_waiting_requests_of_both_backbones(both, toy, deep, monkeypatch):
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 300.0)
+    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
+    both.service.close()
+    references, comparison = [Reference.open(folder) for folder in (toy.folder, deep.folder)], Comparison()
+    for number, one in enumerate(asked):
+        expected = references[number % 2].forward(WORDS[number], "acme").numpy()
+        for found in both.wait(one):
+            comparison.add(f"{number % 2}", found.logits[: len(expected)], expected)
+    comparison.assert_equal("fp32")
+    for backbone in (0, 1):
+        with pytest.raises(Draining):
+            both.ask(backbone, "acme", [WORDS[0]])
+        both.answers.pop(max(both.answers))  # it was not taken
+
+
+def test_what_is_not_computed_in_time_is_refused_once_in_both_backbones(toy, deep, monkeypatch):
+    both = Both([toy.folder, deep.folder])
+    going_on, run = threading.Event(), Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *given: going_on.wait(300) and run(*given))
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.0)
+    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
+    both.service.close()
+    assert {type(both.wait(number)) for number in asked} == {Draining}
+    going_on.set()  # answers that come now are too late
+    for thread in both.service._pipeline._threads:
+        thread.join(300)
+    assert all(len(answers) == 1 for answers in both.answers.values())
+
+
 def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     given = {**PARAMETERS, "backbone": "a", "backbones": "a b", "stages": "0-1@cpu:0 2-3@cpu:1; 0-4@cpu:0 5-5@cpu:1"}
