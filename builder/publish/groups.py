@@ -26,7 +26,7 @@ from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
 from hplm.tenants.link import Link
-from hplm.tenants.models import BACKBONES, upper_name, upper_of
+from hplm.tenants.models import BACKBONES, upper_config, upper_name
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 
@@ -166,10 +166,10 @@ def _emit_backbone(
 def _emit_upper(placement: Placement, group: Group, repository: Path, target: Path) -> None:
     """Writes the model that computes all backbones of the group, with the group's devices and the profiled precision."""
     backbones = [*group.cuts]
-    sources = {backbone: repository / upper_of(repository, backbone) for backbone in backbones}
+    sources = {backbone: upper_config(repository, backbone) for backbone in backbones}
     upper = target / upper_name(backbones)
-    _copy_model(sources[backbones[0]], upper)
-    parameters = {backbone: parameters_of(source / CONFIG) for backbone, source in sources.items()}
+    _copy_model(sources[backbones[0]].parent, upper)
+    parameters = {backbone: parameters_of(source) for backbone, source in sources.items()}
     for backbone, own in parameters.items():
         _check_parameters(group, backbone, own, placement.precisions[backbone])
         _check_alike(group, parameters, backbones[0], backbone)
