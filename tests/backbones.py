@@ -1,8 +1,10 @@
 """Two toy backbones of different shapes in one repository, and a placement that gives both the same devices."""
 
+import os
 import shutil
 from dataclasses import replace
 
+from builder.publish.groups import emit
 from hplm.model.windows import Window
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
@@ -11,8 +13,20 @@ from testing.toy import CONFIG, make_toy
 
 DEEP = replace(CONFIG, name="deep", hidden=48, heads=6, upper_layers=4, window=Window(5))
 NAMES = (CONFIG.name, DEEP.name)
-WHOLE = {"toy": ((0, CONFIG.upper_layers - 1),), "deep": ((0, DEEP.upper_layers - 1),)}
-CUT = {"toy": ((0, 0), (1, CONFIG.upper_layers - 1)), "deep": ((0, 1), (2, DEEP.upper_layers - 1))}
+
+
+def whole(*configs):
+    """Returns cuts into one stage."""
+    return {config.name: ((0, config.upper_layers - 1),) for config in configs}
+
+
+def halved(*configs):
+    """Returns cuts into two stages."""
+    middles = [(config, config.upper_layers // 2) for config in configs]
+    return {config.name: ((0, middle - 1), (middle, config.upper_layers - 1)) for config, middle in middles}
+
+
+WHOLE, CUT = whole(CONFIG, DEEP), halved(CONFIG, DEEP)
 
 
 def make_two(folder):
@@ -25,8 +39,17 @@ def make_two(folder):
 
 
 def placement_of_two(repository, devices, cuts):
-    """Returns the placement of all tenants of both in one group, whose name is `both`."""
-    units = tuple(Unit(f"{name}/{domain}", 3) for name in NAMES for domain in ("root", "law", "bio"))
-    exports = {name: Snapshot.load(repository / name / "1/tenants.json").export for name in NAMES}
+    """Returns the placement of all tenants of these backbones in one group, whose name is `both`."""
+    snapshots = {name: Snapshot.load(repository / name / "1/tenants.json") for name in cuts}
+    domains = [(name, domain) for name, own in snapshots.items() for domain in sorted({one.domain for one in own.tenants})]
+    units = tuple(Unit(f"{name}/{domain}", 3) for name, domain in domains)
+    exports = {name: own.export for name, own in snapshots.items()}
     group = Group("both", "m0", devices, 1, cuts, tuple(unit.name for unit in units))
-    return Placement((group,), units, dict.fromkeys(NAMES, "fp32"), exports, "a cluster", "a profile")
+    return Placement((group,), units, dict.fromkeys(cuts, "fp32"), exports, "a cluster", "a profile")
+
+
+def emit_two(repository, folder, cuts):
+    """Emits this group for cores of this machine. Returns its repository."""
+    cores = sorted(os.sched_getaffinity(0))[: len(next(iter(cuts.values())))]
+    emit(placement_of_two(repository, tuple(f"cpu:{core}" for core in cores), cuts), repository, folder)
+    return folder / "both"

@@ -22,9 +22,10 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.settings import read_all
 from hplm.errors import HplmError
 from hplm.tasks import TASKS
+from hplm.tenants.models import upper_config
 from hplm.tenants.ticket import Ticket
 
 PATIENCE_S = 120.0
@@ -40,7 +41,8 @@ class Bare:
         self.asked = asked
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
-        self._service = Service([(folder, Settings.read(parameters_of(repository / f"{backbone}-upper" / "config.pbtxt")))])
+        settings = read_all(parameters_of(upper_config(repository, backbone)))[backbone]
+        self._service = Service([(folder, settings)])
 
     def close(self) -> None:
         self._service.close()

@@ -30,6 +30,7 @@ from hplm.engine.request import Request, Text
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staging import Stager, StagingSettings
+from hplm.tenants.models import upper_config
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 from testing.random_store import SIZES, random_store, random_tenants
@@ -81,8 +82,8 @@ def bench_pipeline(case: PipelineBench) -> dict:
         repository = Path(scratch) / "repository"
         store = random_store(Path(scratch) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
         options = ServingOptions(dtype=case.dtype, slots=case.slots, batch_tokens=case.batch_texts * case.tokens, batch_ms="0")
-        folder = repository / export(store, repository, options).backbone / "1"
-        given = parameters_of(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
+        backbone = export(store, repository, options).backbone
+        folder, given = repository / backbone / "1", parameters_of(upper_config(repository, backbone))
         traffic = Traffic(folder, case)
         variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
         variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}

@@ -34,6 +34,7 @@ from hplm.placement.stages import equal_cut
 from hplm.placement.units import Unit
 from hplm.placement.workload import Trace, synthetic
 from hplm.server import TritonServer
+from hplm.tenants.models import upper_config
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
@@ -99,8 +100,7 @@ class Shared:
         both = Group("both", "here", self._devices, 1, dict.fromkeys(self._backbones, halves), tuple(units.values()))
         exports = {name: Snapshot.load(self._repository / name / "1/tenants.json").export for name in self._backbones}
         precisions = {
-            name: Settings.read(parameters_of(self._repository / f"{name}-upper/config.pbtxt")).precision.name
-            for name in self._backbones
+            name: Settings.read(parameters_of(upper_config(self._repository, name))).precision.name for name in self._backbones
         }
         placed = tuple(Unit(unit, len(self._tenants)) for unit in units.values())
         placement = Placement((*apart, both), placed, precisions, exports, "these cores", "none")

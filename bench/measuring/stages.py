@@ -35,6 +35,7 @@ from hplm.engine.settings import STAGES, Settings
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.model.openmp import apart, compute_with
 from hplm.tenants.level import FULL
+from hplm.tenants.models import upper_config
 from testing.random_store import SIZES, random_store, random_tenants
 
 BATCHES = 4  # whose texts wait or run: one in each stage, one that is staged, one that waits
@@ -62,8 +63,8 @@ def bench_stages(case: StagesBench) -> dict:
         options = ServingOptions(
             dtype=case.dtype, slots=case.slots, batch_tokens=count * case.tokens, batch_ms="0", device="cpu"
         )
-        folder = repository / export(store, repository, options).backbone / "1"
-        given = parameters_of(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
+        backbone = export(store, repository, options).backbone
+        folder, given = repository / backbone / "1", parameters_of(upper_config(repository, backbone))
         layers = _in_process(_layer_ns, folder, given, load, cores[:1])
         first = _first_layers(layers)
         variants = _variants(cores, len(layers), first)

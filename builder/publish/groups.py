@@ -26,7 +26,7 @@ from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
 from hplm.tenants.link import Link
-from hplm.tenants.models import BACKBONES, upper_name, upper_of
+from hplm.tenants.models import BACKBONES, upper_config, upper_name
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 
@@ -58,6 +58,8 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
     if folder.exists():
         raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
     for group in placement.groups:
+        for backbone in group.cuts:
+            _check_backbone(group, repository, backbone)
         _check_runs(placement, group)
     emitted: list[Emitted] = []
     with written_folder(folder) as writing:
@@ -127,16 +129,26 @@ def _check_runs(placement: Placement, group: Group) -> None:
         raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
 
 
+def _check_backbone(group: Group, repository: Path, backbone: str) -> None:
+    """Refuses a backbone that is no encoder of the repository, or that has another number of layers than the group cuts."""
+    source = repository / backbone / "1"
+    if not (source / Backbone.TENANTS).is_file():
+        raise InvalidInput(f"{repository} does not have the backbone {backbone!r} of group {group.name!r}: {STALE}")
+    config, cut = BackboneConfig.load(source / Backbone.CONFIG), group.cuts[backbone][-1][1] + 1
+    if config.is_decoder:
+        raise InvalidInput(
+            f"backbone {backbone!r} of group {group.name!r} is a decoder, which placement does not support yet: profile and "
+            f"search again with encoders only, and serve {backbone!r} from {repository} itself"
+        )
+    if config.upper_layers != cut:
+        raise InvalidInput(f"group {group.name!r} cuts {cut} layers of {backbone!r}, which has {config.upper_layers}: {STALE}")
+
+
 def _emit_backbone(
     placement: Placement, group: Group, repository: Path, backbone: str, target: Path, state: Path | None
 ) -> int:
     """Writes the model folders of a backbone. Returns the number of its tenants in this group."""
     source = repository / backbone / "1"
-    if not (source / Backbone.TENANTS).is_file():
-        raise InvalidInput(f"{repository} does not have the backbone {backbone!r} of group {group.name!r}: {STALE}")
-    layers, cut = BackboneConfig.load(source / Backbone.CONFIG).upper_layers, group.cuts[backbone]
-    if cut[-1][1] != layers - 1:
-        raise InvalidInput(f"group {group.name!r} cuts {cut[-1][1] + 1} layers of {backbone!r}, which has {layers}: {STALE}")
     served = Backbone(source, state)
     snapshot = served.view.snapshot
     if snapshot.export != placement.exports[backbone]:
@@ -154,10 +166,10 @@ def _emit_backbone(
 def _emit_upper(placement: Placement, group: Group, repository: Path, target: Path) -> None:
     """Writes the model that computes all backbones of the group, with the group's devices and the profiled precision."""
     backbones = [*group.cuts]
-    sources = {backbone: repository / upper_of(repository, backbone) for backbone in backbones}
+    sources = {backbone: upper_config(repository, backbone) for backbone in backbones}
     upper = target / upper_name(backbones)
-    _copy_model(sources[backbones[0]], upper)
-    parameters = {backbone: parameters_of(source / CONFIG) for backbone, source in sources.items()}
+    _copy_model(sources[backbones[0]].parent, upper)
+    parameters = {backbone: parameters_of(source) for backbone, source in sources.items()}
     for backbone, own in parameters.items():
         _check_parameters(group, backbone, own, placement.precisions[backbone])
         _check_alike(group, parameters, backbones[0], backbone)

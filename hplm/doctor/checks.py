@@ -20,7 +20,7 @@ from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.tenants.directory import Directory
 from hplm.tenants.followed import Followed
-from hplm.tenants.models import upper_of
+from hplm.tenants.models import upper_config
 from hplm.tenants.state import EXPORTED_TABLES, State
 from hplm.tenants.verification import versions
 
@@ -265,7 +265,7 @@ def _backbones(repository: Path) -> list[Path]:
 
 
 def _hot_bytes(repository: Path, backbone: Path, state: Path | None) -> int:
-    config = repository / upper_of(repository, backbone.name) / "config.pbtxt"
+    config = upper_config(repository, backbone.name)
     if not config.is_file():  # a decoder locks no rows
         return 0
     parameters = parameters_of(config)

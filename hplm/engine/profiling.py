@@ -37,7 +37,7 @@ from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
-from hplm.tenants.models import upper_of
+from hplm.tenants.models import upper_config
 
 CORE = "cpu:"  # begins the names of devices that are cores
 ROUNDS = 5
@@ -172,7 +172,7 @@ def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:
     chosen = names or [name for name, config in known.items() if not config.is_decoder]
     if not chosen:
         raise InvalidInput(f"{repository} contains only decoders, which placement does not support yet: give encoders")
-    configs = {name: repository / upper_of(repository, name) / "config.pbtxt" for name in chosen}
+    configs = {name: upper_config(repository, name) for name in chosen}
     missing = next((path for path in configs.values() if not path.is_file()), None)
     if missing is not None:
         raise InvalidInput(f"{missing} is missing: export the repository again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hplm.engine.backbone import Backbone
@@ -16,12 +16,24 @@ from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.views import Watch
 from hplm.errors import HplmError, InvalidInput
+from hplm.model.config import BackboneConfig
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.tenants.level import FULL
 from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
+
+
+def check_encoders(folders: Iterable[Path]) -> None:
+    """Refuses decoders, before anything large is read."""
+    for folder in folders:
+        config = BackboneConfig.load(folder / Backbone.CONFIG)
+        if config.is_decoder:
+            raise InvalidInput(
+                f"backbone {config.name!r} is a decoder, but upper models compute encoders only: take it out of the parameter "
+                f"'backbones', and export it as a model of its own"
+            )
 
 
 def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]:

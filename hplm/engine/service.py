@@ -14,7 +14,7 @@ import torch
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
-from hplm.engine.served import Served
+from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput
 from hplm.levels.plan import Plan
@@ -49,20 +49,22 @@ class Service:
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
+        check_encoders(folder for folder, _ in places)
         settings = places[0][1]
         threads = settings.threads or torch.get_num_threads()
         if settings.stages and not settings.on_accelerator:
             threads = 1  # each stage has one core
         compute_with(threads)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
+        first, *others = (policy(own.policy) for _, own in places)
         scheduler: Scheduler[Text] = Scheduler(
-            policy(settings.policy),
+            first,
             limits,
             settings.admission,
             settings.commit_ns,
             settings.batch_ns,
             ANSWERING_NS,
-            len(places),
+            others,
         )
         # All batches in flight pin their slots.
         in_flight = settings.in_flight

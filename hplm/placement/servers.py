@@ -65,8 +65,9 @@ class Serving:
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
         limits = Limits(self.queue_texts, UNLIMITED_BYTES)
+        first, *others = (policy(self.policy) for _ in range(stages.backbones))
         made: Scheduler[SimulatedText] = Scheduler(
-            policy(self.policy), limits, self.admission, self.commit_ns, self.batch_ns, self.answering_ns, stages.backbones
+            first, limits, self.admission, self.commit_ns, self.batch_ns, self.answering_ns, others
         )
         if self.admission:
             stages.teach(made.costs)

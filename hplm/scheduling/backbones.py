@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -20,6 +20,7 @@ class Learned:
     """The times of one backbone's batches, learned from those that have run."""
 
     def __init__(self) -> None:
+        self.used_ns = 0.0  # of the engine's time, by batches that do not run any more
         self.cost = CostModel()
         self.loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         self.further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
@@ -30,6 +31,7 @@ class Learned:
 
     def finished(self, batch: Batch[Any], adapters: int, took_ns: int, stages_ns: Sequence[int]) -> None:
         """Learns from a batch, for which `adapters` adapters had to be loaded."""
+        self.used_ns += took_ns
         self.loaded += LEARNING * (adapters / batch.slot_keys - self.loaded)
         tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
         first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
@@ -43,12 +45,12 @@ class Backbones:
     decides, and among texts without one the oldest text.
 
     A backbone that has used the engine for clearly longer than others lets these go first. So none waits for ever, whatever the
-    priorities and deadlines of the others are. Time in which a backbone had no waiting text gives it no right to catch up.
+    priorities and deadlines of the others are. Running batches count with the time that is expected of them, finished ones with
+    the time that they took. Time in which a backbone had no waiting text gives it no right to catch up.
     """
 
     def __init__(self, count: int) -> None:
         self._learned = [Learned() for _ in range(count)]
-        self._used_ns = [0.0] * count
 
     def __getitem__(self, backbone: int) -> Learned:
         return self._learned[backbone]
@@ -68,7 +70,7 @@ class Backbones:
         stages = max(len(learned.cost.shares) for learned in self._learned)
         return [[*own, *[0.0] * (stages - len(own))] for own in (learned.cost.shares for learned in self._learned)]
 
-    def in_turn(self, columns: Columns) -> Iterator[tuple[int, Columns, Array | None]]:
+    def in_turn(self, columns: Columns, running: Iterable[Batch[Any]]) -> Iterator[tuple[int, Columns, Array | None]]:
         """Yields the backbones with waiting texts, the next one first, their texts, and the indexes of these.
 
         None instead of indexes: all texts are of this backbone.
@@ -77,9 +79,12 @@ class Backbones:
             yield 0, columns, None
             return
         waiting: list[int] = np.unique(columns.backbones[columns.counts > 0]).tolist()
-        least_ns = min(self._used_ns[backbone] for backbone in waiting)
+        used_ns = [learned.used_ns for learned in self._learned]
+        for batch in running:
+            used_ns[batch.backbone] += batch.expected_ns
+        least_ns = min(used_ns[backbone] for backbone in waiting)
         for backbone in set(range(len(self._learned))) - set(waiting):
-            self._used_ns[backbone] = max(self._used_ns[backbone], least_ns)
+            self._learned[backbone].used_ns += max(0, least_ns - used_ns[backbone])
         if len(waiting) == 1:
             yield waiting[0], columns, None
             return
@@ -88,17 +93,13 @@ class Backbones:
 
         def turn(backbone: int) -> tuple[bool, int, int, int]:
             own = indexes[backbone]
-            is_ahead = self._used_ns[backbone] > least_ns + LEAD_NS
+            is_ahead = used_ns[backbone] > least_ns + LEAD_NS
             highest = int(columns.priority[own].max())
             own = own[columns.priority[own] == highest]
             return is_ahead, -highest, int(columns.deadline[own].min()), int(columns.arrival[own].min())
 
         for backbone in sorted(waiting, key=turn):
             yield backbone, columns.only(backbone, indexes[backbone]), indexes[backbone]
-
-    def chosen(self, backbone: int, expected_ns: float) -> None:
-        """Counts a chosen batch."""
-        self._used_ns[backbone] += expected_ns
 
     @overload
     def needed_ns(self, backbone: int, tokens: Array, around_ns: int) -> Array: ...

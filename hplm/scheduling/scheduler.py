@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Generic
 
@@ -20,7 +19,7 @@ from hplm.scheduling.admission import Admission
 from hplm.scheduling.backbones import Backbones
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER, Columns
-from hplm.scheduling.cost import FIRST, Cost, CostModel
+from hplm.scheduling.cost import FIRST, CostModel
 from hplm.scheduling.expiry import Expiry
 from hplm.scheduling.filling import fits
 from hplm.scheduling.governor import Governor
@@ -28,7 +27,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.selection import Places, Selection
-from hplm.scheduling.stages import Ended, next_start
+from hplm.scheduling.stages import Ended, beside_ns, next_start
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
@@ -45,20 +44,20 @@ class Scheduler(Generic[T]):
         commit_ns: int | None = None,
         batch_ns: int = 0,
         answering_ns: int = 0,
-        backbones: int = 1,
+        others: Sequence[Policy] = (),
     ) -> None:
         """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
 
         `answering_ns`: the time from the end of computing until the client has the answer.
         `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
-        `backbones`: how many share the line. Each has a copy of the policy, which may keep a state.
+        `others`: the policies of further backbones that share the line. A policy may keep a state, so each has its own.
         """
         self.limits = limits
         self.columns: Columns[T] = Columns()
-        self._backbones = Backbones(backbones)
+        self._policies = [policy, *others]
+        self._backbones = Backbones(len(self._policies))
         self.governor = Governor(self.costs)
-        self._policies = [policy, *(deepcopy(policy) for _ in range(backbones - 1))]
         self._admission = Admission(self.costs) if admission else None
         self._commit_ns = commit_ns
         self._batch_ns = batch_ns
@@ -174,7 +173,7 @@ class Scheduler(Generic[T]):
             return None
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
-        for backbone, columns, indexes in self._backbones.in_turn(self.columns):
+        for backbone, columns, indexes in self._backbones.in_turn(self.columns, self._running):
             own = self._capacity = self._bounded(capacity, backbone, columns)
             crowd = self._waits_a_crowd()
             selection = self._select(backbone, columns, start_ns, own)
@@ -187,7 +186,7 @@ class Scheduler(Generic[T]):
     def _select(self, backbone: int, columns: Columns, start_ns: int, capacity: Capacity) -> Selection:
         """Lets the policy choose among the texts of one backbone."""
         cost = self._backbones[backbone].cost
-        start_ns += _beside_ns(cost, columns, capacity)
+        start_ns += beside_ns(cost, columns, capacity)
         try:
             selection = Selection.of(self._policies[backbone].select(columns, start_ns, capacity, cost.by_batch()))
             selection.check(len(columns), not self._running and bool((columns.deadline == NEVER).any()))
@@ -210,7 +209,6 @@ class Scheduler(Generic[T]):
         texts = self._remove(indexes)
         batch = Batch(texts, tokens, slot_keys, now_ns, expected, alone, promised, places, backbone=backbone)
         self._running.append(batch)
-        self._backbones.chosen(backbone, expected)
         crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
         full = (tokens, len(texts), adapters) if left or self._unserved else None
         self._unserved = 0
@@ -269,9 +267,11 @@ class Scheduler(Generic[T]):
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
-        """Forgets a batch that failed or will not run, without learning from it."""
+        """Forgets a batch that failed or will not run, without learning from it. It has used the engine since its start."""
         if batch in self._running:
             self._running.remove(batch)
+            if batch.started_ns is not None:
+                self._backbones[batch.backbone].used_ns += now_ns - batch.started_ns
         self._recount(now_ns)
 
     def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
@@ -357,15 +357,3 @@ class Scheduler(Generic[T]):
         texts = self.columns.remove(indexes)
         self._expiry.forget()
         return texts
-
-
-def _beside_ns(cost: Cost, columns: Columns, capacity: Capacity) -> int:
-    """Returns how long the next batch will be in other stages than the slowest: nothing if there is one stage.
-
-    Policies count batches as if each began so much later and only took the time of the slowest stage.
-    """
-    if cost.slowest == 1:
-        return 0
-    tokens = int(columns.demand.sum())
-    share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
-    return int((1 - cost.slowest) * cost.predict(tokens * share, len(columns) * share))

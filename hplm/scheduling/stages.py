@@ -1,4 +1,4 @@
-"""Predicts when the next batch can pass all stages of the engine without a wait."""
+"""Predicts when the next batch can pass all stages of the engine without a wait, and how long it is not in the slowest one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hplm.scheduling.batch import Batch
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import Cost
+from hplm.scheduling.waiting import Capacity
 
 
 class Ended(NamedTuple):
@@ -41,3 +44,15 @@ def next_start(running: Iterable[Batch[Any]], ended: Ended, shares_of: Sequence[
             start = max(start, left - batch.expected_ns * passed)
             passed += shares[stage]
     return start
+
+
+def beside_ns(cost: Cost, columns: Columns, capacity: Capacity) -> int:
+    """Returns how long the next batch will be in other stages than the slowest: nothing if there is one stage.
+
+    Policies count batches as if each began so much later and only took the time of the slowest stage.
+    """
+    if cost.slowest == 1:
+        return 0
+    tokens = int(columns.demand.sum())
+    share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
+    return int((1 - cost.slowest) * cost.predict(tokens * share, len(columns) * share))

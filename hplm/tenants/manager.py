@@ -20,7 +20,7 @@ from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Adapter, Head, Knowledge
 from hplm.tenants.level import Level
 from hplm.tenants.link import ONWARD
-from hplm.tenants.models import upper_of
+from hplm.tenants.models import upper_config
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Change, Registry
 from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
@@ -276,8 +276,7 @@ class Manager:
     def _gives_texts_back(self) -> bool:
         """Whether the exported model of the upper half has the output by which texts go on to another backbone."""
         repository = self.folder.parent.parent
-        upper = repository / upper_of(repository, self.folder.parent.name)
-        return f'"{ONWARD}"' in (upper / "config.pbtxt").read_text("utf-8")
+        return f'"{ONWARD}"' in upper_config(repository, self.folder.parent.name).read_text("utf-8")
 
     @cached_property
     def _width(self) -> int | None:

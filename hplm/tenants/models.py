@@ -30,6 +30,11 @@ def upper_of(repository: Path, backbone: str) -> str:
     return next((name for name in groups if backbone in name.removesuffix(_UPPER).split(_JOINED)), own)
 
 
+def upper_config(repository: Path, backbone: str) -> Path:
+    """Returns the `config.pbtxt` of the model that computes a backbone."""
+    return repository / upper_of(repository, backbone) / "config.pbtxt"
+
+
 def backbones_of(parameters: Mapping[str, str]) -> list[str]:
     """Returns the backbones that an upper model with these parameters computes."""
     names = parameters.get(BACKBONES, "").split() or [parameters["backbone"]]

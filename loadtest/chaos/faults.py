@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from hplm.errors import HplmError
 from hplm.server.process_group import SHARED_MEMORY
+from hplm.tenants.models import upper_of
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES
 from loadtest.chaos.history import OK, REFUSED, Asker, Question
 from loadtest.served_copy import ENGINE, GUEST, SERVER, ServedCopy
@@ -42,7 +43,7 @@ class Unable(Exception):
 
 
 def faults(victim: ServedCopy) -> list[Fault]:
-    models = [f"{victim.backbone}-lookup", f"{victim.backbone}-upper"]
+    models = [f"{victim.backbone}-lookup", upper_of(victim.repository, victim.backbone)]
     parts = [*models, *victim.models[1:], ENGINE, SERVER]
     kill = [Fault(f"kill {part}", _signalled(part, signal.SIGKILL)) for part in parts]
     stop = [Fault(f"stop {part}", _signalled(part, signal.SIGSTOP, signal.SIGCONT), (0.5, 5.0)) for part in parts]

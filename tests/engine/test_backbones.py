@@ -1,21 +1,26 @@
 """Several backbones in one engine: each text is computed by its own, whatever else is in the line."""
 
+from __future__ import annotations
+
 import random
 import threading
 import time
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from builder.store.store import TenantFile
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings, read_all
 from hplm.errors import Draining, InvalidInput
+from hplm.scheduling.policy import OURS
 from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
-from testing.toy import CONFIG, TENANTS, WORDS, make_toy
+from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
 from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.equality import Comparison
@@ -108,6 +113,31 @@ def test_answers_are_those_of_the_reference_in_any_mixture(both, toy, deep, monk
     assert {engine for engine, _ in ran} == set(engines)
 
 
+class Locked:
+    """A policy that cannot be copied. It says which backbones each object of it has seen."""
+
+    made: ClassVar[list[Locked]] = []
+
+    def __init__(self):
+        self.seen, self.lock = set(), threading.Lock()
+        Locked.made.append(self)
+
+    def select(self, columns, start_ns, capacity, cost):
+        with self.lock:
+            self.seen.update(columns.backbone.tolist())
+        return np.arange(1)
+
+
+def test_each_backbone_has_a_policy_object_of_its_own(toy, deep, monkeypatch):
+    monkeypatch.setitem(OURS, "locked", f"{__name__}:Locked")
+    monkeypatch.setattr(Locked, "made", [])
+    both = Both([toy.folder, deep.folder], policy="locked")
+    for number in [both.ask(backbone, "acme", [WORDS[0]] * 3) for backbone in (0, 1)]:
+        both.wait(number)
+    both.service.close()
+    assert [one.seen for one in Locked.made] == [{0}, {1}]
+
+
 def test_tenants_of_two_backbones_with_the_same_uid_are_different_for_the_line(both):
     line = both.service._line
     numbers = set()
@@ -139,6 +169,36 @@ def test_each_backbone_is_counted_by_itself(both):
     assert requests == [1, 3]
 
 
+def test_an_engine_that_drains_answers_the_waiting_requests_of_both_backbones(both, toy, deep, monkeypatch):
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 300.0)
+    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
+    both.service.close()
+    references, comparison = [Reference.open(folder) for folder in (toy.folder, deep.folder)], Comparison()
+    for number, one in enumerate(asked):
+        expected = references[number % 2].forward(WORDS[number], "acme").numpy()
+        for found in both.wait(one):
+            comparison.add(f"{number % 2}", found.logits[: len(expected)], expected)
+    comparison.assert_equal("fp32")
+    for backbone in (0, 1):
+        with pytest.raises(Draining):
+            both.ask(backbone, "acme", [WORDS[0]])
+        both.answers.pop(max(both.answers))  # it was not taken
+
+
+def test_what_is_not_computed_in_time_is_refused_once_in_both_backbones(toy, deep, monkeypatch):
+    both = Both([toy.folder, deep.folder])
+    going_on, run = threading.Event(), Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *given: going_on.wait(300) and run(*given))
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.0)
+    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
+    both.service.close()
+    assert {type(both.wait(number)) for number in asked} == {Draining}
+    going_on.set()  # answers that come now are too late
+    for thread in both.service._pipeline._threads:
+        thread.join(300)
+    assert all(len(answers) == 1 for answers in both.answers.values())
+
+
 def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     given = {**PARAMETERS, "backbone": "a", "backbones": "a b", "stages": "0-1@cpu:0 2-3@cpu:1; 0-4@cpu:0 5-5@cpu:1"}
@@ -166,6 +226,13 @@ def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeyp
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     with pytest.raises(InvalidInput, match=naming(*named)):
         read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})
+
+
+def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monkeypatch):
+    chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
+    monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
+    with pytest.raises(InvalidInput, match=naming("'chat'", "decoder", "'backbones'")):
+        Both([toy.folder, chat.folder])
 
 
 def test_texts_of_a_ladder_climb_in_their_own_backbone(toy, tmp_path):

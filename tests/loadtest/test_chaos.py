@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from loadtest.chaos import history
+from loadtest.chaos.faults import faults
 from loadtest.chaos.history import FAILED, OK, REFUSED, UNANSWERED, WRONG, Answer, Asker, History, Question, expected_answers
 
 QUESTION = Question("acme", "text")
@@ -89,6 +91,14 @@ def test_another_answer_is_counted_as_wrong(address):
     counts = asking.counts()
     assert asking.in_flight == 0 and set(counts) == {OK, WRONG}
     assert asking.reasons() == {"wrong: acme": counts[WRONG]}
+
+
+def test_the_upper_model_of_a_group_is_harmed_by_its_name(tmp_path):
+    (tmp_path / "law+medicine-upper").mkdir()
+    victim = SimpleNamespace(repository=tmp_path, backbone="medicine", models=["medicine", "hplm"])
+    found = {fault.name for fault in faults(victim)}
+    assert {"kill medicine-lookup", "kill law+medicine-upper", "stop law+medicine-upper", "kill hplm"} <= found
+    assert "kill medicine-upper" not in found
 
 
 @pytest.mark.slow

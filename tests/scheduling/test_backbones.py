@@ -22,7 +22,8 @@ ROOM = Capacity(100, 8, 4)
 
 
 def scheduler_of(given_policy="timely", backbones=2, **options):
-    return Scheduler(policy(given_policy), Limits(10**6, 10**9), backbones=backbones, **options)
+    first, *others = (policy(given_policy) for _ in range(backbones))
+    return Scheduler(first, Limits(10**6, 10**9), others=others, **options)
 
 
 def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None, priority=0):
@@ -134,6 +135,50 @@ def test_no_backbone_waits_for_ever_behind_more_urgent_or_older_ones(deadline_ms
     assert abs(used[0] - used[1]) <= LEAD_NS + 2 * 20 * MS
 
 
+def halved(scheduler, batch, now, number):
+    assert scheduler.halve(batch, batch.texts, now)
+    for half in [scheduler.choose(ROOM, now) for _ in range(2)]:
+        now = run(scheduler, half, now, 10 * MS)
+    return now
+
+
+def not_run(scheduler, batch, now, number):
+    scheduler.dropped(batch, now)
+    return now
+
+
+def failed(scheduler, batch, now, number):
+    scheduler.started(batch, now)
+    scheduler.dropped(batch, now + 20 * MS)
+    return now + 20 * MS
+
+
+def long_at_times(scheduler, batch, now, number):
+    return run(scheduler, batch, now, 20 * MS if number % 5 else 100 * MS)
+
+
+@pytest.mark.parametrize("end", [halved, not_run, failed, long_at_times])
+def test_a_turn_counts_the_time_that_batches_took(end):
+    """Texts of backbone 0 always wait, and have a higher priority. Its batches do not take what is expected of them."""
+    scheduler, now, used = scheduler_of("fcfs"), 0, [0, 0]
+    scheduler.offer([text(1, 20) for _ in range(1000)], now)
+    for number in range(100):
+        scheduler.offer([text(0, 20, now, priority=1) for _ in range(5)], now)
+        batch = scheduler.choose(ROOM, now)
+        ended = run(scheduler, batch, now, 20 * MS) if batch.backbone else end(scheduler, batch, now, number)
+        used[batch.backbone] += ended - now
+        now = ended
+    assert abs(used[0] - used[1]) <= LEAD_NS + 100 * MS
+
+
+def test_a_turn_counts_running_batches_as_long_as_expected():
+    scheduler, now = learned()
+    room = Capacity(3000, 100, 100, in_flight=3)
+    scheduler.offer([text(0, 2000, now, priority=1) for _ in range(2)], now)  # 210 ms each
+    scheduler.offer([text(1, 10, now)], now)
+    assert [scheduler.choose(room, now).backbone for _ in range(3)] == [0, 1, 0]
+
+
 def test_an_idle_time_gives_no_right_to_catch_up():
     scheduler, now = scheduler_of("fcfs"), 0
     for _ in range(50):
@@ -154,7 +199,7 @@ def test_the_next_backbone_is_tried_if_the_policy_chooses_none_of_the_first():
         def select(self, columns, start_ns, capacity, cost):
             return np.arange(len(columns)) if columns.backbone[0] == 1 else np.empty(0, np.int64)
 
-    scheduler = Scheduler(OnlyTheSecond(), Limits(10**6, 10**9), backbones=2)
+    scheduler = Scheduler(OnlyTheSecond(), Limits(10**6, 10**9), others=[OnlyTheSecond()])
     scheduler.offer([text(0, arrival=0, deadline=10**12)], 0)
     scheduler.offer([text(1, arrival=1, deadline=10**13)], 1)
     batch = scheduler.choose(ROOM, 2)

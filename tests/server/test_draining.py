@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -16,14 +18,23 @@ from tritonclient.utils import InferenceServerException
 from hplm.server import TritonServer, process_group
 from hplm.server.stubs import stubs
 from testing.toy import WORDS
+from tests.backbones import NAMES, WHOLE, emit_two, make_two
 from tests.server.stock import Stock
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
 
-def outcome(stock: Stock) -> str:
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    repository, _ = make_two(folder)
+    return emit_two(repository, folder / "groups", WHOLE)
+
+
+def outcome(stock: Stock, backbone: str = "toy") -> str:
     try:
-        stock.ask([" ".join(WORDS[:9])] * 4, "acme", outputs=("LABEL",))
+        stock.ask([" ".join(WORDS[:9])] * 4, "acme", outputs=("LABEL",), model=backbone)
         return "answered"
     except InferenceServerException as error:
         if "[draining]" in error.message() and error.status() in ("503", "StatusCode.UNAVAILABLE"):
@@ -34,26 +45,38 @@ def outcome(stock: Stock) -> str:
         return "closed"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_clients_meet_no_other_error_while_the_server_stops(toy, protocol):
-    server = TritonServer(toy.repository).start()
-    met: Counter[str] = Counter()
+def met_while_it_stops(repository: Path, protocol: str, backbones: Sequence[str]) -> dict[str, Counter[str]]:
+    """Returns what clients of these backbones meet, each by itself, until the server has stopped."""
+    server = TritonServer(repository).start()
+    met = {backbone: Counter[str]() for backbone in backbones}
     ending = threading.Event()
 
-    def ask_on() -> None:
-        stock = Stock(server, protocol)
-        while not ending.is_set() and met["closed"] < 100:
-            met[outcome(stock)] += 1
+    def ask_on(backbone: str) -> None:
+        stock, own = Stock(server, protocol), met[backbone]
+        while not ending.is_set() and own["closed"] < 100:
+            own[outcome(stock, backbone)] += 1
 
     with ThreadPoolExecutor(8) as pool:
-        asking = [pool.submit(ask_on) for _ in range(8)]
-        time.sleep(2)
+        asking = [pool.submit(ask_on, backbones[number % len(backbones)]) for number in range(8)]
+        eventually(lambda: all(own["answered"] > 20 for own in met.values()))
         server.stop()
         ending.set()
         for one in asking:
             one.result(timeout=60)
+    return met
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_clients_meet_no_other_error_while_the_server_stops(toy, protocol):
+    met = met_while_it_stops(toy.repository, protocol, ["toy"])["toy"]
     assert set(met) <= {"answered", "draining", "closed"}, met
-    assert met["answered"] > 0 and met["draining"] > 0
+    assert met["draining"] > 0
+
+
+def test_clients_of_both_backbones_of_a_group_meet_no_other_error(group):
+    met = met_while_it_stops(group, "http", NAMES)
+    assert all(set(own) <= {"answered", "draining", "closed"} for own in met.values()), met
+    assert sum(own["draining"] for own in met.values()) > 0
 
 
 def test_a_dead_model_and_an_idle_connection_do_not_lengthen_the_stop(toy):

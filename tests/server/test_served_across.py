@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from builder.publish.groups import gaps
 from builder.publish.live import update_tenant
 from builder.publish.model_configs import ALIAS
 from builder.store.links import link_of, remove_link, save_link
@@ -28,6 +29,7 @@ from hplm.tenants.link import Link
 from hplm.tenants.manager import Manager
 from testing.random_store import random_tenant
 from testing.reference import Reference
+from tests.backbones import emit_two, halved, placement_of_two, whole
 from tests.equality import Comparison
 from tests.links import FAR, FAR_IDS, PLANS, Crossing, make_linked, near_tenants
 from tests.server.stock import LIBRARIES, Stock
@@ -87,7 +89,25 @@ class _Reading:
 
 @pytest.mark.parametrize("protocol", LIBRARIES)
 def test_answers_across_backbones_equal_those_of_the_references(server, asked, protocol):
-    stock, comparison = Stock(server, protocol), Comparison()
+    _assert_as_references(Stock(server, protocol), asked)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two stages take two cores")
+@pytest.mark.parametrize("cut", [whole, halved])
+def test_links_between_backbones_of_one_group_are_followed(linked, asked, tmp_path, cut):
+    """Both have one engine, which gives texts back while it computes others of the other backbone."""
+    cuts = cut(linked.near.config, linked.far.config)
+    assert gaps(placement_of_two(linked.repository, ("cpu:0",), cuts), linked.repository) == []
+    with serving(emit_two(linked.repository, tmp_path / "groups", cuts)) as server:
+        assert sum(stub.model.endswith("-upper") for stub in stubs(server.pid)) == 1
+        stock = Stock(server, "grpc")
+        with ThreadPoolExecutor(4) as pool:
+            for one in [pool.submit(_assert_as_references, stock, [one]) for one in asked]:
+                one.result()
+
+
+def _assert_as_references(stock, asked):
+    comparison = Comparison()
     for tenant, texts, pairs, crossings in asked:
         answer = stock.ask(texts, tenant.id, pairs, OUTPUTS, ALIAS)
         for i, one in enumerate(crossings):

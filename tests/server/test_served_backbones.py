@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.publish.groups import emit
 from builder.store.store import TenantFile
 from hplm.server import held
 from hplm.server.probing import State
@@ -19,7 +18,7 @@ from hplm_client import HplmClient
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import TENANTS, WORDS
-from tests.backbones import CUT, NAMES, WHOLE, make_two, placement_of_two
+from tests.backbones import CUT, NAMES, WHOLE, emit_two, make_two
 from tests.equality import Comparison
 from tests.places import knowledge
 from tests.server.stock import Stock
@@ -46,16 +45,9 @@ def references(two):
     return {name: Reference.open(repository / name / "1") for name in NAMES}
 
 
-def emitted(two, folder, cuts):
-    repository, _ = two
-    cores = sorted(os.sched_getaffinity(0))[: 2 if cuts is CUT else 1]
-    emit(placement_of_two(repository, tuple(f"cpu:{core}" for core in cores), cuts), repository, folder)
-    return folder / "both"
-
-
 @pytest.mark.parametrize("cuts", [WHOLE, CUT], ids=["one stage", "two stages"])
 def test_one_engine_answers_for_both(two, references, tmp_path, cuts):
-    group = emitted(two, tmp_path / "groups", cuts)
+    group = emit_two(two[0], tmp_path / "groups", cuts)
     asked = [(name, tenant.id, " ".join(WORDS[n : n + 1 + n % 12])) for n in range(4) for tenant in TENANTS for name in NAMES]
     comparison = Comparison()
     with serving(group) as server:
@@ -100,8 +92,8 @@ class Asking:
 
 
 def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_their_engine(two, references, tmp_path):
-    group, state = emitted(two, tmp_path / "groups", CUT), tmp_path / "state"
-    _, stores = two
+    repository, stores = two
+    group, state = emit_two(repository, tmp_path / "groups", CUT), tmp_path / "state"
     random_tenant(stores["deep"], TenantFile("new", 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40)
     with serving(group, state=state) as server:
         stock = Stock(server, "http")
@@ -146,7 +138,7 @@ def said(watched, beginning, *words):
 
 def test_a_dead_model_of_a_group_is_loaded_again_and_probed_by_its_name(two, tmp_path, monkeypatch):
     monkeypatch.setattr(held, "RECENT_NS", 0)  # it was asked just before
-    watched = Watched(emitted(two, tmp_path / "groups", WHOLE))
+    watched = Watched(emit_two(two[0], tmp_path / "groups", WHOLE))
     try:
         stock, upper = Stock(watched.server, "http"), "toy+deep-upper"
         control = watched.server.control()

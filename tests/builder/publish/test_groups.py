@@ -14,6 +14,7 @@ from builder.publish.export import export
 from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
 from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
 from hplm.engine.settings import Settings, read_all
 from hplm.errors import InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
@@ -26,9 +27,9 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot
 from testing.reference import Reference
-from testing.toy import CONFIG, TENANTS, WORDS
+from testing.toy import CONFIG, TENANTS, WORDS, make_chat
 from tests.backbones import CUT as BOTH_CUT
-from tests.backbones import make_two, placement_of_two
+from tests.backbones import WHOLE, make_two, placement_of_two
 from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place
 
@@ -148,13 +149,6 @@ def served_precision(repository):
     "changed, named",
     [
         (
-            {
-                "groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts={**TWO, "bert": TWO["toy"]}),),
-                "precisions": {"toy": "fp32", "bert": "int8"},
-            },
-            ["'one'", "toy in fp32", "bert in int8", "--dtype"],
-        ),
-        (
             {"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1", "cpu:2", "cpu:3"), intra=2, cuts=TWO),)},
             ["'one'", "2 stages of 2", "--intra 1"],
         ),
@@ -269,9 +263,26 @@ def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_
     refuses_two(two, tmp_path, lambda text: with_parameters(text, {"slots": "9"}), "'slots'", "'4'", "'9'")
 
 
+def test_backbones_of_two_precisions_are_refused(two, tmp_path):
+    placement = placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT)
+    placement = replace(placement, precisions={"toy": "fp32", "deep": "int8"})
+    with pytest.raises(InvalidInput, match=naming("'both'", "toy in fp32", "deep in int8", "--dtype")):
+        emit(placement, two, tmp_path / "groups")
+
+
 def test_a_parameter_that_only_the_second_backbone_has_is_refused(two, tmp_path):
     line = 'parameters { key: "newer" value { string_value: "7" } }\n'
     refuses_two(two, tmp_path, lambda text: text + line, "'newer'", "'missing'", "'7'")
+
+
+def test_a_decoder_in_a_group_is_refused(two, tmp_path):
+    repository = shutil.copytree(two, tmp_path / "repository")
+    chat = make_chat(tmp_path / "chat", [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
+    shutil.copytree(chat.repository, repository, dirs_exist_ok=True)
+    cuts = {"toy": WHOLE["toy"], "chat": ((0, chat.store.config.upper_layers - 1),)}
+    placement = placement_of_two(repository, ("cpu:0",), cuts)
+    with pytest.raises(InvalidInput, match=naming("'chat'", "'both'", "decoder", repository)):
+        emit(placement, repository, tmp_path / "groups")
 
 
 def test_a_store_is_not_exported_into_the_repository_of_a_group(two, toy, tmp_path):
