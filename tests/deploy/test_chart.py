@@ -84,7 +84,7 @@ def test_another_description_of_the_cluster_replaces_the_routers():
 def test_routers_divide_what_each_replica_may_get():
     router = workload(rendered("hplm", "hplm", "--set", "router.replicas=3"), "hplm-router")
     (writing,) = [one for one in router.pod["initContainers"] if one["name"] == "write"]
-    assert "--routers=3" in writing["args"]
+    assert "--routers=3" in writing["args"] and router.object["spec"]["replicas"] == 3
 
 
 @pytest.mark.parametrize("name", ["hplm-all", "hplm-router"])

@@ -127,7 +127,9 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
     "mount": lambda all: container(all, *SERVER)["volumeMounts"].pop(0),
     "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-cluster")),
     "file of a config map": lambda all: find(all, "ConfigMap", "hplm-source")["data"].clear(),
-    "claim": lambda all: pod(all, "Deployment", "hplm-router")["volumes"][0]["persistentVolumeClaim"].update(claimName="other"),
+    "claim": lambda all: pod(all, "StatefulSet", "hplm-router")["volumes"][0]["persistentVolumeClaim"].update(
+        claimName="other"
+    ),
     "secret": lambda all: container(all, *SERVER)["env"][1]["valueFrom"]["secretKeyRef"].update(key="other"),
     "file of a secret": lambda all: container(all, "hplm-all", "follow")["args"].append("--token-file=/secrets/source/other"),
     "address": lambda all: container(all, "hplm-all", "follow")["args"].append("--from=http://hplm-manager:8090"),
@@ -213,6 +215,14 @@ def test_the_router_knows_every_replica_that_there_may_be(example):
         assert replica == {"id": number + 1, "name": f"hplm-all-{number}"} | {
             name: f"{host}:{port}" for name, port in ports.items()
         }
+
+
+def test_as_many_routers_run_as_divide_what_a_replica_may_get(objects):
+    """Of a StatefulSet, a pod is replaced when it has ended. A Deployment would begin the new one at once."""
+    routers = spec(objects, "StatefulSet", "hplm-router")
+    (writing,) = [one for one in routers["template"]["spec"]["initContainers"] if one["name"] == "write"]
+    assert parser().parse_args(words(writing)[1:]).routers == routers["replicas"]
+    assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time
 
 
 def test_a_replica_writes_its_journal_where_the_renewal_reads_it(with_renewal):
