@@ -101,6 +101,14 @@ class ServedCluster:
                         return pid, child
         raise HplmError(f"{replica} does not run: {self.said()}")
 
+    @property
+    def router(self) -> int:
+        """The main process of HAProxy."""
+        for pid in _children(self.process.pid):
+            if any(word.endswith("haproxy") for word in process_group.arguments(pid)[:1]):
+                return pid
+        raise HplmError(f"the router does not run: {self.said()}")
+
     def processes(self) -> list[int]:
         """Returns all living processes that the cluster has started, and itself."""
         found, looked_at = [self.process.pid], 0

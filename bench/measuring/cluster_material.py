@@ -49,8 +49,11 @@ class Material:
         return [" ".join(vocabulary[number] for number in row) for row in chosen]
 
     def request(self, number: int, tenant: str, parameters: Mapping[str, Parameter] | None = None) -> bytes:
+        return self.asking(self.texts[number % TEXTS], tenant, parameters)
+
+    def asking(self, text: str, tenant: str, parameters: Mapping[str, Parameter] | None = None) -> bytes:
         """Returns a request with the header by which the router knows the tenant, as `hplm_client` sends it."""
-        whole = infer_request(self.backbone, [self.texts[number % TEXTS]], tenant, parameters=parameters)
+        whole = infer_request(self.backbone, [text], tenant, parameters=parameters)
         return whole.replace(b"\r\n", f"\r\nhplm-tenant: {tenant}\r\n".encode(), 1)
 
     def questions(self, tenants: int) -> list[Question]:

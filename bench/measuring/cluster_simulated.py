@@ -5,6 +5,7 @@ Each tenant is a unit of its own, placed where the router sends it, because the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,7 +36,7 @@ WARMING_SECONDS = 3.0
 def simulated_figures(cluster: ServedCluster, material: Material, cores: Sequence[int]) -> dict[str, float]:
     say("a profile for the simulator")
     (source,) = sources_of(material.repository, [material.backbone])
-    round_trips = {source.name: _round_trip(cluster, material)}
+    round_trips = {source.name: _round_trip(cluster, material, cores)}
     profile = profile_repository([source], [f"cpu:{core}" for core in cores], [1], rounds=ROUNDS, round_trips=round_trips)
     trace = _trace(material, profile)
     groups = _groups(cluster, material, profile, cores)
@@ -49,13 +50,16 @@ def simulated_figures(cluster: ServedCluster, material: Material, cores: Sequenc
     }
 
 
-def _round_trip(cluster: ServedCluster, material: Material) -> RoundTrip:
-    """Sends lone requests through the router."""
-    servers = [cluster.pids(name)[1] for name in cluster.replicas]
-    before = sum(map(computed_ns, servers))
-    lone = sent(cluster.address, Load("", 0, [material.request(0, material.tenants[0])], seconds=WARMING_SECONDS))
+def _round_trip(cluster: ServedCluster, material: Material, cores: Sequence[int]) -> RoundTrip:
+    """Sends lone requests of one letter through the router. It and the client count if there are no cores but the replicas'."""
+    groups = [cluster.pids(name)[1] for name in cluster.replicas]
+    is_shared = len(os.sched_getaffinity(0)) == len(cores)
+    groups += [cluster.router] if is_shared else []
+    before = sum(map(computed_ns, groups))
+    lone = sent(cluster.address, Load("", 0, [material.asking("a", material.tenants[0])], seconds=WARMING_SECONDS))
     lone.expect_success("lone requests")
-    return RoundTrip(1e6 * lone.percentile_ms(50), (sum(map(computed_ns, servers)) - before) / lone.succeeded)
+    computed = sum(map(computed_ns, groups)) - before + (1e9 * lone.cpu_s if is_shared else 0)
+    return RoundTrip(1e6 * lone.percentile_ms(50), computed / lone.succeeded)
 
 
 def _unit(material: Material, tenant: str) -> str:

@@ -17,3 +17,5 @@ render base/hplm.yaml
 render components/monitoring/monitoring.yaml --show-only templates/monitoring.yaml --set monitoring.enabled=true
 render components/keda/keda.yaml --show-only templates/keda.yaml --set autoscaling.with=keda
 render components/hpa/hpa.yaml --show-only templates/hpa.yaml --set autoscaling.with=hpa
+render components/renewal/renewal.yaml --show-only templates/renewal.yaml --set renewal.enabled=true \
+    --set journals.claim=hplm-journals

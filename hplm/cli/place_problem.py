@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from hplm.placement.left_out import LeftOut
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.servers import Serving
@@ -58,7 +59,8 @@ def serving_option(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def problem_of(args: argparse.Namespace, slo_scale: float | None) -> Problem:
+def problem_of(args: argparse.Namespace, slo_scale: float | None, last_s: float | None = None) -> Problem:
+    """`last_s`: only so many seconds at the end of the trace will be used, so only there too many requests may be unknown."""
     from hplm.placement.cluster import Cluster
     from hplm.placement.problem import Problem
     from hplm.placement.profile import Profile
@@ -74,13 +76,18 @@ def problem_of(args: argparse.Namespace, slo_scale: float | None) -> Problem:
         raise InvalidInput(f"--seed {args.seed}: give 0 or more")
     cluster, profile = Cluster.read(args.cluster), Profile.together([Profile.read(path) for path in args.profiles])
     units = units_of(profile, args.hot)
-    trace = read_trace(args.trace, units_by_name(profile, units), seed=args.seed)
+    trace = read_trace(args.trace, units_by_name(profile, units), seed=args.seed).expect_known(last_s)
     if slo_scale is not None:
         trace = trace.with_timeouts(slo_scale * alone_ns(profile, trace))
     if (args.rate, args.cv) != (1.0, 1.0):
         trace = refitted(trace, args.window, args.rate, args.cv, args.seed)
     trace.expect_deadlines()
     return Problem(cluster, profile, units, trace, args.batch_texts)
+
+
+def print_left_out(left_out: LeftOut) -> None:
+    if left_out:
+        print(f"note: {left_out.text}")
 
 
 def given_options(args: argparse.Namespace) -> str:

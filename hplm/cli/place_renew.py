@@ -13,6 +13,7 @@ from hplm.cli.place_problem import (
     check_seconds,
     check_target,
     placement_of,
+    print_left_out,
     problem_of,
     problem_options,
     serving_of,
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     _check(args)
     serving = serving_of(args)
-    problem = problem_of(args, args.slo_scale)
+    problem = problem_of(args, args.slo_scale, args.search_seconds + args.test_seconds)
     current = placement_of(args.placement, problem)
     before, held_out = divided(problem.trace, args.search_seconds, args.test_seconds)
     past = problem.on(before)
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     else:
         args.status, is_removed = KEPT, _removed(args.to)
     if not args.json:
+        print_left_out(problem.trace.left_out)
         print(f"searched with {len(before):,} requests of {before.seconds:,.0f} s: {best.how}")
         print(attained_text("current placement, full simulator, held-out requests", compared.current))
         print(attained_text("found placement, full simulator, held-out requests", compared.found))
@@ -99,6 +101,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "gain_points": compared.gain_points,
         "how": best.how,
         "source": problem.trace.source,
+        "left_out": problem.trace.left_out.figures,
         "searched": {"seconds": before.seconds, "texts": len(before)},
         "tested": {"seconds": held_out.seconds, "texts": len(held_out)},
         "current": figures(compared.current),

@@ -13,6 +13,7 @@ from hplm.cli.place_problem import (
     check_target,
     given_options,
     placement_of,
+    print_left_out,
     problem_of,
     problem_options,
     serving_of,
@@ -135,6 +136,7 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
 
         draw_placement(placement, problem.cluster, best.attained, args.picture)
     if not args.json:
+        print_left_out(problem.trace.left_out)
         print(f"{best.how}\n{_groups_text(placement)}\n{attained_text('screen', best.attained)}")
         if confirmed:
             print(attained_text("full simulator, busiest part", confirmed))
@@ -146,6 +148,7 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
         "how": best.how,
         "screened": best.screened,
         "source": problem.trace.source,
+        "left_out": problem.trace.left_out.figures,
         "groups": [
             {"name": group.name, "devices": group.devices, "stages": group.stages, "intra": group.intra, "units": group.units}
             for group in best.groups
@@ -168,21 +171,27 @@ def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
         part = problem.trace.busiest(args.full_seconds)
         attained["full"] = simulate(placement.groups, problem.profile, part, serving, args.seed)
     if not args.json:
+        print_left_out(problem.trace.left_out)
         for name, one in attained.items():
             print(attained_text(name, one))
             print("\n".join(f"  {share:>8.2%}  {unit}" for unit, share in one.by_unit.items()))
-    return {"source": problem.trace.source, **{name: figures(one) for name, one in attained.items()}}
+    trace = problem.trace
+    found = {name: figures(one) for name, one in attained.items()}
+    return {"source": trace.source, "left_out": trace.left_out.figures, **found}
 
 
 def run_compare(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.placement.baselines import baseline
+    from hplm.placement.left_out import NOTHING
     from hplm.placement.selection import selector
 
     _check_picture(args)
+    left_out = NOTHING
     names = [name for name in _list(args.baselines) if name]
     shares: dict[str, dict[str, float]] = {"search": {}, **{str(path): {} for path in args.placements}}
     for scale in _scales(args.slo_scales):
         problem, key = problem_of(args, scale), f"{scale:g}"
+        left_out = problem.trace.left_out
         shares["search"][key] = _best_share(problem, args)
         for path in args.placements:
             shares[str(path)][key] = problem.screen.attained(placement_of(path, problem).groups).share
@@ -194,8 +203,9 @@ def run_compare(args: argparse.Namespace) -> dict[str, Any]:
 
         draw_shares(shares, "deadline / time on one device", args.picture)
     if not args.json:
+        print_left_out(left_out)
         print(_shares_text(shares))
-    return {"by_slo_scale": shares}
+    return {"left_out": left_out.figures, "by_slo_scale": shares}
 
 
 def searched(problem: Problem, args: argparse.Namespace) -> list[Found]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import MISFITS, InvalidInput
+from hplm.placement.left_out import LeftOut
 from hplm.placement.workload import Trace
 from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND
 
@@ -33,6 +34,12 @@ class Units:
         self.names = tuple(dict.fromkeys(by_name.values()))
         self._by_name = by_name
         self._number = {name: number for number, name in enumerate(self.names)}
+        self._unknown: dict[str, int] = {}
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The tenants without a unit that `of_any` was given. Their numbers are -1, -2 and so on."""
+        return tuple(self._unknown)
 
     def named(self, name: str) -> int:
         """Returns the number of a unit."""
@@ -46,6 +53,12 @@ class Units:
                 f"tenants as backbone/tenant, or units, such as {', '.join(self.names[:5])}"
             )
         return self._number[self._by_name[name]]
+
+    def of_any(self, name: str) -> int:
+        """Returns the number of a tenant's unit, or the negative number of a tenant without one."""
+        if name in self._by_name:
+            return self._number[self._by_name[name]]
+        return self._unknown.setdefault(name, -1 - len(self._unknown))
 
 
 def is_journal(path: Path) -> bool:
@@ -66,7 +79,11 @@ def read_recorded(path: Path, units: Units) -> Trace:
 
 
 def read_journals(paths: Sequence[Path], units: Units) -> Trace:
-    """Reads the requests of all journals together. Each one of several has the wall clock, or their order is not known."""
+    """Reads the requests of all journals together. Each one of several has the wall clock, or their order is not known.
+
+    Requests of tenants that have no unit are in `left_out`: servers answer tenants that were added after the profile, and
+    journals keep those that were deleted.
+    """
     rows: list[Row] = []
     halves: list[int] = []
     for path in paths:
@@ -97,12 +114,13 @@ class Journal:
         self._has_requests = True
         arrived = float(row["arrived"])
         self._check_clock(float(row.get("answered", arrived)))
-        name = f"{row['backbone']}/{row['tenant']}" if "backbone" in row else str(row["tenant"])
+        tenant = str(row["tenant"])
+        unit = self._units.of_any(f"{row['backbone']}/{tenant}") if "backbone" in row else self._units.of_tenant(tenant)
         texts = int(row["texts"])
         timeout = round((float(row["deadline"]) - arrived) * SECOND) if row["deadline"] else 0
         tokens = max(1, round(int(row["tokens"]) / max(1, texts)))  # a journal has the sum of all texts
         at = round(arrived * SECOND) + (self._behind_ns or 0)
-        return [_checked(at, self._units.of_tenant(name), tokens, timeout)] * texts
+        return [_checked(at, unit, tokens, timeout)] * texts
 
     def _set(self, behind_ns: int) -> None:
         if self._behind_ns is None and self._has_requests:
@@ -188,5 +206,11 @@ def _columns(rows: Sequence[Row], source: str) -> Array:
 
 def _trace(columns: Array, units: Units, source: str) -> Trace:
     """Returns a trace that begins at 0."""
-    arrival, unit, tokens, timeout = columns.T
-    return Trace(units.names, arrival - arrival[:1], unit, tokens, timeout, source)
+    is_known = columns[:, 1] >= 0
+    arrival, unit, tokens, timeout = columns[is_known].T
+    begins = int(arrival[0]) if len(arrival) else 0
+    unknown_at, unknown = columns[~is_known, :2].T
+    left_out = LeftOut(units.unknown, unknown_at - begins, -1 - unknown)
+    if not len(arrival):
+        left_out.expect_few(0, source)
+    return Trace(units.names, arrival - begins, unit, tokens, timeout, source, left_out)

@@ -10,6 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
+from hplm.placement.left_out import NOTHING, LeftOut
 from hplm.scheduling.simulation.arrivals import SECOND, Lengths
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
@@ -26,6 +27,7 @@ class Trace:
     tokens: Array
     timeout_ns: Array  # from arrival to deadline; 0: none
     source: str = "synthetic"
+    left_out: LeftOut = NOTHING
 
     def __post_init__(self) -> None:
         if not len(self.arrival_ns):
@@ -51,8 +53,13 @@ class Trace:
 
     def only(self, chosen: Array) -> Trace:
         """Returns the requests with these indexes, or of this mask."""
-        columns = (self.arrival_ns[chosen], self.unit[chosen], self.tokens[chosen], self.timeout_ns[chosen])
-        return Trace(self.names, *columns, self.source)
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[chosen],
+            unit=self.unit[chosen],
+            tokens=self.tokens[chosen],
+            timeout_ns=self.timeout_ns[chosen],
+        )
 
     def between(self, start_ns: int, end_ns: int) -> Trace:
         first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
@@ -81,6 +88,14 @@ class Trace:
 
     def with_timeouts(self, timeout_ns: Array) -> Trace:
         return replace(self, timeout_ns=np.maximum(1, timeout_ns).astype(np.int64))
+
+    def expect_known(self, last_s: float | None = None) -> Trace:
+        """Refuses a trace that leaves too much out. Returns it with what it leaves out of its last seconds (None: of all)."""
+        start = None if last_s is None else int(self.arrival_ns[-1]) + 1 - span_ns(last_s)
+        left_out = self.left_out if start is None else self.left_out.since(start)
+        known = len(self) if start is None else len(self) - int(np.searchsorted(self.arrival_ns, start))
+        left_out.expect_few(known, self.source)
+        return replace(self, left_out=left_out)
 
     def expect_deadlines(self) -> None:
         if (self.timeout_ns <= 0).any():
@@ -154,7 +169,7 @@ def refitted(trace: Trace, window_s: float, rate: float = 1.0, cv: float = 1.0, 
     source = (
         f"synthetic: Gamma fitted to windows of {window_s:g} s, rate x {rate:g}, CV x {cv:g}, seed {seed}, of {trace.source}"
     )
-    return Trace(trace.names, at[order], unit[order], tokens[order], timeout[order], source)
+    return Trace(trace.names, at[order], unit[order], tokens[order], timeout[order], source, trace.left_out)
 
 
 def _cv_of(arrival_ns: Array) -> float:

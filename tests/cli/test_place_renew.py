@@ -95,11 +95,55 @@ def test_a_current_placement_of_another_cluster_or_profile_is_refused(capsys, tm
     assert status == 1 and names(printed.err, "stale", what)
 
 
-def test_journals_of_tenants_that_the_profile_does_not_know_are_refused(capsys, tmp_path):
-    rows = [
-        {"clock": 1.0, "wall": 1e9, "backbone": "b0"},
-        {"tenant": "new", "texts": 1, "tokens": 5, "arrived": 2.0, "deadline": 2.5, "backbone": "b0"},
-    ]
-    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    status, printed = _renew(capsys, "--trace", "journal.jsonl")
-    assert status == 1 and names(printed.err, "journal.jsonl", "b0/new", "hplm place profile")
+def _journal(tmp_path, tenants, deleted_at=()):
+    """Writes the problem's requests as a journal: of b0/a and b1/a, and of each of these tenants every tenth of a second.
+
+    Requests of b0/deleted come at the given seconds before that.
+    """
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    asked = [(row["arrival"], f"{row['unit'].split('/')[0]}/a", row["tokens"]) for row in rows]
+    asked += [(tenth / 10, name, 64) for name in tenants for tenth in range(80)]
+    asked += [(-float(at), "b0/deleted", 64) for at in deleted_at]
+    lines = [{"clock": 0.0, "wall": 1e9, "backbone": "b0"}]
+    for at, name, tokens in sorted(asked):
+        backbone, tenant = name.split("/")
+        arrived = 1000 + at
+        times = {"arrived": arrived, "deadline": arrived + 0.1}
+        lines.append({"backbone": backbone, "tenant": tenant, "texts": 1, "tokens": tokens, **times})
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_requests_of_tenants_that_the_profile_does_not_know_are_left_out_and_named(capsys, tmp_path):
+    status, printed = _renew(capsys, "--json", "--trace", str(_journal(tmp_path, [])))
+    assert status == 0, printed.err
+    without = json.loads(printed.out)
+    assert without["left_out"] == {"requests": 0, "tenants": 0, "most": []}
+    path = _journal(tmp_path, ["b0/new", "gone/x"])
+    status, printed = _renew(capsys, "--json", "--trace", str(path))
+    assert status == 0, printed.err
+    renewed = json.loads(printed.out)
+    assert renewed["left_out"] == {"requests": 160, "tenants": 2, "most": ["b0/new", "gone/x"]}
+    assert renewed["found"] == without["found"] and renewed["searched"] == without["searched"]
+    printed = _renew(capsys, "--trace", str(path))[1]
+    (line,) = [line for line in printed.out.splitlines() if "left out" in line]
+    assert names(line, "160", "b0/new", "gone/x")
+
+
+def test_too_many_requests_of_unknown_tenants_are_refused(capsys, tmp_path):
+    (tmp_path / "next.json").write_text("of yesterday")
+    status, printed = _renew(capsys, "--trace", str(_journal(tmp_path, [f"b0/new-{number}" for number in range(9)])))
+    assert status == 1 and names(printed.err, "journal.jsonl", "b0/new-0", "hplm place profile")
+    assert "b0/new-8" not in printed.err and names(printed.err, "4 more")
+    assert (tmp_path / "next.json").read_text() == "of yesterday"
+
+
+def test_only_requests_of_the_time_that_is_used_count(capsys, tmp_path):
+    """A journal keeps the requests of deleted tenants, until it is cut."""
+    path = str(_journal(tmp_path, [], deleted_at=range(100, 3000)))
+    status, printed = _renew(capsys, "--json", "--trace", path)
+    assert status == 0, printed.err
+    assert json.loads(printed.out)["left_out"]["requests"] == 0
+    status = main(["place", "simulate", "now.json", *PROBLEM, "--trace", path])
+    assert status == 1 and names(capsys.readouterr().err, "b0/deleted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from hplm.cli.main import parser
 from hplm.cli.place_renew import KEPT
 from tests.deploy.image import DEPLOY
-from tests.deploy.manifests import KUBERNETES, NEWEST, OLDEST, Object, container, faults, find, words, workload
+from tests.deploy.manifests import KUBERNETES, NEWEST, OLDEST, Object, built, container, faults, find, words, workload
 from tests.deploy.programs import kubernetes_program, run
 
 CHART = DEPLOY / "helm/hplm"
@@ -36,7 +37,7 @@ def test_the_plain_manifests_are_those_of_the_chart(tmp_path):
     script = KUBERNETES / "render.sh"
     run(str(script), tmp_path, env={**os.environ, "HELM": kubernetes_program("helm")})
     fresh = {path.relative_to(tmp_path): path.read_text("utf-8") for path in tmp_path.rglob("*.yaml")}
-    assert len(fresh) == 4
+    assert len(fresh) == 5
     for file, content in fresh.items():
         assert (KUBERNETES / file).read_text("utf-8") == content, f"{file} is old: run deploy/kubernetes/render.sh"
 
@@ -83,7 +84,7 @@ def test_another_description_of_the_cluster_replaces_the_routers():
 def test_routers_divide_what_each_replica_may_get():
     router = workload(rendered("hplm", "hplm", "--set", "router.replicas=3"), "hplm-router")
     (writing,) = [one for one in router.pod["initContainers"] if one["name"] == "write"]
-    assert "--routers=3" in writing["args"]
+    assert "--routers=3" in writing["args"] and router.object["spec"]["replicas"] == 3
 
 
 @pytest.mark.parametrize("name", ["hplm-all", "hplm-router"])
@@ -115,6 +116,30 @@ def test_a_placement_is_renewed_from_the_journals_of_all_replicas():
         kubernetes_validate.validate(find(objects, "StatefulSet", "hplm-all"), version, strict=True)
     (mount,) = [one for one in container(objects, "hplm-all", "server")["volumeMounts"] if one["name"] == "journals"]
     assert mount["subPathExpr"] == "$(POD_NAME)"  # else all replicas would write into one file
+
+
+def test_the_component_of_the_plain_manifests_changes_replicas_as_the_chart_does(tmp_path):
+    own = shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True) / "overlays/own"
+    own.mkdir()
+    own.joinpath("kustomization.yaml").write_text("resources: [../../base]\ncomponents: [../../components/renewal]\n")
+    of_chart = rendered("hplm", "hplm", "--set", "journals.claim=hplm-journals", "--set", "renewal.enabled=true")
+    plain = built(own)
+    for name in ("hplm-all", "hplm-renewal"):
+        assert in_any_order(workload(plain, name).object) == in_any_order(workload(of_chart, name).object)
+
+
+def in_any_order(value: Any) -> Any:
+    """Sorts lists of named objects, such as volumes, whose order has no meaning."""
+    if isinstance(value, dict):
+        return {key: in_any_order(one) for key, one in value.items()}
+    if isinstance(value, list):
+        inner = [in_any_order(one) for one in value]
+        return (
+            sorted(inner, key=lambda one: one["name"])
+            if all(isinstance(one, dict) and "name" in one for one in inner)
+            else inner
+        )
+    return value
 
 
 @pytest.mark.parametrize("status, ends", [(0, 0), (KEPT, 0), (1, 1)])

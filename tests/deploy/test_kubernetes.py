@@ -36,6 +36,7 @@ from tests.deploy.manifests import (
 DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
 SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 SERVER = ("hplm-all", "server")
+SET = ("StatefulSet", "hplm-all")
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +49,33 @@ def example() -> list[Object]:
     return built(EXAMPLE)
 
 
-@pytest.fixture(scope="module")
-def with_hpa(tmp_path_factory) -> list[Object]:
-    folder = shutil.copytree(KUBERNETES, tmp_path_factory.mktemp("manifests"), dirs_exist_ok=True)
+def changed_example(folder: Path, *changes: tuple[str, str]) -> list[Object]:
+    """Returns the objects of the example after replacements in its kustomization."""
+    shutil.copytree(KUBERNETES, folder, dirs_exist_ok=True)
     own = folder / EXAMPLE.relative_to(KUBERNETES) / "kustomization.yaml"
-    own.write_text(own.read_text("utf-8").replace("components/keda", "components/hpa"), "utf-8")
+    content = own.read_text("utf-8")
+    for old, new in changes:
+        assert old in content
+        content = content.replace(old, new)
+    own.write_text(content, "utf-8")
     return built(own.parent)
 
 
-@pytest.fixture(params=["base", "example", "with_hpa"])
+@pytest.fixture(scope="module")
+def with_hpa(tmp_path_factory) -> list[Object]:
+    return changed_example(tmp_path_factory.mktemp("manifests"), ("components/keda", "components/hpa"))
+
+
+@pytest.fixture(scope="module")
+def with_renewal(tmp_path_factory) -> list[Object]:
+    """With the option that the component's head shows."""
+    head = (KUBERNETES / "components/renewal/kustomization.yaml").read_text("utf-8").splitlines()[1:3]
+    option = "patches:\n" + "\n".join(line.removeprefix("# ") for line in head)
+    added = ("components/keda", "components/keda\n  - ../../components/renewal")
+    return changed_example(tmp_path_factory.mktemp("manifests"), added, ("patches:", option))
+
+
+@pytest.fixture(params=["base", "example", "with_hpa", "with_renewal"])
 def objects(request) -> list[Object]:
     return request.getfixturevalue(request.param)
 
@@ -77,8 +96,8 @@ def validate(one: Object, version: str = NEWEST) -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_object_is_valid(example, with_hpa, version):
-    for one in [*example, *(other for other in with_hpa if other not in example)]:
+def test_every_object_is_valid(example, with_hpa, with_renewal, version):
+    for one in [*example, *(other for other in [*with_hpa, *with_renewal] if other not in example)]:
         validate(one, version)
 
 
@@ -108,7 +127,9 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
     "mount": lambda all: container(all, *SERVER)["volumeMounts"].pop(0),
     "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-cluster")),
     "file of a config map": lambda all: find(all, "ConfigMap", "hplm-source")["data"].clear(),
-    "claim": lambda all: pod(all, "Deployment", "hplm-router")["volumes"][0]["persistentVolumeClaim"].update(claimName="other"),
+    "claim": lambda all: pod(all, "StatefulSet", "hplm-router")["volumes"][0]["persistentVolumeClaim"].update(
+        claimName="other"
+    ),
     "secret": lambda all: container(all, *SERVER)["env"][1]["valueFrom"]["secretKeyRef"].update(key="other"),
     "file of a secret": lambda all: container(all, "hplm-all", "follow")["args"].append("--token-file=/secrets/source/other"),
     "address": lambda all: container(all, "hplm-all", "follow")["args"].append("--from=http://hplm-manager:8090"),
@@ -194,6 +215,27 @@ def test_the_router_knows_every_replica_that_there_may_be(example):
         assert replica == {"id": number + 1, "name": f"hplm-all-{number}"} | {
             name: f"{host}:{port}" for name, port in ports.items()
         }
+
+
+def test_as_many_routers_run_as_divide_what_a_replica_may_get(objects):
+    """Of a StatefulSet, a pod is replaced when it has ended. A Deployment would begin the new one at once."""
+    routers = spec(objects, "StatefulSet", "hplm-router")
+    (writing,) = [one for one in routers["template"]["spec"]["initContainers"] if one["name"] == "write"]
+    assert parser().parse_args(words(writing)[1:]).routers == routers["replicas"]
+    assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time
+
+
+def test_a_replica_writes_its_journal_where_the_renewal_reads_it(with_renewal):
+    def of_journals(one: Object) -> list[Object]:
+        return [volume for volume in one["volumes"] if volume["name"] == "journals"]
+
+    renewing = workload(with_renewal, "hplm-renewal")
+    assert of_journals(renewing.pod) == of_journals(pod(with_renewal, *SET)) != []
+    (mount,) = [one for one in container(with_renewal, *SERVER)["volumeMounts"] if one["name"] == "journals"]
+    assert mount == {"name": "journals", "mountPath": "/journals", "subPathExpr": "$(POD_NAME)"}
+    assert "POD_NAME" in [variable["name"] for variable in container(with_renewal, *SERVER)["env"]]
+    (own,) = renewing.containers
+    assert own["image"] == container(with_renewal, *SERVER)["image"] and own["args"][-1] == "--most-stages=1"
 
 
 def test_followers_and_the_source_have_the_same_token(base):

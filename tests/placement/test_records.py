@@ -142,6 +142,50 @@ def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
     assert read_trace([recorded], units).unit.tolist() == [trace.names.index("bert/law")]
 
 
+CLOCKED = {"clock": 1.0, "wall": 1e9, "backbone": "b0"}
+
+
+def _asked(at, name):
+    backbone, tenant = name.split("/")
+    return {**REQUEST, "arrived": at, "backbone": backbone, "tenant": tenant}
+
+
+def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
+    own = profile(8.0)
+    asked = [(2.0, "b0/new"), (3.0, "b0/a"), (4.0, "b9/a"), (5.0, "b0/new"), (6.0, "b0/b")]
+    path = _written(tmp_path, CLOCKED, *(_asked(at, name) for at, name in asked))
+    trace = read_trace([path], units_by_name(own, units_of(own)))
+    assert trace.arrival_ns.tolist() == [0, 3 * SECOND]
+    assert trace.left_out.figures == {"requests": 3, "tenants": 2, "most": ["b0/new", "b9/a"]}
+    assert len(trace.left_out.since(SECOND)) == 2 and len(trace.left_out.since(2 * SECOND)) == 1
+    with pytest.raises(InvalidInput, match=naming("60.0%", "b0/new", "b9/a")):
+        trace.expect_known()
+
+
+def test_the_share_that_is_left_out_counts_in_the_last_seconds(tmp_path):
+    own = profile(8.0)
+    known, unknown = [(float(at), "b0/a") for at in range(10, 18)], [(1.0, "b0/gone"), (2.0, "b0/gone"), (12.5, "b0/new")]
+    path = _written(tmp_path, CLOCKED, *(_asked(at, name) for at, name in sorted(known + unknown)))
+    trace = read_trace([path], units_by_name(own, units_of(own)))
+    with pytest.raises(InvalidInput, match=naming("27.3%", "b0/gone", "b0/new")):
+        trace.expect_known()
+    checked = trace.expect_known(last_s=8)
+    assert len(checked) == 8 and checked.left_out.figures == {"requests": 1, "tenants": 1, "most": ["b0/new"]}
+
+
+def test_a_journal_of_unknown_tenants_alone_is_refused(tmp_path):
+    path = _written(tmp_path, CLOCKED, _asked(2.0, "b0/new"))
+    with pytest.raises(InvalidInput, match=naming("b0/new", "hplm place profile")):
+        read_trace([path], {"b0/a": "b0/law"})
+
+
+def test_a_recorded_trace_and_an_older_journal_have_no_unknown_tenants(tmp_path):
+    """Nobody deletes tenants of the one, and a name of the other may be in several backbones."""
+    for row in ({"arrival": 1.0, "tokens": 2, "tenant": "z"}, {**REQUEST, "arrived": 1.0, "tenant": "z"}):
+        with pytest.raises(InvalidInput, match=naming("line 1", "z")):
+            read_trace([_written(tmp_path, row)], UNITS)
+
+
 def test_a_journal_of_two_boots_without_the_wall_clock_is_refused(tmp_path):
     times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
     rows = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in times]
