@@ -297,7 +297,7 @@ def _outside(layers: Terms, inside: Terms, round_trip: RoundTrip | None, devices
         return inside, Terms(batch_ns=float(ANSWERING_NS))
     computing, known = layers.ns(*SHORTEST), inside.ns(*SHORTEST)
     server = max(0.0, round_trip.core_ns - devices * computing - known)
-    return inside + Terms(text_ns=server), Terms(batch_ns=max(0.0, round_trip.ns - computing - known - server))
+    return inside + Terms(text_ns=server), Terms(batch_ns=max(0.0, round_trip.ns - computing - (known + server) / devices))
 
 
 def _layer_terms(samples: Samples) -> tuple[Terms, ...]:

@@ -93,7 +93,8 @@ class BackboneProfile:
 
     def alone(self) -> Terms:
         """Returns the time of a text on the fewest devices that were measured, while these do nothing else."""
-        return self.terms(min(self.times)) + self.core + self.around
+        fewest = min(self.times)
+        return self.terms(fewest) + self.core.shared_by(fewest) + self.around
 
     def stages(self, hop: Terms, intra: int, cut: Sequence[tuple[int, int]]) -> list[Terms]:
         """Returns the terms of each stage. All but the first get their input by a hop.

@@ -46,7 +46,8 @@ class Backbones:
 
     A backbone that has used the engine for clearly longer than others lets these go first. So none waits for ever, whatever the
     priorities and deadlines of the others are. Running batches count with the time that is expected of them, finished ones with
-    the time that they took. Time in which a backbone had no waiting text gives it no right to catch up.
+    the time that they took. Time in which a backbone had no waiting text gives it no right to catch up, but for the
+    batches that run when its next text comes.
     """
 
     def __init__(self, count: int) -> None:
@@ -83,8 +84,10 @@ class Backbones:
         for batch in running:
             used_ns[batch.backbone] += batch.expected_ns
         least_ns = min(used_ns[backbone] for backbone in waiting)
+        # Running batches may take less than expected: what they raised would stay.
+        settled_ns = min(self._learned[backbone].used_ns for backbone in waiting)
         for backbone in set(range(len(self._learned))) - set(waiting):
-            self._learned[backbone].used_ns += max(0, least_ns - used_ns[backbone])
+            self._learned[backbone].used_ns += max(0, settled_ns - used_ns[backbone])
         if len(waiting) == 1:
             yield waiting[0], columns, None
             return

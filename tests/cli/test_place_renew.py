@@ -139,6 +139,23 @@ def test_too_many_requests_of_unknown_tenants_are_refused(capsys, tmp_path):
     assert (tmp_path / "next.json").read_text() == "of yesterday"
 
 
+def test_held_out_requests_of_mostly_unknown_tenants_are_refused(capsys, tmp_path):
+    """They are few of all requests, but all in the seconds that are held out."""
+    path = _journal(tmp_path, [])
+    first, *lines = map(json.loads, path.read_text().splitlines())
+    end = max(line["arrived"] for line in lines)
+    late = [line for line in lines if line["arrived"] > end - 2]
+    lines += [
+        {**late[0], "tenant": "new", "arrived": at, "deadline": at + 0.1}
+        for at in (end - number / 100 for number in range(200))
+    ]
+    assert len(lines) > 200 / 0.2
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, *sorted(lines, key=lambda line: line["arrived"]))))
+    status, printed = _renew(capsys, "--trace", str(path))
+    assert status == 1 and names(printed.err, "b0/new")
+    assert not (tmp_path / "next.json").exists()
+
+
 def test_only_requests_of_the_time_that_is_used_count(capsys, tmp_path):
     """A journal keeps the requests of deleted tenants, until it is cut."""
     path = str(_journal(tmp_path, [], deleted_at=range(100, 3000)))

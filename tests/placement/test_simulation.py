@@ -104,6 +104,13 @@ def test_the_cores_of_a_stage_divide_their_other_work():
     assert Screen(heavy, trace).attained(groups).share > 0.95
 
 
+def test_a_text_alone_takes_the_time_of_its_stages_on_the_fewest_devices_that_were_measured():
+    own = replace(backbone(8.0), core=Terms(text_ns=12e6))
+    own = replace(own, times={2: own.times[2]})
+    (stage,) = own.stages(Terms(), 2, [(0, own.layers - 1)])
+    assert own.alone().ns(64, 64**2) == pytest.approx((stage + own.around).ns(64, 64**2)) == pytest.approx(4.8e6 + 6e6 + 1e5)
+
+
 def test_servers_and_simulated_ones_allow_the_same_time_for_an_answer():
     assert Serving().answering_ns == ANSWERING_NS
 

@@ -160,8 +160,8 @@ def long_at_times(scheduler, batch, now, number):
 @pytest.mark.parametrize("end", [halved, not_run, failed, long_at_times])
 def test_a_turn_counts_the_time_that_batches_took(end):
     """Texts of backbone 0 always wait, and have a higher priority. Its batches do not take what is expected of them."""
-    scheduler, now, used = scheduler_of("fcfs"), 0, [0, 0]
-    scheduler.offer([text(1, 20) for _ in range(1000)], now)
+    (scheduler, now), used = learned(), [0, 0]
+    scheduler.offer([text(1, 20, now) for _ in range(1000)], now)
     for number in range(100):
         scheduler.offer([text(0, 20, now, priority=1) for _ in range(5)], now)
         batch = scheduler.choose(ROOM, now)
@@ -177,6 +177,17 @@ def test_a_turn_counts_running_batches_as_long_as_expected():
     scheduler.offer([text(0, 2000, now, priority=1) for _ in range(2)], now)  # 210 ms each
     scheduler.offer([text(1, 10, now)], now)
     assert [scheduler.choose(room, now).backbone for _ in range(3)] == [0, 1, 0]
+
+
+def test_batches_that_never_run_leave_an_idle_backbone_its_turn():
+    scheduler, now = learned()
+    room = Capacity(3000, 100, 100, in_flight=3)
+    scheduler.offer([text(0, 2000, now) for _ in range(3)], now)  # 210 ms each
+    for batch in [scheduler.choose(room, now) for _ in range(3)]:
+        scheduler.dropped(batch, now)
+    scheduler.offer([text(0, 2000, now) for _ in range(2)], now)
+    scheduler.offer([text(1, 10, now, priority=1)], now)
+    assert [scheduler.choose(room, now).backbone for _ in range(2)] == [0, 1]  # 1 is 111 ms ahead, until a batch of 0 is chosen
 
 
 def test_an_idle_time_gives_no_right_to_catch_up():

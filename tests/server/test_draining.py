@@ -58,9 +58,13 @@ def met_while_it_stops(repository: Path, protocol: str, backbones: Sequence[str]
 
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask_on, backbones[number % len(backbones)]) for number in range(8)]
-        eventually(lambda: all(own["answered"] > 20 for own in met.values()))
-        server.stop()
-        ending.set()
+        try:
+            eventually(lambda: all(own["answered"] > 20 for own in met.values()))
+        finally:
+            try:
+                server.stop()
+            finally:
+                ending.set()
         for one in asking:
             one.result(timeout=60)
     return met
