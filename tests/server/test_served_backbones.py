@@ -1,5 +1,6 @@
 """An emitted group of two backbones on a real Triton: one engine answers for both, while tenants change and if it is killed."""
 
+import http.client
 import os
 import signal
 import threading
@@ -32,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two stages take two cores"),
 ]
 TEXT = " ".join(WORDS[:12])
+TRIES = 8  # of which one is without bad luck
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,7 @@ def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_thei
 def _answers(stock, name):
     try:
         return stock.ask([TEXT], "acme", model=name)["LOGITS"].size
-    except InferenceServerException:
+    except (InferenceServerException, OSError, http.client.HTTPException):
         return False
 
 
@@ -145,13 +147,17 @@ def test_a_dead_model_of_a_group_is_loaded_again_and_probed_by_its_name(two, tmp
         probes = control.probes(control.models())
         assert upper in probes and all(control.probe(model, probe, 60).state is State.WORKS for model, probe in probes.items())
         expected = [stock.ask([TEXT], "acme", model=name)["LABEL"].tolist() for name in NAMES]
-        server, dead = watched.server.pid, watched.stub(upper)
-        os.kill(dead.pid, signal.SIGKILL)
-        watched.until(lambda: said(watched, "loaded", upper) or said(watched, "Ready again"))
-        eventually(lambda: all(_answers(stock, name) for name in NAMES))
-        assert [stock.ask([TEXT], "acme", model=name)["LABEL"].tolist() for name in NAMES] == expected
-        assert watched.stub(upper).pid != dead.pid
-        # Triton itself aborts if the process died with one of their common locks.
-        assert watched.server.pid == server or said(watched, "restarting", "SIGABRT")
+        # If the process dies with a probe, or with a lock of Triton's, the server is started again instead.
+        for _ in range(TRIES):
+            watched.said.clear()
+            server, dead = watched.server.pid, watched.stub(upper)
+            os.kill(dead.pid, signal.SIGKILL)
+            watched.until(lambda: said(watched, "loaded", upper) or said(watched, "Ready again"))
+            eventually(lambda: all(_answers(stock, name) for name in NAMES))
+            assert [stock.ask([TEXT], "acme", model=name)["LABEL"].tolist() for name in NAMES] == expected
+            assert watched.stub(upper).pid != dead.pid
+            if watched.server.pid == server:
+                break
+        assert said(watched, "loaded", upper) and watched.server.pid == server
     finally:
         watched.close()
