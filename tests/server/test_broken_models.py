@@ -1,11 +1,11 @@
-"""A model that answers probes, but says that it answers no request. Servers, models and the clock are played here."""
+"""Models that answer probes, but no requests, and what is then done. Servers, models and the clock are played here."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from hplm.cli import watch
-from hplm.errors import HplmError
+from hplm.errors import Draining, HplmError
 from hplm.server import supervisor
 from hplm.server.probing import Health, Probe, State
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
@@ -13,6 +13,7 @@ from tests.naming import names, naming
 
 BROKEN = Health(State.BROKEN, "[broken] the loop fails")
 WORKS = Health(State.WORKS)
+BUSY = Health(State.BUSY, Draining("the engine is being started again").wire())
 
 
 class Played:
@@ -71,15 +72,29 @@ def test_a_model_that_is_broken_for_a_moment_is_left_alone(monkeypatch):
     assert supervised(monkeypatch, *[WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4)[0].restarts == 0
 
 
-def watched(monkeypatch, once, *answers):
+def watched(monkeypatch, how, *answers):
     played = Played(*answers)
     monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
     monkeypatch.setattr(watch, "time", played)
-    watch.run(SimpleNamespace(url="127.0.0.1:1", models=["chat"], once=once, timeout=15.0))
+    watch.run(SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive"))
 
 
 def test_watching_fails_if_a_model_stays_broken(monkeypatch):
     with pytest.raises(HplmError, match=naming("chat", BROKEN.said)):
-        watched(monkeypatch, True, BROKEN)
+        watched(monkeypatch, "once", BROKEN)
     with pytest.raises(HplmError, match=naming("chat", BROKEN.said)):
-        watched(monkeypatch, False, WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20)
+        watched(monkeypatch, "", WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20)
+
+
+def test_a_server_is_ready_only_if_every_model_answers(monkeypatch):
+    watched(monkeypatch, "once", WORKS)
+    with pytest.raises(HplmError, match=naming("chat", BUSY.said)):
+        watched(monkeypatch, "once", BUSY)
+
+
+def test_a_server_is_alive_while_a_model_says_that_it_will_answer_soon(monkeypatch):
+    for health in (WORKS, BUSY):
+        watched(monkeypatch, "alive", health)
+    for health in (BROKEN, Health(State.DEAD, "Stub process"), Health(State.SILENT)):
+        with pytest.raises(HplmError, match=naming("chat", health.said)):
+            watched(monkeypatch, "alive", health)
