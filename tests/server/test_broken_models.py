@@ -17,12 +17,13 @@ BUSY = Health(State.BUSY, Draining("the engine is being started again").wire())
 
 
 class Played:
-    """A server with one model, and what controls it. Each answer to a probe takes a second."""
+    """A server with the model `chat`, and what controls it. Each answer to a probe takes a second."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
         self.now = 1000.0
         self.pid, self.id, self.models, self.restarts = None, "hplm-played", {"chat"}, 0
+        self.unreadable, self.read = set(), []
 
     def wait(self, seconds):
         return None
@@ -37,6 +38,9 @@ class Played:
         return self.models
 
     def probes(self, models):
+        if self.unreadable.intersection(models):
+            raise HplmError("the configuration of the model cannot be read")
+        self.read.extend(models)
         return dict.fromkeys(models, Probe("infer", b""))
 
     def probe(self, model, probe, timeout):
@@ -98,3 +102,62 @@ def test_a_server_is_alive_while_a_model_says_that_it_will_answer_soon(monkeypat
     for health in (BROKEN, Health(State.DEAD, "Stub process"), Health(State.SILENT)):
         with pytest.raises(HplmError, match=naming("chat", health.said)):
             watched(monkeypatch, "alive", health)
+
+
+class PlayedWithMore(Played):
+    """A model that answers, and others that are loaded later and say nothing. A restart loads only the first one."""
+
+    def probe(self, model, probe, timeout):
+        self.now += 1
+        return WORKS if model == "chat" else Health(State.SILENT)
+
+    def start_again(self):
+        super().start_again()
+        self.models = {"chat"}
+
+
+def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(monkeypatch):
+    played, said = PlayedWithMore(), []
+    monkeypatch.setattr(supervisor, "time", played)
+    supervising = Supervisor(played, said.append)
+    played.models = {"chat", "later", "last"}
+    while not played.restarts:
+        supervising.look()
+    supervising.look()
+    assert played.restarts == 1 and supervising.watched == ["chat"]
+
+
+def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(monkeypatch):
+    played = Played(*[WORKS] * 3)
+    played.unreadable = {"later"}
+    monkeypatch.setattr(supervisor, "time", played)
+    supervising = Supervisor(played, print)
+    played.models = {"chat", "later"}
+    supervising.look()
+    assert supervising.watched == ["chat"]
+    played.unreadable = set()
+    supervising.look()
+    assert sorted(supervising.watched) == ["chat", "later"]
+
+
+def test_a_server_whose_models_cannot_be_read_is_started_again(monkeypatch):
+    played, said = Played(), []
+    played.unreadable = {"chat"}
+    monkeypatch.setattr(supervisor, "time", played)
+    supervising = Supervisor(played, said.append)
+    supervising.look()
+    assert not played.restarts
+    played.now += SILENT_SECONDS + 1
+    supervising.look()
+    assert played.restarts == 1
+
+
+def test_a_probe_that_is_answered_with_an_error_is_made_again(monkeypatch):
+    """The model may have been loaded again with other inputs. Triton refuses the old probe, whether the model lives or not."""
+    refused = Health(State.WORKS, "expected 2 inputs but got 1")
+    played = Played(WORKS, refused, WORKS, WORKS)
+    monkeypatch.setattr(supervisor, "time", played)
+    supervising = Supervisor(played, print)
+    while played.answers:
+        supervising.look()
+    assert played.read == ["chat", "chat"] and not played.restarts
