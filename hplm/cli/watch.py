@@ -6,8 +6,14 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hplm.errors import HplmError
+
+if TYPE_CHECKING:
+    from hplm.server.control import Control
+    from hplm.server.probing import Probe
 
 
 def register(commands) -> None:
@@ -29,8 +35,6 @@ def register(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from http.client import HTTPException
-
     from hplm.server.control import Control
     from hplm.server.flags import SECRET_HEADER
     from hplm.server.probing import ALIVE, READY, State
@@ -40,13 +44,8 @@ def run(args: argparse.Namespace) -> None:
         raise HplmError(f"--url {args.url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
     secret = os.environ.get("HPLM_ADMIN")
     control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
-    try:
-        loaded = sorted(control.loaded()) if args.alive else []
-        probes = control.probes(args.models or loaded or control.models())
-    except (OSError, HTTPException) as error:
-        raise HplmError(
-            f"no server answers at {args.url} ({type(error).__name__}): start it, or name another with --url"
-        ) from None
+    loaded = sorted(control.loaded()) if args.alive else []
+    probes = _probes(control, args.url, args.models or loaded)
     if args.once or args.alive:
         for model, probe in probes.items():
             health = control.probe(model, probe, args.timeout)
@@ -71,4 +70,16 @@ def run(args: argparse.Namespace) -> None:
                 if not control.revive(model):
                     raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
                 print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
+            if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
+                probes.update(_probes(control, args.url, [model]))
         time.sleep(1)
+
+
+def _probes(control: Control, url: str, models: Sequence[str]) -> dict[str, Probe]:
+    """Returns the probes of these models; without any, of all."""
+    from http.client import HTTPException
+
+    try:
+        return control.probes(models or control.models())
+    except (OSError, HTTPException) as error:
+        raise HplmError(f"no server answers at {url} ({type(error).__name__}): start it, or name another with --url") from None

@@ -76,8 +76,10 @@ def test_a_model_that_is_broken_for_a_moment_is_left_alone(monkeypatch):
     assert supervised(monkeypatch, *[WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4)[0].restarts == 0
 
 
-def watched(monkeypatch, how, *answers):
+def watched(monkeypatch, how, *answers, read=None):
+    """`read` gets the models whose probes are made."""
     played = Played(*answers)
+    played.read = [] if read is None else read
     monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
     monkeypatch.setattr(watch, "time", played)
     watch.run(SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive"))
@@ -161,3 +163,7 @@ def test_a_probe_that_is_answered_with_an_error_is_made_again(monkeypatch):
     while played.answers:
         supervising.look()
     assert played.read == ["chat", "chat"] and not played.restarts
+    read = []
+    with pytest.raises(HplmError, match=naming(BROKEN.said)):
+        watched(monkeypatch, "", WORKS, refused, WORKS, *[BROKEN] * 20, read=read)
+    assert read == ["chat", "chat"]
