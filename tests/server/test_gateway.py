@@ -31,7 +31,7 @@ def test_a_gateway_that_cannot_run_is_started_after_longer_and_longer_pauses(tmp
     said = []
     with Gateway("127.0.0.1", 0, said.append) as gateway:
         gateway.start("no url", tmp_path / "log")
-        eventually(lambda: len(said) == 2, 240)
+        eventually(lambda: len(said) >= 2, 240)
     assert not process_group.lives(gateway.pid)
     assert names(said[0], "restarting", "OpenAI", "code 1", "1 s") and names(said[1], "2 s")
     assert "no url" in (tmp_path / "log").read_text()
