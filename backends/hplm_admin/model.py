@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
 import time
 from pathlib import Path
 
@@ -10,11 +12,17 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.errors import InvalidInput, NoTenant
+from hplm.arrays import Array
+from hplm.engine.threads import repeat
+from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.config import BackboneConfig
+from hplm.server.held import Held
 from hplm.tenants.commands import Commands
 from hplm.tenants.keys import allows, key_of, presented_key
 from hplm.tenants.manager import Manager
+
+DOING = "the command"  # what has failed, for exceptions that nobody expected
+WAITING = 64  # the most commands that wait for others
 
 
 class TritonPythonModel:
@@ -28,25 +36,66 @@ class TritonPythonModel:
             )
         self._keys = (key_of(secret),)
         self._commands = Commands(Manager(folder, state), BackboneConfig.load(folder / "backbone.json"))
+        self._held = Held(args["model_name"])
+        self._refusals = replies.Refusals(DOING)
+        self._waiting: queue.Queue[tuple[replies.Sender, str] | None] = queue.Queue(WAITING)
+        self._closing = threading.Event()
+        self._running = repeat(self._run_next, "commands")
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        return [self._answer(request) for request in requests]
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
+        """Takes the requests and returns at once: a command may take minutes, and probes must not wait for it.
 
-    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+        Each is answered once, later, through its own sender.
+        """
+        for request in requests:
+            sender = replies.Sender(request, self._held)
+            try:
+                self._take(request, sender)
+            except Exception as error:
+                self._refusals.put(sender, error)
+        return [None] * len(requests)
+
+    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender) -> None:
+        replies.refuse_while_draining()
+        parameters = replies.request_parameters(request)
+        if replies.is_probe(parameters):
+            sender.take_for_probe()
+            replies.send_outputs(sender, _outputs("{}"))
+            return
+        if not allows(self._keys, presented_key(parameters), time.time()):
+            raise NoTenant
+        commands = replies.required(request, "COMMAND").as_numpy().reshape(-1)
+        if len(commands) != 1:
+            raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
         try:
-            replies.refuse_while_draining()
-            parameters = replies.request_parameters(request)
-            if replies.is_probe(parameters):
-                return _answer("{}")
-            if not allows(self._keys, presented_key(parameters), time.time()):
-                raise NoTenant
-            commands = replies.required(request, "COMMAND").as_numpy().reshape(-1)
-            if len(commands) != 1:
-                raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
-            return _answer(self._commands.run(commands[0].decode("utf-8", "replace")))
+            self._waiting.put_nowait((sender, commands[0].decode("utf-8", "replace")))
+        except queue.Full:
+            raise QueueFull(f"{WAITING} commands wait already: send this one when some are answered") from None
+
+    def _run_next(self) -> bool:
+        """Returns False when the model is unloaded."""
+        taken = self._waiting.get()
+        if taken is None:
+            return False
+        sender, command = taken
+        try:
+            if self._closing.is_set():
+                raise Draining("the model is being unloaded, and the command was not run: send it again to another server")
+            outputs = _outputs(self._commands.run(command))
         except Exception as error:
-            return replies.failure(error, "the command")
+            sender.send(replies.failure(error, DOING))
+        else:
+            replies.send_outputs(sender, outputs)
+        return True
+
+    def finalize(self) -> None:
+        """Returns when all are answered. Triton waits for them before it unloads a model; those that still wait are refused."""
+        self._closing.set()
+        self._waiting.put(None)
+        self._running.join()
+        self._refusals.close()
+        self._held.close()
 
 
-def _answer(answer: str) -> pb_utils.InferenceResponse:
-    return pb_utils.InferenceResponse([replies.tensor("ANSWER", np.array([answer.encode()], dtype=object))])
+def _outputs(answer: str) -> dict[str, Array]:
+    return {"ANSWER": np.array([answer.encode()], dtype=object)}

@@ -97,8 +97,6 @@ def run(args: argparse.Namespace) -> None:
             announce(server, gateway, reading.result())
             while True:
                 supervisor.look()
-                if gateway is not None:
-                    gateway.look()
     except KeyboardInterrupt:
         say("stopped")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
+from hplm.engine.outage import Outage
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
 from hplm.metrics import names
@@ -38,8 +39,9 @@ ANSWERING_THREADS = 4  # each answer is a round trip to the server process
 # oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
 CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
-RESTARTING = Draining("the engine is being started again: send the request again")
-GONE = RESTARTING.failure()
+RESTARTING = "the engine is being started again: send the request again"
+GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
+GONE = Draining(RESTARTING).failure()
 ENDED = Draining("the engine ended while it had the request, and is being started again: send the request again").failure()
 
 Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
@@ -81,7 +83,9 @@ class Keeper:
             meter.add(names.ENGINE_RESTARTS, 0)
         self._answers: queue.SimpleQueue[tuple[Asked, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
+        began = time.monotonic()
         self._engine: _Engine | None = self._start()
+        self._outage = Outage.of_first(began, time.monotonic())
         self._thread = threading.Thread(target=self._keep, args=(self._engine,), name="keep", daemon=True)
         self._thread.start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -93,10 +97,12 @@ class Keeper:
         return engine.process.pid if engine is not None else None
 
     def check(self) -> None:
-        """Raises if there is no engine that works."""
+        """Raises if there is no engine that works: Draining if there may soon be one, else Broken."""
+        if self._outage.is_given_up(time.monotonic()):
+            raise Broken(GIVEN_UP)
         engine = self._engine
         if engine is None or time.monotonic() - engine.beat > BEATLESS_SECONDS:
-            raise RESTARTING
+            raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
 
     def submit(self, asked: Sequence[Asked]) -> None:
         """Takes requests. Each is answered once, through its `respond`."""
@@ -186,11 +192,13 @@ class Keeper:
                 log.exception("what the engine said cannot be read")
             with self._lock:
                 self._engine = None
+            self._outage = self._outage.ended(time.monotonic())
             self._end(engine)
             started = self._start_again()
             if started is None:
                 return
             engine = started
+            self._outage = self._outage.started(time.monotonic())
             with self._lock:
                 if not self._closing.is_set():
                     self._engine = engine

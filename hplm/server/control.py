@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hplm.errors import HplmError
+from hplm.errors import HplmError, shortened
 from hplm.server import probing
 from hplm.server.probing import Health, Probe
 
@@ -55,7 +55,7 @@ class Control:
             return set()
 
     def probes(self, models: Collection[str]) -> dict[str, Probe]:
-        """Returns the probe of each model. Ensembles have none: they are what their models are."""
+        """Returns the probe of each model, all of which are loaded. Ensembles have none: they are what their models are."""
         found: dict[str, Probe] = {}
         for model in models:
             config = self.config(model)
@@ -70,7 +70,11 @@ class Control:
             return probing.silent(error)
 
     def config(self, model: str) -> dict[str, Any]:
-        return json.loads(self._get(f"/v2/models/{model}/config") or "{}")
+        status, answer = self._ask(self._port, "GET", f"/v2/models/{model}/config")
+        if status != 200:
+            said = shortened(answer.decode(errors="replace"))
+            raise HplmError(f"the configuration of model {model!r} cannot be read ({status}: {said}): load the model")
+        return json.loads(answer)
 
     def revive(self, model: str) -> bool:
         """Loads a model whose process is dead. Other models and ensembles stay as they are. Returns whether it is loaded.
@@ -85,7 +89,7 @@ class Control:
             body = json.dumps({"parameters": {"config": json.dumps({**config, "parameters": parameters})}})
             path = f"/v2/repository/models/{model}/load"
             return self._ask(self._port, "POST", path, body.encode(), _LOADING_SECONDS)[0] == 200
-        except (OSError, http.client.HTTPException):
+        except (HplmError, OSError, http.client.HTTPException):
             return False
 
     def drain(self, deadline: float, keep: Collection[str] = ()) -> None:
@@ -96,7 +100,7 @@ class Control:
                 if left is None:
                     unloaded = self._live_models() - set(keep)
                     if keep:
-                        unloaded = {model for model in unloaded if self.config(model).get("platform") != _ENSEMBLE}
+                        unloaded = {model for model in unloaded if not self._is_ensemble(model)}
                     for model in unloaded:
                         self._ask(self._port, "POST", f"/v2/repository/models/{model}/unload", b"{}")
                     left = unloaded
@@ -106,6 +110,12 @@ class Control:
             except (OSError, http.client.HTTPException):  # the server died; the caller kills what is left
                 return
             time.sleep(0.05)
+
+    def _is_ensemble(self, model: str) -> bool:
+        try:
+            return self.config(model).get("platform") == _ENSEMBLE
+        except HplmError:  # it is just being loaded or unloaded
+            return False
 
     def _name(self) -> str | None:
         answer = self._get("/v2")

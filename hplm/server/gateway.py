@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ NEEDED = ("hplm_openai", "starlette", "uvicorn", "tritonclient")
 SECONDS_TO_DRAIN = 12.0  # it gives its own answers ten
 SOON_SECONDS = 5.0  # a gateway that ends so soon is started after a longer pause
 LONGEST_PAUSE = 30.0
+LOOK_SECONDS = 1.0
 
 
 class Gateway:
@@ -37,6 +39,8 @@ class Gateway:
         self._pause = 0.0
         self._since = 0.0
         self._again_at: float | None = None  # when an ended process is started again
+        self._ending = threading.Event()
+        self._looking: threading.Thread | None = None
 
     def __enter__(self) -> Gateway:
         return self
@@ -54,15 +58,28 @@ class Gateway:
         return self._process.pid if self._process else None
 
     def start(self, grpc_url: str, log: Path) -> None:
-        """Starts the process. `grpc_url`: the tritonserver; `log`: what it appends its errors to."""
+        """Starts the process, and from now on starts it again when it has ended.
+
+        `grpc_url`: the tritonserver; `log`: what it appends its errors to.
+        """
         self._command = [
             *(sys.executable, "-m", "hplm_openai", "--url", grpc_url, "--until-stdin-closes"),
             *("--socket", str(self._listening.fileno())),
         ]
         self._log = log
         self._launch()
+        self._looking = threading.Thread(target=self._look_until_ending, name="gateway", daemon=True)
+        self._looking.start()
 
-    def look(self) -> None:
+    def _look_until_ending(self) -> None:
+        """In a thread of its own: who starts the tritonserver again may be busy for minutes."""
+        while not self._ending.wait(LOOK_SECONDS):
+            try:
+                self._look()
+            except OSError as error:  # the next look tries again
+                self._say(f"restarting    the OpenAI gateway does not start ({error})")
+
+    def _look(self) -> None:
         """Starts the process again if it has ended."""
         code = self._process.poll() if self._process else None
         if code is None:
@@ -79,7 +96,10 @@ class Gateway:
             self._launch()
 
     def drain(self) -> None:
-        """Lets the process refuse new connections, and end when it has answered its requests. Returns at once."""
+        """Lets the process refuse new connections, and end when it has answered its requests. Returns soon."""
+        self._ending.set()
+        if self._looking:
+            self._looking.join()
         self._listening.close()
         if self._process and self._process.stdin:
             with suppress(BrokenPipeError):

@@ -28,16 +28,20 @@ def read(path: Path, offset: int = 0) -> str:
 
 
 def rotate(path: Path) -> bool:
-    """Keeps the end of a log that is too large in FILE.1, and empties it. Returns whether it did.
+    """Keeps the end of a log that is too large in FILE.1, and empties it. Returns whether it did. Somebody may have removed it.
 
     The server goes on writing to the same file: it was opened to append.
     """
-    if path.stat().st_size <= LARGEST:
+    try:
+        if path.stat().st_size <= LARGEST:
+            return False
+    except FileNotFoundError:
         return False
     with path.open("rb") as log:
         log.seek(-_KEPT, os.SEEK_END)
-        path.with_name(f"{path.name}.1").write_bytes(log.read())
-    os.truncate(path, 0)
+        end = log.read()
+    os.truncate(path, 0)  # before anything is written: it may have filled the disk
+    path.with_name(f"{path.name}.1").write_bytes(end)
     return True
 
 

@@ -30,6 +30,10 @@ class State(enum.Enum):
     SILENT = "silent"  # no answer
 
 
+READY = frozenset({State.WORKS})
+ALIVE = frozenset({State.WORKS, State.BUSY})  # a restart would gain nothing
+
+
 @dataclass(frozen=True)
 class Health:
     state: State

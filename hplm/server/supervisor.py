@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 
 from hplm.errors import HplmError
@@ -55,20 +55,32 @@ class Supervisor:
                 return
         self._server.limit_log()
         make_private(self._server.id)  # also those of models that were loaded meanwhile
-        with suppress(OSError, http.client.HTTPException):  # a server that has just ended shows it below
-            self._take_models(self._control.loaded() - self._models)
-        for model, probe in self._probes.items():
-            health = self._control.probe(model, probe, PROBE_SECONDS)
-            if health.state not in (State.SILENT, State.BROKEN):
-                self._heard[model] = time.monotonic()
-            is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
-            if health.state is State.DEAD or is_gone:
-                self._revive(model, health.said)
-            elif time.monotonic() - self._heard[model] > SILENT_SECONDS:
-                self._restart(f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})")
+        self._take_models()
+        if not self._models and time.monotonic() - self._since > SILENT_SECONDS:
+            self._restart(f"the server has not said for {SILENT_SECONDS:g} s which models it has")
+            return
+        for model, probe in list(self._probes.items()):
+            why = self._ask(model, probe)
+            if why is not None:
+                self._restart(why)
+                return
             if self._server.wait(0) is not None:
                 return
         self._recycle()
+
+    def _ask(self, model: str, probe: Probe) -> str | None:
+        """Asks a model, and loads it again if its process has ended. Returns why the server must be started again instead."""
+        health = self._control.probe(model, probe, PROBE_SECONDS)
+        if health.state not in (State.SILENT, State.BROKEN):
+            self._heard[model] = time.monotonic()
+        if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
+            self._models.discard(model)
+        is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
+        if health.state is State.DEAD or is_gone:
+            return self._revive(model, health.said)
+        if time.monotonic() - self._heard[model] > SILENT_SECONDS:
+            return f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})"
+        return None
 
     def _begin(self) -> None:
         """Takes the models of a server that has just started."""
@@ -77,31 +89,31 @@ class Supervisor:
         self._models: set[str] = set()
         self._probes: dict[str, Probe] = {}
         self._heard: dict[str, float] = {}
-        self._take_models(self._server.models)
+        self._take_models()
 
-    def _take_models(self, models: Collection[str]) -> None:
-        """Asks these models too from now on. Some are loaded while the server serves."""
-        if not models:
-            return
-        probes = self._control.probes(models)
-        self._models.update(models)
-        self._probes.update(probes)
-        self._heard.update(dict.fromkeys(probes, time.monotonic()))
+    def _take_models(self) -> None:
+        """Asks all loaded models from now on. Some are loaded while the server serves."""
+        for model in sorted(self._control.loaded() - self._models):
+            with suppress(HplmError, OSError, http.client.HTTPException):  # just unloaded, or the server is busy
+                probes = self._control.probes([model])
+                self._models.add(model)
+                self._probes.update(probes)
+                self._heard.update(dict.fromkeys(probes, time.monotonic()))
 
-    def _revive(self, model: str, why: str) -> None:
+    def _revive(self, model: str, why: str) -> str | None:
+        """Loads a model again whose process has ended. Returns why the server must be started again instead."""
         self._end(model)
         gone = [holder for holder in self._gone() if holder.model == model]
         lost = [holder for holder in gone if holder.may_have_lost]
         self._sweep()
         if lost:
-            self._restart(_lost(lost[0]))
-            return
+            return _lost(lost[0])
         for holder in gone:
             holder.path.unlink(missing_ok=True)
-        if self._load(model):
-            self._say(f"loaded        {model} again, because its process had ended ({why})")
-        else:
-            self._restart(f"model {model!r} ended and cannot be loaded again ({why})")
+        if not self._load(model):
+            return f"model {model!r} ended and cannot be loaded again ({why})"
+        self._say(f"loaded        {model} again, because its process had ended ({why})")
+        return None
 
     def _load(self, model: str) -> bool:
         """Replaces the process of a model. Returns whether it works."""

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,6 +265,21 @@ def test_an_engine_that_does_not_get_ready_is_ended(toy, monkeypatch, idle):
     monkeypatch.setattr(keeper, "START_SECONDS", 0.5)
     with pytest.raises(Broken, match=naming("does not start", "SIGKILL")):
         Client(toy.folder)
+
+
+def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting(toy, monkeypatch, idle):
+    client = Client(toy.folder)
+    client.keeper.check()
+    monkeypatch.setattr(keeper, "_python", lambda: idle)
+    os.kill(client.keeper.pid, signal.SIGKILL)
+    eventually(lambda: client.keeper.pid is None)
+    with pytest.raises(Draining):
+        client.keeper.check()
+    patience = client.keeper._outage.patience
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + patience))
+    with pytest.raises(Broken):
+        client.keeper.check()
+    client.close()
 
 
 def test_closing_does_not_wait_for_an_engine_that_starts(toy, monkeypatch, idle):

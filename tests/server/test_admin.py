@@ -3,9 +3,12 @@
 import base64
 import json
 import shutil
+import sqlite3
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,12 +21,15 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import HplmError
 from hplm.server import TritonServer
+from hplm.server.held import holders
+from hplm.server.probing import State
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.naming import names
 from tests.server.stock import Stock
 from tests.serving import serving
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +128,22 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(place):
             end.set()
             thread.join(60)
         assert not failures, failures[:3]
+
+
+def test_a_probe_is_answered_while_a_command_waits_for_another_manager(place):
+    store, repository, state = place
+    with serving(repository, state=state) as server, ThreadPoolExecutor(1) as pool:
+        assert Admin(server)("tenant.add", **trained(store, "acme"))["after"] == 1
+        control = server.control()
+        with closing(sqlite3.connect(state / "toy/registry.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            deleted = pool.submit(lambda: Admin(server)("tenant.delete", id="acme"))  # a client belongs to one thread
+            eventually(lambda: [one.held for one in holders(server.id) if one.model == "toy-admin"] == [1])
+            probe = control.probes(["toy-admin"])["toy-admin"]
+            assert control.probe("toy-admin", probe, PATIENCE).state is State.WORKS
+            assert not deleted.done()
+            other.execute("ROLLBACK")
+        assert deleted.result(PATIENCE)["after"] is None
 
 
 def test_wrong_keys_and_wrong_commands_are_refused(place):

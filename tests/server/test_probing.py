@@ -54,6 +54,10 @@ def test_what_an_answer_means(status, said, state):
     assert probing.health(status, json.dumps({"error": said}).encode() if said else b"").state is state
 
 
+def test_a_log_that_somebody_has_removed_is_left_alone(tmp_path):
+    assert not log.rotate(tmp_path / "serve.log")
+
+
 def test_a_log_that_is_too_large_keeps_its_end_in_a_second_file_and_is_written_on(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "LARGEST", 1000)
     monkeypatch.setattr(log, "_KEPT", 100)

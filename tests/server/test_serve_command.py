@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -47,8 +48,8 @@ def the_child(process, condition):
     found = []
 
     def look():
-        with open(f"/proc/{process.pid}/task/{process.pid}/children") as listing:
-            found[:] = [int(pid) for pid in listing.read().split() if condition(int(pid))]
+        listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # of each of its threads
+        found[:] = [int(pid) for listing in listings for pid in listing.read_text().split() if condition(int(pid))]
         return found
 
     eventually(look)

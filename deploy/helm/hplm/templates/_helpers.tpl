@@ -81,10 +81,10 @@ volumeMounts:
   emptyDir: {}
 {{- end }}
 
-{{/* An inference through every model. Triton itself calls a model ready whose process is dead. */}}
+{{/* An inference through every model (--once: ready, --alive). Triton itself calls a model ready whose process is dead. */}}
 {{- define "hplm.probe" -}}
 exec:
-  command: [hplm, watch, --once]
+  command: [hplm, watch, {{ . }}]
 timeoutSeconds: 20
 {{- end }}
 

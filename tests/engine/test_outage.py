@@ -1,0 +1,39 @@
+"""When an engine that is started again and again is given up. The clock is played: every time is given."""
+
+from hplm.engine.outage import PATIENCE_SECONDS, STEADY_SECONDS, Outage
+
+
+def test_an_engine_that_does_not_come_back_is_given_up():
+    outage = Outage.of_first(0.0, 1.0).ended(5000.0)
+    assert not outage.is_given_up(5000.0 + PATIENCE_SECONDS)
+    assert outage.is_given_up(5001.0 + PATIENCE_SECONDS)
+
+
+def test_so_is_one_that_works_for_a_moment_after_each_start():
+    outage, now = Outage.of_first(0.0, 1.0), 1.0
+    while now < 1.0 + PATIENCE_SECONDS:
+        outage = outage.ended(now + 2).started(now + 10)
+        now += 10
+        assert not outage.is_given_up(now)
+    now += 2
+    outage = outage.ended(now)
+    assert outage.is_given_up(now)
+    outage = outage.started(now + 8)  # whoever asks may meet it in such a moment only
+    assert outage.is_given_up(now + 9)
+    assert not outage.is_given_up(now + 9 + STEADY_SECONDS)
+
+
+def test_an_end_after_a_steady_time_begins_another_outage():
+    outage = Outage.of_first(0.0, 1.0)
+    for turn in range(1, 50):
+        ended = turn * 2 * STEADY_SECONDS
+        outage = outage.ended(ended).started(ended + 5)
+        assert not outage.is_given_up(ended + 6)
+
+
+def test_a_model_that_takes_long_to_load_has_the_time_to_load_again():
+    loading = 4 * PATIENCE_SECONDS
+    outage = Outage.of_first(0.0, loading).ended(5000.0)
+    assert not outage.is_given_up(5000.0 + 1.5 * loading)
+    assert not outage.started(5000.0 + 1.5 * loading).is_given_up(6000.0 + 1.5 * loading)
+    assert outage.is_given_up(5001.0 + 2 * loading)
