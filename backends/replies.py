@@ -19,7 +19,7 @@ from hplm.arrays import Array
 from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Draining, HplmError, InvalidInput, kind_of
+from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
@@ -185,11 +185,9 @@ def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceR
     Of those it logs where they were raised. Their messages may hold what the client sent, such as its API key: neither the log
     nor the client gets them.
     """
-    if isinstance(error, HplmError):
-        return failure_with(*error.failure())
-    log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
-    broken = Broken(f"{doing} failed ({kind_of(error)}): the server's log says where")
-    return failure_with(*broken.failure())
+    if not isinstance(error, HplmError):
+        log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
+    return failure_with(*for_client(error, doing).failure())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
@@ -203,11 +201,11 @@ def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = T
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
     except Exception as error:
         sender.send(failure(error, "making the answer"))
-        return error if isinstance(error, HplmError) else Broken(kind_of(error))
+        return for_client(error, "making the answer")
     try:
         with SHARED_MEMORY.taken(size_of(outputs)):
             sender.send(response, is_last)
-    except Broken as error:  # nothing was sent
+    except OutOfCapacity as error:  # nothing was sent
         log.error("%s", error)
         sender.send(failure(error))
         return error
