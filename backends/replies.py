@@ -41,14 +41,14 @@ class Sender:
     def __init__(self, request: pb_utils.InferenceRequest, held: Held) -> None:
         self._sender = request.get_response_sender()
         self._held = held
-        self._is_probe = False
+        self.is_probe = False
         self._talking = threading.Lock()
         self._ended = False
         held.take()
 
     def take_for_probe(self) -> None:
         """Says that the request is only a probe."""
-        self._is_probe = True
+        self.is_probe = True
         self._held.forget()
 
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
@@ -57,7 +57,7 @@ class Sender:
                 self._ended |= is_last
                 self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
         finally:
-            if is_last and not self._is_probe:
+            if is_last and not self.is_probe:
                 self._held.answered()
 
     @property
@@ -119,6 +119,15 @@ def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
 def is_probe(parameters: Mapping[str, Any]) -> bool:
     """Whether a request only asks whether the model works."""
     return parameters.get(PROBE) is True
+
+
+def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
+    """Returns the parameters of a request, and lets `sender` know if it is a probe. Raises while the server drains."""
+    parameters = request_parameters(request)
+    if is_probe(parameters):
+        sender.take_for_probe()
+    refuse_while_draining()
+    return parameters
 
 
 def refuse_while_draining() -> None:
