@@ -20,6 +20,7 @@ from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
+from hplm.parameters import asked_number
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
@@ -114,6 +115,11 @@ def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
         return json.loads(request.parameters() or "{}")
     except UnicodeDecodeError:  # it holds all parameters, API keys too
         raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+
+
+def timeout_us(request: pb_utils.InferenceRequest, parameters: Mapping[str, Any]) -> int:
+    """Returns the timeout of a request; 0: none. Triton reads that of `infer`, and leaves that of `generate` a parameter."""
+    return request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)
 
 
 def is_probe(parameters: Mapping[str, Any]) -> bool:

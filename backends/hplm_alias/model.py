@@ -142,7 +142,7 @@ class TritonPythonModel:
         outputs = [name for name in request.requested_output_names() if name in kind.outputs]
         if not outputs:
             raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
-        timeout_us = request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)  # `generate` leaves it a parameter
+        timeout_us = replies.timeout_us(request, parameters)
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         parameters.pop(ACROSS, None)  # only we may say it

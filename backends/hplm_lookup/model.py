@@ -89,7 +89,7 @@ class TritonPythonModel:
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         self._service.meter.observe(names.BEFORE_SECONDS, [(received_ns - arrival_ns) / 1e9])
         default_us = 0 if across == TO else tenant.deadline_us or self._deadline_us  # those of the first backbone have counted
-        timeout_us = min(request.timeout() or default_us, LONGEST_TIMEOUT_US)
+        timeout_us = min(replies.timeout_us(request, parameters) or default_us, LONGEST_TIMEOUT_US)
         deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
         if deadline_ns and deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
