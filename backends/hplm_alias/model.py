@@ -132,10 +132,8 @@ class TritonPythonModel:
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
-        replies.refuse_while_draining()
-        parameters = replies.request_parameters(request)
-        if replies.is_probe(parameters):
-            sender.take_for_probe()
+        parameters = replies.taken(request, sender)
+        if sender.is_probe:
             replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
             return
         backbone, tenant = self._directory.find(parameters, time.time())
@@ -144,7 +142,7 @@ class TritonPythonModel:
         outputs = [name for name in request.requested_output_names() if name in kind.outputs]
         if not outputs:
             raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
-        timeout_us = request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)  # `generate` leaves it a parameter
+        timeout_us = replies.timeout_us(request, parameters)
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         parameters.pop(ACROSS, None)  # only we may say it

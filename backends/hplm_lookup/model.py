@@ -70,15 +70,14 @@ class TritonPythonModel:
             try:
                 self._take(request, sender, received)
             except Exception as error:
-                self._service.count(word_of(error))
+                if not sender.is_probe:
+                    self._service.count(word_of(error))
                 self._refusals.put(sender, error)
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
-        replies.refuse_while_draining()
-        parameters = replies.request_parameters(request)
-        if replies.is_probe(parameters):
-            sender.take_for_probe()
+        parameters = replies.taken(request, sender)
+        if sender.is_probe:
             self._service.check()
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return
@@ -90,7 +89,7 @@ class TritonPythonModel:
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         self._service.meter.observe(names.BEFORE_SECONDS, [(received_ns - arrival_ns) / 1e9])
         default_us = 0 if across == TO else tenant.deadline_us or self._deadline_us  # those of the first backbone have counted
-        timeout_us = min(request.timeout() or default_us, LONGEST_TIMEOUT_US)
+        timeout_us = min(replies.timeout_us(request, parameters) or default_us, LONGEST_TIMEOUT_US)
         deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
         if deadline_ns and deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)

@@ -20,6 +20,9 @@ for key in ([[
     KEYS[key] = true
 end
 
+local CONTROL = "\1" -- stands for any control character that was escaped
+local HAS_CONTROL = "a control character in a string that is no text" -- Triton ends a tenant's name at a NUL
+
 local TEXTS = { data = true, TEXT = true, TEXT_PAIR = true }
 
 local function check_key(key)
@@ -41,10 +44,13 @@ end
 function Json:feed(piece)
     piece = piece:sub(1, self.left) -- binary data follows
     self.left = self.left - #piece
-    -- Without escapes every quote ends a string. A key with an escape is not one of KEYS: they have no digits.
-    piece = (self.backslash .. piece):gsub("\\.", "")
-    self.backslash = piece:sub(-1) == "\\" and "\\" or ""
-    piece = self.backslash == "" and piece or piece:sub(1, -2)
+    -- Without escapes every quote ends a string. A key with an escape is not one of KEYS: they have no digits. Those of control
+    -- characters become one, and an escape whose end has not arrived waits.
+    piece = (self.backslash .. piece):gsub("\\\\", "")
+    self.backslash = piece:match("\\u?%x?%x?%x?$") or ""
+    self.backslash = self.backslash:find("^\\%x") and "" or self.backslash
+    piece = piece:sub(1, #piece - #self.backslash):gsub("\\u00[01]%x", CONTROL):gsub("\\u007[fF]", CONTROL)
+    piece = piece:gsub("\\[bfnrt]", CONTROL):gsub("\\.", "")
     local at = 1
     while at <= #piece do
         local problem
@@ -71,6 +77,8 @@ function Json:in_quotes(piece, at)
         self.length = self.length + last - at + 1
         if self.length > LONGEST_VALUE then
             return nil, "a string of more than " .. LONGEST_VALUE .. " bytes that is no text"
+        elseif piece:sub(at, last):find("%c") then
+            return nil, HAS_CONTROL
         end
     end
     if not stop then
@@ -185,8 +193,12 @@ local function check_parameter(_, key)
     return check_key(key)
 end
 
+local function check_string(_, value)
+    return value:find("%c") and HAS_CONTROL or nil
+end
+
 -- By field number: a function looks at the field, a table goes on within it. All others are passed over.
-local PARAMETERS = { check_parameter }
+local PARAMETERS = { check_parameter, { [3] = check_string } }
 local INPUT = { [3] = check_shape, [4] = PARAMETERS, starts = function(self)
     self.product = 1
 end }
@@ -280,7 +292,7 @@ function Grpc:step(bytes, at)
         self.levels[#self.levels + 1] = { ends = self.place + start - at + size, fields = read }
         return start
     elseif size > LONGEST_FIELD then
-        return nil, "a name, key or shape of more than " .. LONGEST_FIELD .. " bytes"
+        return nil, "a name, key, value or shape of more than " .. LONGEST_FIELD .. " bytes"
     elseif start + size - 1 > #bytes then
         self.fields = self.fields - 1
         return nil

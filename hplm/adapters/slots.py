@@ -18,10 +18,10 @@ from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
-from hplm.errors import HplmError
+from hplm.errors import OutOfCapacity
 
 
-class SlotsTaken(HplmError):
+class SlotsTaken(OutOfCapacity):
     """Every slot is pinned by a batch in flight: the batches have more different records than there are slots."""
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull, for_client
 from hplm.generation.choosing import Token, choose
 from hplm.generation.forecast import BELIEVED, Load
 from hplm.generation.line import Line
@@ -101,7 +101,7 @@ class Loop:
         except Exception as error:
             log.exception("a step failed")
             self.device_failed |= faults.stays(error)
-            failure = error if isinstance(error, HplmError) else Broken(f"computing a step failed: {error}")
+            failure = for_client(error, "computing a step")
             for request in {one.sequence.request for one in planned}:
                 self._fail(request, failure)
             return True
@@ -112,7 +112,7 @@ class Loop:
                 self._took(sequence, token, now)
             except Exception as error:
                 log.exception("an answer failed")
-                self._fail(sequence.request, Broken(f"the answer failed: {error}"))
+                self._fail(sequence.request, for_client(error, "the answer"))
         self._observe()
         self._publish()
         return True
@@ -156,10 +156,11 @@ class Loop:
                 continue
             try:
                 self._stager.hold(sequence)
+            except HplmError as error:
+                self._broken(sequence, error)
             except Exception as error:
-                failure = Broken(f"tenant {sequence.request.source.tenant!r}: {error}")
-                log.error("%s", failure)
-                self._fail(sequence.request, failure)
+                log.exception("an answer cannot start")
+                self._fail(sequence.request, for_client(error, "starting the answer"))
 
     def _takes(self, sequence: Sequence) -> bool:
         """Starts a sequence if there is memory for it, and if all that run still get their tokens in time."""
@@ -175,7 +176,7 @@ class Loop:
             return self.running.start(sequence, self._line.learned.share)
         except Exception as error:
             log.exception("an answer cannot start")
-            self._fail(sequence.request, Broken(f"the answer cannot start: {error}"))
+            self._fail(sequence.request, for_client(error, "starting the answer"))
             return True
 
     def _most_tokens(self) -> int:
@@ -212,7 +213,7 @@ class Loop:
         return list(zip(complete, choose(logits, [one.wish(self._end_ids) for one in complete]), strict=True))
 
     def _broken(self, sequence: Sequence, error: HplmError) -> None:
-        failure = Broken(f"tenant {sequence.request.source.tenant!r}: {error}")
+        failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
         log.error("%s", failure)
         self._fail(sequence.request, failure)
 

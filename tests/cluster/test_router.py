@@ -131,7 +131,15 @@ def test_a_request_without_a_tenant_is_answered_by_a_server(router, body):
 
 
 @pytest.mark.parametrize(
-    "body", [b"{}", b'{"parameters":{"ten\\u0061nt":"limited-0"}}', b'{"parameters":{"tenant":"Limited-0"}}', b"{"]
+    "body",
+    [
+        b"{}",
+        b'{"parameters":{"ten\\u0061nt":"limited-0"}}',
+        b'{"parameters":{"tenant":"Limited-0"}}',
+        b'{"parameters":{"tenant":"limited-0\\u0000x"}}',  # Triton would read limited-0
+        b'{"parameters":{"tenant":"limited-0\\n"}}',
+        b"{",
+    ],
 )
 def test_a_server_is_told_that_no_tenant_was_seen(router, replicas, body):
     """So nobody spreads the requests of a tenant with quotas over all replicas by hiding its name."""

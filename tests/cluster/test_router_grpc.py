@@ -75,7 +75,8 @@ def test_a_tenant_uses_exactly_its_homes(asked):
 
 
 def test_without_a_tenant_a_server_answers(asked):
-    for parameters in ({}, {"tenant": 7}, {"tenant": "Not One"}, {"other": "limited"}):
+    names = ("Not One", LIMITED + "\n", LIMITED + "\0x", 7)
+    for parameters in ({}, *({"tenant": name} for name in names), {"other": "limited"}):
         assert {asked(**parameters) for _ in range(9)} == {"replica-1", "replica-2", "replica-3"}
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput
+from hplm.errors import Broken, DeadlineMissed, Draining, Internal, InvalidInput
 from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
 from tests.generation.small import KINDS, MS, Generating, Small, decode, same_as_reference
@@ -91,7 +91,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_other(small):
     generating.loop.step()
     second = generating.ask(range(3, 9), Sampling(max_tokens=20))
     generating.run()
-    assert isinstance(first.error, Broken) and second.error is None
+    assert isinstance(first.error, Internal) and second.error is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,7 +110,7 @@ def test_a_copy_that_fails_is_an_error_of_its_request_alone_and_keeps_no_room(sm
     cache.copy = failing
     like, other = (generating.ask([*range(3, 23), more], sampling) for more in (30, 31))
     generating.loop.step()
-    assert isinstance(like.error, Broken) and cache.copy is copy
+    assert isinstance(like.error, Internal) and cache.copy is copy
     generating.run()
     for said in (first, other):
         assert said.error is None and same_as_reference(small, said) > 10
@@ -131,7 +131,7 @@ def test_a_copy_for_a_further_answer_that_fails_is_an_error_of_its_request_alone
     cache.copy = failing
     several = generating.ask(range(3, 23), replace(sampling, n=4))
     generating.run()
-    assert isinstance(several.error, Broken) and len(copies) == 2
+    assert isinstance(several.error, Internal) and len(copies) == 2
     assert other.error is None and len(other.ids()) == 30
 
 
@@ -156,7 +156,7 @@ def test_adapters_whose_copy_failed_are_copied_for_the_next_request(small):
 
     generating.stager.hold = holding
     generating.loop.step()
-    assert isinstance(first.error, Broken) and len(fills) == 1
+    assert isinstance(first.error, Internal) and len(fills) == 1
     second = generating.ask(range(3, 9), sampling, tenant)
     generating.run()
     assert second.error is None and same_as_reference(small, second) == 20

@@ -131,6 +131,24 @@ def test_a_tenant_without_a_ladder_has_one_rung(stock):
     _refused(stock, 400, ["[invalid_input]", "hplm_rung", "2", "'city'"], [WORDS[0]], "city", hplm_rung=2)
 
 
+@pytest.mark.parametrize(("timeout", "word"), [(1, "[deadline]"), (-1, "[invalid_input]"), ("1", "[invalid_input]")])
+@pytest.mark.parametrize("model", ["toy", "hplm"])
+def test_a_timeout_of_generate_is_read_from_its_parameters(server, model, timeout, word):
+    status, said = _generate(server, model, TEXT=WORDS[0], tenant="city", timeout=timeout)
+    assert status == 400 and word in said["error"]
+    assert _generate(server, model, TEXT=WORDS[0], tenant="city", timeout=60_000_000)[1]["LABEL"]
+
+
+def _generate(server, model, **body):
+    """Returns the status and the answer. Triton turns every error into a 400 there."""
+    request = urllib.request.Request(f"http://{server.http_url}/v2/models/{model}/generate", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
 def test_a_deadline_that_cannot_be_met_is_an_error(stock):
     _refused(stock, 503, ["[deadline]", "0.001 ms"], [WORDS[0]], "city", timeout=1)
     assert stock.ask([WORDS[0]], "city", timeout=60_000_000)["LABEL"].shape == (1, 1)
