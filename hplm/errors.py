@@ -84,8 +84,22 @@ class Broken(HplmError):
         return shortened(super().__str__())
 
 
+class Crashed(HplmError):
+    """The engine ended while it computed the request, which may be the cause. Clients do not send it again by themselves."""
+
+    word = "crashed"
+
+
+class Quarantined(HplmError):
+    """The tenant's requests have ended the engine. Nothing of it is computed until it is released."""
+
+    word = "quarantined"
+    status = "UNAVAILABLE"
+
+
 BY_WORD: dict[str, type[HplmError]] = {
-    error.word: error for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, Broken)
+    error.word: error
+    for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, Broken, Crashed, Quarantined)
 }
 
 
