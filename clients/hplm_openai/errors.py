@@ -10,6 +10,7 @@ from typing import Any
 from hplm_client.errors import (
     ClientTimeout,
     ConnectionLost,
+    Crashed,
     DeadlineMissed,
     Draining,
     HplmClientError,
@@ -17,6 +18,7 @@ from hplm_client.errors import (
     NoBackbone,
     NotConnected,
     NoTenant,
+    Quarantined,
     QueueFull,
     QuotaExceeded,
     SafeToRetry,
@@ -33,6 +35,7 @@ STATUSES: dict[type[HplmClientError], int] = {
     QueueFull: 503,
     Draining: 503,
     DeadlineMissed: 503,
+    Quarantined: 503,
     Unavailable: 503,
     NotConnected: 503,
     ClientTimeout: 504,
@@ -82,8 +85,8 @@ def refusal(error: HplmClientError, key: str | None) -> Refused:
     headers: dict[str, str] = {}
     if isinstance(error, SafeToRetry) and (seconds := error.retry_after_s) is not None:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
-    elif isinstance(error, DeadlineMissed):
-        headers = {"x-should-retry": "false"}  # the same request would be late again
+    elif isinstance(error, DeadlineMissed | Crashed | Quarantined):
+        headers = {"x-should-retry": "false"}  # the same request would be late again, or end the engine again
     param = "model" if status == 404 else None
     return Refused(status, _message(error), CODES.get(error.word or "", error.word), param, headers)
 

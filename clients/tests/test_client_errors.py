@@ -19,6 +19,8 @@ from hplm_client.errors import refusal
         ("deadline", hplm_client.DeadlineMissed),
         ("draining", hplm_client.Draining),
         ("broken", hplm_client.Broken),
+        ("crashed", hplm_client.Crashed),
+        ("quarantined", hplm_client.Quarantined),
     ],
 )
 @pytest.mark.parametrize("frame", ["[{}] words", "in ensemble 'minilm', [{}] words", "[request id: 7] [{}] words [quota]"])
