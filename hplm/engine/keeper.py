@@ -22,21 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hplm.engine.channel import (
-    DEVICE_FAILED,
-    Apart,
-    Ask,
-    Asks,
-    Beat,
-    Begin,
-    Channel,
-    End,
-    Failure,
-    Outputs,
-    Ready,
-    Replies,
-    Reply,
-)
+from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
 from hplm.engine.in_flight import number_of, read
 from hplm.engine.separation import Separation
 from hplm.engine.threads import repeat
@@ -86,7 +72,7 @@ class _Engine:
     beat: float  # time of the last beat
     held: dict[int, Asked]  # without what was looked up
     batches: int  # descriptor of memory that shows what is in them
-    told: Apart
+    told: object  # which tenants are apart, as it was told last
 
 
 class Keeper:
@@ -104,6 +90,8 @@ class Keeper:
         self._newest: subprocess.Popen[bytes]
         for meter in meters:
             meter.add(names.ENGINE_RESTARTS, 0)
+            for error in (Crashed, Draining):
+                meter.add(names.LOST_REQUESTS, 0, error.word)
         self._answers: queue.SimpleQueue[tuple[Asked, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         self._engine: _Engine | None = self._start()
