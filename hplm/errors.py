@@ -100,9 +100,34 @@ class Broken(HplmError):
         return shortened(super().__str__())
 
 
+class Crashed(HplmError):
+    """The engine ended while it computed the request, which may be the cause. Clients do not send it again by themselves."""
+
+    word = "crashed"
+
+
+class Quarantined(HplmError):
+    """The tenant's requests have ended the engine. Nothing of it is computed until it is released."""
+
+    word = "quarantined"
+    status = "UNAVAILABLE"
+
+
 BY_WORD: dict[str, type[HplmError]] = {
     error.word: error
-    for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, OutOfCapacity, Internal, Broken)
+    for error in (
+        InvalidInput,
+        NoTenant,
+        QueueFull,
+        Quota,
+        DeadlineMissed,
+        Draining,
+        OutOfCapacity,
+        Internal,
+        Broken,
+        Crashed,
+        Quarantined,
+    )
 }
 
 

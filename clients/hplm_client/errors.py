@@ -81,6 +81,18 @@ class Broken(ServerFault):
     word = "broken"
 
 
+class Crashed(ServerFault):
+    """The server's engine ended while it computed the request, which may be the cause. It is not sent again by itself."""
+
+    word = "crashed"
+
+
+class Quarantined(ServerFault):
+    """The tenant's requests have ended the server's engine. It is refused until an operator releases it, or for an hour."""
+
+    word = "quarantined"
+
+
 class UnexpectedAnswer(ServerFault):
     """The answer is not that of an hPLM backbone. It may come from another model, server or port."""
 
@@ -119,7 +131,19 @@ class ClientTimeout(ConnectionFailed):
 
 BY_WORD: dict[str, type[HplmClientError]] = {
     kind.word: kind
-    for kind in (InvalidInput, NoTenant, QueueFull, QuotaExceeded, Draining, DeadlineMissed, OutOfCapacity, Internal, Broken)
+    for kind in (
+        InvalidInput,
+        NoTenant,
+        QueueFull,
+        QuotaExceeded,
+        Draining,
+        DeadlineMissed,
+        OutOfCapacity,
+        Internal,
+        Broken,
+        Crashed,
+        Quarantined,
+    )
     if kind.word is not None
 }
 BY_STATUS: dict[str, type[HplmClientError]] = {

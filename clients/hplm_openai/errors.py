@@ -10,6 +10,7 @@ from typing import Any
 from hplm_client.errors import (
     ClientTimeout,
     ConnectionLost,
+    Crashed,
     DeadlineMissed,
     Draining,
     HplmClientError,
@@ -18,6 +19,7 @@ from hplm_client.errors import (
     NotConnected,
     NoTenant,
     OutOfCapacity,
+    Quarantined,
     QueueFull,
     QuotaExceeded,
     SafeToRetry,
@@ -35,6 +37,7 @@ STATUSES: dict[type[HplmClientError], int] = {
     Draining: 503,
     DeadlineMissed: 503,
     OutOfCapacity: 503,
+    Quarantined: 503,
     Unavailable: 503,
     NotConnected: 503,
     ClientTimeout: 504,
@@ -84,8 +87,8 @@ def refusal(error: HplmClientError, key: str | None) -> Refused:
     headers: dict[str, str] = {}
     if isinstance(error, SafeToRetry) and (seconds := error.retry_after_s) is not None:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
-    elif isinstance(error, (DeadlineMissed, OutOfCapacity)):
-        headers = {"x-should-retry": "false"}  # the same request would be late again, or take the same memory
+    elif isinstance(error, DeadlineMissed | OutOfCapacity | Crashed | Quarantined):
+        headers = {"x-should-retry": "false"}  # the same request would be late, take the same memory, or end the engine again
     param = "model" if status == 404 else None
     return Refused(status, _message(error), CODES.get(error.word or "", error.word), param, headers)
 

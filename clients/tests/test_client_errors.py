@@ -21,6 +21,8 @@ from hplm_client.errors import refusal
         ("capacity", hplm_client.OutOfCapacity),
         ("internal", hplm_client.Internal),
         ("broken", hplm_client.Broken),
+        ("crashed", hplm_client.Crashed),
+        ("quarantined", hplm_client.Quarantined),
     ],
 )
 @pytest.mark.parametrize("frame", ["[{}] words", "in ensemble 'minilm', [{}] words", "[request id: 7] [{}] words [quota]"])

@@ -161,6 +161,8 @@ def test_without_a_key_an_unknown_model_looks_like_one_that_needs_a_key(served):
         ("draining", 503, "draining", "server_error"),
         ("deadline", 503, "deadline", "server_error"),
         ("broken", 500, "broken", "server_error"),
+        ("crashed", 500, "crashed", "server_error"),
+        ("quarantined", 503, "quarantined", "server_error"),
         ("lost", 502, None, "server_error"),
         ("internal", 500, "internal", "server_error"),
         ("capacity", 503, "capacity", "server_error"),
@@ -179,8 +181,8 @@ def test_errors_have_openai_s_form(served, model, status, code, kind, stream):
 def test_a_hint_when_to_retry_is_a_header(served):
     _, headers, _ = served.send("POST", "/v1/completions", {"model": "quota", "prompt": "a"})
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
-    for model in ("deadline", "capacity"):
-        _, headers, _ = served.send("POST", "/v1/completions", {"model": model, "prompt": "a"})
+    for word in ("deadline", "capacity", "crashed", "quarantined"):  # OpenAI's client sends others with status 500 or 503 again
+        _, headers, _ = served.send("POST", "/v1/completions", {"model": word, "prompt": "a"})
         assert headers["x-should-retry"] == "false" and "retry-after" not in headers
 
 

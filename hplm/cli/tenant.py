@@ -54,6 +54,10 @@ def register(commands: argparse._SubParsersAction) -> None:
         ("--token-ms", "generated text: time between two tokens, for requests that name none"),
     ):
         limit.add_argument(name, type=float, metavar="MS", help=f"{what}; 0: the backbone's default")
+    _action(
+        actions, "release", run_release,
+        "serve a quarantined tenant again, on this machine alone; `list` shows which tenants are quarantined",
+    )  # fmt: skip
     _action(actions, "compact", run_compact, "rewrite the state's banks without unused records", tenant=False)
     _action(actions, "log", run_log, "print every change: when, by whom, and from which version to which", tenant=False)
 
@@ -81,15 +85,20 @@ def _action(
 
 def run_list(args: argparse.Namespace) -> dict:
     from hplm.tenants.listing import served_tenants, tenant_row
+    from hplm.tenants.quarantine import Quarantine
 
     check_state(args.state)
     rows = [tenant_row(*served) for served in served_tenants(args.repository, args.state, args.backbone)]
+    refused = {name: Quarantine(args.repository / name).tenants(time.time()) for name in {row["backbone"] for row in rows}}
+    for row in rows:
+        row["quarantined"] = row["id"] in refused[row["backbone"]]
     if not args.json:
         width = max((len(row["id"]) for row in rows), default=0)
         for row in rows:
             print(
                 f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
                 f"{row['task']}  {len(row['labels'])} labels{_levels(row)}{_homes(row)}{'' if row['open'] else '  with keys'}"
+                f"{'  quarantined' if row['quarantined'] else ''}"
             )
     return {"tenants": rows}
 
@@ -213,6 +222,15 @@ def _microseconds(milliseconds: float | None) -> float | None:
         return None
     exact = 1000 * milliseconds
     return round(exact) if math.isfinite(exact) else exact
+
+
+def run_release(args: argparse.Namespace) -> dict:
+    from hplm.tenants.quarantine import release
+
+    backbones = release(args.id, args.repository, args.backbone)
+    if not args.json:
+        print(f"tenant {args.id} of {', '.join(backbones)} is released; it runs alone for a while")
+    return {"tenant": args.id, "backbones": backbones}
 
 
 def run_compact(args: argparse.Namespace) -> dict:

@@ -26,12 +26,21 @@ _SIZE = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
+class Apart:
+    """To the engine: tenants that may have ended an engine."""
+
+    alone: frozenset[int]  # numbers of those whose texts run alone
+    quarantined: tuple[frozenset[str], ...]  # ids of those whose requests are refused, by backbone
+
+
+@dataclass(frozen=True)
 class Begin:
     """To the engine, first: what to serve."""
 
     folders: Sequence[Path]  # of the backbones' versions, in the order in which the parameters name them
     parameters: Mapping[str, str]  # of config.pbtxt
     state: Path | None
+    apart: Apart
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
-    def send(self, message: Begin | Ready | Asks | Replies | Beat | End) -> None:
+    def send(self, message: Begin | Ready | Apart | Asks | Replies | Beat | End) -> None:
         """Raises OSError if the other end has gone."""
         pickled = pickle.dumps(message, protocol=5)
         with self._sending:

@@ -1,6 +1,8 @@
 """The engine's process: serves the upper halves of backbones to the model process that started it, and ends with it.
 
-python -m hplm.engine.child DESCRIPTOR
+python -m hplm.engine.child CHANNEL BATCHES
+
+Both are descriptors: of a socket, and of memory that shows what is in batches (`hplm.engine.in_flight`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hplm.engine.answer import CONFIDENCE, fill, size_of
-from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Beaten, Begin, Channel, End, Ready, Replies, Reply
+from hplm.engine.channel import DEVICE_FAILED, Apart, Ask, Asks, Beat, Beaten, Begin, Channel, End, Ready, Replies, Reply
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
@@ -122,8 +124,9 @@ def _reply(answers: list[Answered]) -> Reply:
 
 
 class Child:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, shown: int) -> None:
         self._channel = channel
+        self._shown = shown
         self._outbox = Outbox(channel)
         self._ending = threading.Event()
 
@@ -134,7 +137,8 @@ class Child:
         try:
             places = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
             end = partial(os._exit, DEVICE_FAILED)  # the model process answers for it, and starts another engine
-            service = apart(lambda: Service(places, begin.state, self._outbox.together, end))
+            service = apart(lambda: Service(places, begin.state, self._outbox.together, end, self._shown))
+            service.separate(begin.apart)
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")
@@ -143,7 +147,10 @@ class Child:
         self._channel.send(Ready())
         beats = threading.Thread(target=self._beat, args=(service,), name="beat", daemon=True)
         beats.start()
-        while isinstance(message := self._channel.receive(), Asks):
+        while isinstance(message := self._channel.receive(), Asks | Apart):
+            if isinstance(message, Apart):
+                service.separate(message)
+                continue
             with self._outbox.together():  # what is refused
                 for ask in message.asks:
                     self._submit(service, ask)
@@ -157,7 +164,8 @@ class Child:
         ticket, found = Ticket.read(ask.signed)
         respond = partial(self._outbox.put, ask._replace(signed=b""), ticket)  # a waiting request keeps only its texts
         try:
-            service.submit(ticket, LookedUp.unpack(found), respond, ask.id, CONFIDENCE in ask.wanted, ask.backbone)
+            looked_up, with_confidence = LookedUp.unpack(found), CONFIDENCE in ask.wanted
+            service.submit(ticket, looked_up, respond, ask.id, with_confidence, ask.backbone, ask.number)
         except Exception as error:
             respond(error)
 
@@ -179,7 +187,7 @@ class Child:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the model process says when to end
-    Child(Channel(int(sys.argv[1]))).run()
+    Child(Channel(int(sys.argv[1])), int(sys.argv[2])).run()
 
 
 if __name__ == "__main__":

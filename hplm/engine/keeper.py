@@ -1,6 +1,7 @@
 """Keeps the requests that the engine's process works on, and answers every one of them, whatever becomes of that process.
 
-If the engine ends or stops moving, its requests are answered with an error that clients retry, and another engine is started.
+If the engine ends or stops moving, its requests are answered with an error, and another engine is started. Clients retry those
+that only waited. Tenants whose requests were in a batch run alone (`hplm.engine.suspects`) and may end in quarantine.
 This module does not import torch: the process that keeps requests stays small.
 """
 
@@ -17,17 +18,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
+from hplm.engine.in_flight import number_of, read
 from hplm.engine.outage import Outage
+from hplm.engine.separation import Separation
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Draining, HplmError
+from hplm.errors import Broken, Crashed, Draining, HplmError, Internal
 from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS
 from hplm.metrics.meter import Counted, Meter, Series
+from hplm.tenants.ticket import TICKET_BYTES, Ticket
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
@@ -42,7 +46,11 @@ CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 RESTARTING = "the engine is being started again: send the request again"
 GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
 GONE = Draining(RESTARTING).failure()
-ENDED = Draining("the engine ended while it had the request, and is being started again: send the request again").failure()
+ENDED = Draining("the engine ended while the request waited, and is being started again: send the request again")
+CRASHED = Crashed(
+    "the engine ended while it computed this request and maybe others: a tenant whose requests do that twice is quarantined, "
+    "so look for the cause in the server's log before you send the request again"
+)
 
 Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
 
@@ -65,6 +73,8 @@ class _Engine:
     channel: Channel
     beat: float  # time of the last beat
     held: dict[int, Asked]  # without what was looked up
+    batches: int  # descriptor of memory that shows what is in them
+    told: object  # which tenants are apart, as it was told last
 
 
 class Keeper:
@@ -72,8 +82,9 @@ class Keeper:
         self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
     ) -> None:
         """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve."""
-        self._begin = Begin(folders, dict(parameters), state)
         self._meters = meters  # by backbone
+        self._separation = Separation(folders, meters)
+        self._begin = Begin(folders, dict(parameters), state, self._separation.apart)
         self._busiest: list[frozenset[str]] = [frozenset() for _ in meters]
         self._lock = threading.Lock()
         self._numbers = 0
@@ -81,6 +92,8 @@ class Keeper:
         self._newest: subprocess.Popen[bytes]
         for meter in meters:
             meter.add(names.ENGINE_RESTARTS, 0)
+            for error in (Crashed, Draining):
+                meter.add(names.LOST_REQUESTS, 0, error.word)
         self._answers: queue.SimpleQueue[tuple[Asked, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         began = time.monotonic()
@@ -97,9 +110,9 @@ class Keeper:
         return engine.process.pid if engine is not None else None
 
     def check(self) -> None:
-        """Raises if there is no engine that works: Draining if there may soon be one, else Broken."""
+        """Raises if there is no engine that works: Draining if there may soon be one, else Internal."""
         if self._outage.is_given_up(time.monotonic()):
-            raise Broken(GIVEN_UP)
+            raise Internal(GIVEN_UP)
         engine = self._engine
         if engine is None or time.monotonic() - engine.beat > BEATLESS_SECONDS:
             raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
@@ -111,12 +124,15 @@ class Keeper:
             numbers = range(self._numbers, self._numbers + len(asked))
             self._numbers += len(asked)
             if engine is not None:
-                engine.held.update(zip(numbers, (one._replace(signed=b"") for one in asked), strict=True))
+                engine.held.update(zip(numbers, map(_without_texts, asked), strict=True))
         if engine is None:
             for one in asked:
                 _answer(one.respond, GONE)
             return
         try:
+            if engine.told is not (apart := self._separation.apart):
+                engine.channel.send(apart)
+                engine.told = apart
             engine.channel.send(Asks([Ask(number, *one[:3], one.backbone) for number, one in zip(numbers, asked, strict=True)]))
         except OSError:  # the engine has just ended; whoever removes a request from `held` answers it
             for number in numbers:
@@ -148,25 +164,27 @@ class Keeper:
 
     def _start(self) -> _Engine:
         ours, its = socket.socketpair()
+        batches, apart = os.memfd_create("hplm-batches"), self._separation.apart
         with its:
             environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             process = subprocess.Popen(
-                [_python(), "-m", "hplm.engine.child", str(its.fileno())],
-                pass_fds=[its.fileno()],
+                [_python(), "-m", "hplm.engine.child", str(its.fileno()), str(batches)],
+                pass_fds=[its.fileno(), batches],
                 env=environment,
                 stdin=subprocess.DEVNULL,
             )
         channel = Channel(ours.detach())
-        answer = self._first_said(process, channel)
+        answer = self._first_said(process, channel, replace(self._begin, apart=apart))
         if not isinstance(answer, Ready) or answer.failure:
             process.kill()
             code = process.wait()
             channel.close()
+            os.close(batches)
             said = answer.failure if isinstance(answer, Ready) else f"it ended with {_reason(code)}: read the log"
             raise Broken(f"the engine of {', '.join(map(str, self._begin.folders))} does not start: {said}")
-        return _Engine(process, channel, time.monotonic(), {})
+        return _Engine(process, channel, time.monotonic(), {}, batches, apart)
 
-    def _first_said(self, process: subprocess.Popen[bytes], channel: Channel) -> object:
+    def _first_said(self, process: subprocess.Popen[bytes], channel: Channel, begin: Begin) -> object:
         """Returns the first message of a new engine; None if it ends before, or is ended because it takes too long."""
         with self._lock:
             self._newest = process
@@ -176,7 +194,7 @@ class Keeper:
         too_late.daemon = True
         too_late.start()
         try:
-            channel.send(self._begin)
+            channel.send(begin)
             return channel.receive()
         except OSError:
             return None
@@ -227,6 +245,8 @@ class Keeper:
             held = self._taken(engine, number)
             if held is None:
                 continue
+            if self._separation.apart.alone and not isinstance(answer, tuple):
+                self._separation.answered(number_of(held.backbone, Ticket.read(held.signed)[0].uid))
             counted, deadline_ns = (reply.counted[index], reply.deadlines_ns[index]) if reply.counted else ((), 0)
             if alone:
                 self._answer(held, answer, counted, deadline_ns)
@@ -237,10 +257,16 @@ class Keeper:
         """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
         engine.process.kill()
         engine.channel.close()
+        computed = [] if self._closing.is_set() else list(read(engine.batches))
+        os.close(engine.batches)
+        numbers = {mark.number for mark in computed}
         with self._lock:
-            left, engine.held = list(engine.held.values()), {}
-        for held in left:
-            self._answers.put((held, ENDED, (), 0))
+            left, engine.held = engine.held, {}
+        for number, held in left.items():
+            lost = CRASHED if number in numbers else ENDED
+            self._meters[held.backbone].add(names.LOST_REQUESTS, 1, lost.word)
+            self._answers.put((held, lost.failure(), (), 0))
+        self._separation.ended(computed)
         code = engine.process.wait()
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
@@ -260,12 +286,13 @@ class Keeper:
         return None
 
     def _watch(self) -> None:
-        """Ends an engine that does not move, so that its requests are answered."""
+        """Ends an engine that does not move, so that its requests are answered. Looks who is released meanwhile."""
         while not self._closing.wait(1.0):
             engine = self._engine
             if engine is not None and time.monotonic() - engine.beat > BEATLESS_SECONDS:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
                 engine.process.kill()
+            self._separation.look()
 
     def _taken(self, engine: _Engine, number: int) -> Asked | None:
         """Returns a request that has no answer yet, to the first caller."""
@@ -290,6 +317,10 @@ class Keeper:
         if given is not None:
             self._answer(*given)
         return given is not None
+
+
+def _without_texts(asked: Asked) -> Asked:
+    return asked._replace(signed=asked.signed[:TICKET_BYTES])
 
 
 def _cut(answer: Outputs | Failure, start: int, stop: int) -> Outputs | Failure:

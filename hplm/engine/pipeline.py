@@ -20,6 +20,7 @@ from itertools import compress
 from hplm.engine.dispatch import Leaving, divided
 from hplm.engine.engine import Computed
 from hplm.engine.failures import drained, failure, full, no_memory
+from hplm.engine.in_flight import InFlight
 from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
 from hplm.engine.served import Served
@@ -33,7 +34,6 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
-
 Together = Callable[[], AbstractContextManager[None]]
 
 
@@ -46,6 +46,7 @@ class Pipeline:
         together: Together,
         device_failed: Callable[[], None],
         threads: int,
+        in_flight: InFlight,
     ) -> None:
         """`served`: by the number of the backbone. All have the same devices, so a stage has one thread for all of them.
 
@@ -57,7 +58,7 @@ class Pipeline:
         self._served = served
         self._together = together
         self._device_failed = device_failed
-        self._overlap = served[0].stager.overlap
+        self._in_flight = in_flight
         # A batch is not chosen before the batch before it starts to compute, nor beyond the capacity's batches in flight.
         self._may_choose = threading.Semaphore(1)
         self._stages, on_cpu = served[0].engine.stages, served[0].engine.device.type == "cpu"
@@ -112,6 +113,7 @@ class Pipeline:
                 self._before[0].put(None)
                 return False
             if not self._stage_batch(batch):
+                self._in_flight.leave(batch)
                 self._may_choose.release()
             return True
         except BaseException:
@@ -121,6 +123,7 @@ class Pipeline:
     def _stage_batch(self, batch: Batch[Text]) -> bool:
         """Whether the batch is staged now. If not, its texts are answered."""
         try:
+            self._in_flight.enter(batch, {text.request.mark for text in batch.texts})
             self._release_computed()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
@@ -229,7 +232,7 @@ class Pipeline:
         self._line.started(batch)
         self._note(self._of(batch).instruments.started, batch, staged)
         self._of(batch).stager.finish(staged)
-        if self._overlap.staging:
+        if self._of(batch).stager.overlap.staging:
             next_batch.close()  # the next batch may be chosen and staged while this one computes
 
     @contextmanager
@@ -257,7 +260,8 @@ class Pipeline:
         return self._served[batch.backbone]
 
     def _hand_back(self, batch: Batch[Text], staged: StagedBatch) -> None:
-        """Lets the staging thread have the slots of a batch again."""
+        """Lets the staging thread have the slots of a computed batch again."""
+        self._in_flight.leave(batch)
         self._computed.put(partial(self._of(batch).stager.release, staged.held))
 
     def _release_computed(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hplm.adapters.record import Record
 from hplm.arrays import Array
+from hplm.engine.in_flight import Mark, number_of
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.views import View
 from hplm.levels.calibration import Calibration
@@ -51,12 +52,17 @@ class Request:
         with_confidence: bool = False,
         shares: Mapping[str, float] = WHOLE,
         backbone: int = 0,
+        number: int = 0,
     ) -> None:
-        """`shares`: of the full stack's work that each stack takes. `backbone`: its number in the engine."""
+        """`shares`: of the full stack's work that each stack takes. `backbone`: its number in the engine. `number`: the
+        request's own, in the model process.
+        """
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.backbone = backbone
+        self.tenant_number = number_of(backbone, tenant.uid)
+        self.mark = Mark(number, self.tenant_number, tenant.id).packed()
         self.top_k = min(ticket.top_k, len(tenant.labels))
         self.with_confidence = with_confidence
         self.plan: Plan = tenant.plans[0]  # of its texts, unless another one is set before they are made
@@ -78,11 +84,6 @@ class Request:
         self._left = texts
         self._answered = False
         self._lock = threading.Lock()
-
-    @property
-    def tenant_number(self) -> int:
-        """The uid of its tenant, made different from those of other backbones in the same line."""
-        return self.backbone << 64 | self.tenant.uid
 
     @property
     def answered(self) -> bool:

@@ -68,6 +68,7 @@ class Served:
         self.shares = {stack: depth / self.engine.depths[FULL] for stack, depth in self.engine.depths.items()}
         self.instruments = Instruments(Journal(settings.journal, self.name))
         self.quotas = Quotas()
+        self.quarantined: frozenset[str] = frozenset()  # ids of tenants
         self._watch = Watch(self.backbone)
         where = ", ".join(map(str, settings.stages)) or settings.device
         log.info("serving %s on %s in %s", self.name, where, settings.precision.name)

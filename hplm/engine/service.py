@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from hplm.engine.channel import Apart
+from hplm.engine.in_flight import InFlight
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
@@ -26,6 +28,7 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
+from hplm.tenants.quarantine import refusal
 from hplm.tenants.ticket import LEAVES, Ticket
 
 log = logging.getLogger(__name__)
@@ -42,10 +45,11 @@ class Service:
         state: Path | None = None,
         together: Together = nullcontext[None],
         device_failed: Callable[[], None] = lambda: None,
+        shown: int = -1,
     ) -> None:
         """`places`: the folders of the backbones that share the line, with settings that differ in their stages alone.
         `together` surrounds the answers to a batch, so that they may leave as one message. `device_failed` is called after a
-        fault of the device that stays, before anybody is told.
+        fault of the device that stays, before anybody is told. `shown`: the descriptor of memory that shows what is in batches.
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
@@ -71,7 +75,8 @@ class Service:
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         self.served = [Served(folder, own, state) for folder, own in places]
         self._line = Queue(scheduler, time.monotonic_ns)
-        self._pipeline = Pipeline(self._line, capacity, self.served, together, device_failed, threads)
+        batches = InFlight(in_flight, capacity.texts, shown)
+        self._pipeline = Pipeline(self._line, capacity, self.served, together, device_failed, threads, batches)
 
     def submit(
         self,
@@ -81,11 +86,12 @@ class Service:
         id: str = "",
         with_confidence: bool = False,
         backbone: int = 0,
+        number: int = 0,
     ) -> None:
         """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`.
 
         `respond` takes the answer, and the series in which it is counted. Confidences are computed only `with_confidence`.
-        `backbone`: the number of the one whose lookup has signed the ticket.
+        `backbone`: the number of the one whose lookup has signed the ticket. `number`: the request's, in the model process.
         """
         served = self.served[backbone]
         if ticket.export != served.backbone.view.snapshot.export_number:
@@ -94,8 +100,10 @@ class Service:
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
         answered, now = partial(_leave, served, respond), time.monotonic_ns()
-        request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, served.shares, backbone)
+        request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, served.shares, backbone, number)
         try:
+            if tenant.id in served.quarantined:
+                raise refusal(tenant.id)
             if request.taken_ns - ticket.received_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             served.quotas.take(tenant, count, looked_up.tokens)
@@ -145,6 +153,12 @@ class Service:
                 f"have more than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
             )
         request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
+
+    def separate(self, apart: Apart) -> None:
+        """Sets which tenants run alone, and which are refused."""
+        self._line.separate(apart.alone)
+        for served, refused in zip(self.served, apart.quarantined, strict=True):
+            served.quarantined = refused
 
     @property
     def computing_s(self) -> float:

@@ -77,6 +77,18 @@ MODEL_RESTARTS = Metric(
 
 # Upper: requests
 ENGINE_RESTARTS = Metric("hplm_engine_restarts_total", COUNTER, "Engines that were started because the one before ended")
+LOST_REQUESTS = Metric(
+    "hplm_lost_requests_total",
+    COUNTER,
+    "Requests that an engine had when it ended, by outcome: crashed (it computed them), or draining (they only waited)",
+    ("outcome",),
+)
+SUSPECTED_TENANTS = Metric(
+    "hplm_suspected_tenants", GAUGE, "Tenants that run alone, because an engine ended while it computed their requests"
+)
+QUARANTINED_TENANTS = Metric(
+    "hplm_quarantined_tenants", GAUGE, "Tenants whose requests are refused, because an engine ended while it computed only them"
+)
 ON_TIME, LATE = "on_time", "late"  # outcomes of answered requests with a deadline
 REQUESTS = Metric(
     "hplm_requests_total",

@@ -117,6 +117,12 @@ class Queue(Generic[T]):
                 self._wake_ns = self._scheduler.next_expiry(now)
                 self._expiring.wait(None if self._wake_ns == NEVER else max(0, self._wake_ns - now) / 1e9)
 
+    def separate(self, tenants: frozenset[int]) -> None:
+        """Sets the tenants that run alone (`Scheduler.alone`)."""
+        with self._to_do:
+            self._scheduler.alone = tenants
+            self._to_do.notify()
+
     def started(self, batch: Batch[T]) -> None:
         with self._to_do:
             self._scheduler.started(batch, self._now_ns())

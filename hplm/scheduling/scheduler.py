@@ -55,6 +55,7 @@ class Scheduler(Generic[T]):
         """
         self.limits = limits
         self.columns: Columns[T] = Columns()
+        self.alone: frozenset[int] = frozenset()  # tenants: while a text of one is in a batch, no other's is in any batch
         self._policies = [policy, *others]
         self._backbones = Backbones(len(self._policies))
         self.governor = Governor(self.costs)
@@ -162,7 +163,7 @@ class Scheduler(Generic[T]):
 
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
         """Returns the next batch, or None if nothing should run now."""
-        if len(self._running) >= capacity.in_flight:
+        if len(self._running) >= capacity.in_flight or any(batch.texts[0].tenant in self.alone for batch in self._running):
             return None
         if self._halves:
             half = self._halves.popleft()
@@ -177,6 +178,10 @@ class Scheduler(Generic[T]):
             own = self._capacity = self._bounded(capacity, backbone, columns)
             crowd = self._waits_a_crowd()
             selection = self._select(backbone, columns, start_ns, own)
+            if self.alone and len(selection.indexes):
+                selection, must_wait = selection.separated(columns, self.alone)
+                if must_wait and self._running:
+                    return None  # nor other texts: the engine would never be free of them
             if len(selection.indexes):
                 chosen = selection.indexes if indexes is None else indexes[selection.indexes]
                 left = len(columns) - len(chosen)

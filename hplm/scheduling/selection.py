@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.scheduling.columns import Columns
 
 OUTSIDE = -1  # the row and the slot of a text that is longer than they are
 
@@ -43,6 +45,18 @@ class Selection:
     def of(cls, chosen: Array | Selection) -> Selection:
         """Returns what a policy has returned as a selection, also if it has returned indexes only."""
         return chosen if isinstance(chosen, Selection) else cls(np.asarray(chosen))
+
+    def separated(self, columns: Columns, alone: Set[int]) -> tuple[Selection, bool]:
+        """Returns the texts that may run together, and whether nothing else may run meanwhile. `alone`: tenants that run alone.
+
+        The oldest text decides whether the batch is for such a tenant, so that no text waits for ever.
+        """
+        tenants, oldest = columns.tenant[self.indexes], columns.request[self.indexes].argmin()
+        numbers = [number for tenant in alone if (number := columns.number_of(tenant)) is not None]
+        are_alone = np.isin(tenants, numbers)
+        is_alone = bool(are_alone[oldest])
+        kept = np.flatnonzero(tenants == tenants[oldest] if is_alone else ~are_alone)
+        return Selection(self.indexes[kept], self.places and self.places.of(kept.tolist())), is_alone
 
     def check(self, waiting: int, must_choose: bool) -> None:
         """Raises if a policy may not choose so among so many waiting texts. `must_choose`: they would wait for ever."""

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from hplm.cli.main import main, parser
+from hplm.tenants import quarantine
 from testing.toy import TENANTS
 from tests.naming import names
 
@@ -35,7 +37,23 @@ def test_tenant_list_returns_the_facts_of_each_tenant(toy, capsys):
         "link": None,
         "homes": 1,
         "open": True,
+        "quarantined": False,
     }
+
+
+def test_a_quarantined_tenant_is_listed_and_released(toy, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+    of_toy, places = quarantine.Quarantine(toy.repository / "toy"), ("--repository", toy.repository)
+    of_toy.put("acme")
+    listed = _json(capsys, "tenant", "list", *places)["tenants"]
+    assert [tenant["id"] for tenant in listed if tenant["quarantined"]] == ["acme"]
+    assert _json(capsys, "tenant", "release", "acme", *places) == {"tenant": "acme", "backbones": ["toy"]}
+    assert main(["tenant", "release", "acme", *map(str, places)]) == 1
+    assert names(capsys.readouterr().err, "'acme'", "quarantined", toy.repository, "--repository")
+    of_toy.put("beta")
+    assert of_toy.tenants(time.time() + quarantine.SECONDS - 60) == {"beta"}
+    assert of_toy.tenants(time.time() + quarantine.SECONDS) == frozenset()  # an hour later
+    assert not list(tmp_path.iterdir())
 
 
 def test_tenant_show_gives_labels_in_the_order_of_the_logits(toy, capsys):

@@ -15,12 +15,14 @@ from hplm.engine import keeper
 from hplm.engine.answer import size_of
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED
+from hplm.engine.in_flight import read
 from hplm.engine.keeper import Asked, Keeper
 from hplm.engine.lookup import Lookup
 from hplm.engine.memory import LARGE
-from hplm.errors import Broken, Draining, OutOfCapacity
+from hplm.errors import Broken, Draining, Internal, OutOfCapacity, error_in
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.tenants import quarantine
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
@@ -43,7 +45,7 @@ class Client:
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None):
+    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None, id=""):
         """`unsent`: the error that is sent instead of the answer. `sending` is called while the answer is sent."""
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
@@ -60,7 +62,7 @@ class Client:
             return unsent
 
         signed = ticket.sign(b"secret", self.lookup.resolve(view, tenant, texts).pack())
-        self.keeper.submit([Asked(signed, "", WANTED, respond)])
+        self.keeper.submit([Asked(signed, id, WANTED, respond)])
         self.answers.append(answers)
         return answers
 
@@ -251,6 +253,80 @@ def test_an_engine_whose_device_fails_ends_and_the_next_engine_serves(toy, monke
     assert client.meter.take()[0][names.ENGINE_RESTARTS, ()] == 1
 
 
+POISONED = """#!{python}
+import os, signal, sys, time
+from pathlib import Path
+from hplm.engine import child
+from hplm.engine.engine import Engine
+
+run, gate = Engine.run, Path("{gate}")
+
+def run_or_end(engine, batch):
+    ids = {{text.request.id for text in batch.texts}}
+    if "poison" in ids:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while "gate" in ids and not gate.exists():
+        time.sleep(0.01)
+    return run(engine, batch)
+
+Engine.run = run_or_end
+sys.argv = sys.argv[2:]
+child.main()
+"""
+
+
+def test_a_request_that_ends_the_engine_does_so_twice_and_others_are_served(toy, monkeypatch, tmp_path, caplog):
+    gate, program = tmp_path / "gate", tmp_path / "engine"
+    program.write_text(POISONED.format(python=sys.executable, gate=gate))
+    program.chmod(0o755)
+    monkeypatch.setattr(keeper, "_python", lambda: str(program))
+    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+    client = Client(toy.folder)
+
+    def computed():
+        return {mark.tenant_id for mark in read(client.keeper._engine.batches)}
+
+    # The engine ends while one batch is computed, one is staged, and one request waits.
+    crashed = [client.ask("city", [WORDS[0]], id="gate")]
+    eventually(lambda: computed() == {"city"})
+    crashed.append(client.ask("acme", [WORDS[0]], id="poison"))
+    eventually(lambda: computed() == {"city", "acme"})
+    waited = client.ask("beta", [WORDS[0]])
+    os.kill(client.keeper.pid, signal.SIGKILL)
+    assert [word_in(client.wait(answers)) for answers in (*crashed, waited)] == ["crashed", "crashed", "draining"]
+    gate.touch()
+
+    # It is asked again and again, with others beside it.
+    others = []
+    words = [""]
+    while words[-1] != "quarantined":
+        client.ask_until_served("beta", [WORDS[0]])
+        others += [client.ask(tenant, [WORDS[0]]) for tenant in ("beta", "city") for _ in range(5)]
+        words.append(word_in(client.wait(client.ask("acme", [WORDS[0]], id="poison"))))
+    assert words == ["", "crashed", "quarantined"]
+    assert {word_in(client.wait(answers)) for answers in others} <= {None, "draining"}  # not one of them was computed beside it
+    assert isinstance(client.wait(client.ask("beta", [WORDS[0]])), dict)
+    counts, levels = client.meter.take()
+    assert counts[names.ENGINE_RESTARTS, ()] == 2
+    assert counts[names.LOST_REQUESTS, ("crashed",)] == 3
+    assert levels[names.QUARANTINED_TENANTS, ()] == 1
+    client.wait(client.ask("acme", [WORDS[0]]))
+    eventually(lambda: (names.TENANT_REQUESTS, ("acme", "quarantined")) in client.meter.take()[0])
+
+    # Its file outlives the process.
+    client.close()
+    client = Client(toy.folder)
+    assert word_in(client.wait(client.ask("acme", [WORDS[0]]))) == "quarantined"
+    assert quarantine.release("acme", toy.repository) == ["toy"]
+    client.ask_until_served("acme", [WORDS[0]])
+    client.close()
+
+
+def word_in(answer):
+    """Returns the word of an error, None for an answer."""
+    return None if isinstance(answer, dict) else error_in(answer[1]).word
+
+
 @pytest.fixture
 def idle(tmp_path):
     """A program that never says anything."""
@@ -277,7 +353,7 @@ def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting(toy, 
         client.keeper.check()
     patience = client.keeper._outage.patience
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + patience))
-    with pytest.raises(Broken):
+    with pytest.raises(Internal):
         client.keeper.check()
     client.close()
 

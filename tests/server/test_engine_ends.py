@@ -2,18 +2,25 @@
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from hplm.cli.main import main
+from hplm.engine.in_flight import read
+from hplm.errors import error_in
 from hplm.server import process_group
 from testing.toy import WORDS
+from tests.server.asking import Asking
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import serving
+from tests.serving import published, serving
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +62,63 @@ def test_every_request_in_flight_is_answered(toy, protocol):
             assert time.monotonic() < until
             time.sleep(0.1)
         assert engine_of(server) not in (None, killed)
+
+
+@contextmanager
+def poisoned(server, tenant):
+    """Kills each engine that computes texts of this tenant, as one of them might do."""
+    ending = threading.Event()
+
+    def computes(batches):
+        return tenant in {mark.tenant_id for mark in read(batches)}
+
+    def stands_still(pid):
+        return all(" T " in path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+    def end_engines():
+        while not ending.is_set():
+            with suppress(OSError):  # it has just ended
+                if (pid := engine_of(server)) is None:
+                    continue
+                shown = next(fd for fd in Path(f"/proc/{pid}/fd").iterdir() if "hplm-batches" in os.readlink(fd))
+                with open(shown, "rb", buffering=0) as batches:
+                    while not ending.is_set() and process_group.lives(pid):
+                        if computes(batches.fileno()):
+                            os.kill(pid, signal.SIGSTOP)  # otherwise it might finish that batch before it is killed
+                            eventually(lambda: stands_still(pid))
+                            os.kill(pid, signal.SIGKILL if computes(batches.fileno()) else signal.SIGCONT)
+
+    thread = threading.Thread(target=end_engines)
+    thread.start()
+    yield
+    ending.set()
+    thread.join()
+
+
+def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(toy):
+    release = ["tenant", "release", "acme", "--repository", str(toy.repository)]
+    with serving(toy.repository) as server:
+        stocks = {protocol: Stock(server, protocol) for protocol in LIBRARIES}
+
+        def said_to(tenant, texts=1):
+            """Returns the word of the error that a tenant gets, None for an answer."""
+            try:
+                stocks["http"].ask([" ".join(WORDS[:9])] * texts, tenant)
+            except InferenceServerException as error:
+                return error_in(error.message()).word
+
+        said = []
+        with Asking(stocks.get, ["beta", "city"], WORDS[:5]) as others, poisoned(server, "acme"):
+            eventually(lambda: said.append(said_to("acme", 1000)) or said[-1] == "quarantined")
+            others.wait_for(lambda tenant, text, answer: not isinstance(answer, Exception), 50)
+        assert said.count("crashed") == 2 and set(said) <= {"crashed", "draining", "quarantined"}
+        assert {error_in(str(error)).word for error in others.failures()} <= {"crashed", "draining"}
+        eventually(lambda: published(server, "hplm_quarantined_tenants") == 1)
+        assert published(server, "hplm_engine_restarts_total") == 2
+        assert published(server, "hplm_lost_requests_total", outcome="crashed") >= 2
+        assert main(release) == 0
+        eventually(lambda: said_to("acme") is None)
+        with poisoned(server, "acme"):
+            assert said_to("acme", 1000) == "crashed"  # it was still suspected
+            eventually(lambda: said_to("acme", 1000) == "quarantined")
+    assert main(release) == 0

@@ -1,0 +1,88 @@
+"""The requests that the engine has in batches, in memory that outlives its process.
+
+The model process makes the memory and reads it when the engine has ended, however it ended. The engine writes once for each
+batch: before it is staged, because staging reads tables, and after it is computed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+LONGEST = 128  # bytes of a request's mark: two numbers, and a tenant's id of at most 64 characters
+_UID_BITS = 64
+_MARK = re.compile(rb"^(\d+) (\d+) (\S+)\n", re.MULTILINE)
+_PLACE = struct.Struct("<qq")  # the bytes of a batch's place, and how many of them are marks: none while it is free
+
+
+class Mark(NamedTuple):
+    """A request in a batch."""
+
+    number: int  # of the request, in the model process
+    tenant: int  # its number in the line
+    tenant_id: str
+
+    def packed(self) -> bytes:
+        return f"{self.number} {self.tenant} {self.tenant_id}\n".encode()
+
+    @property
+    def backbone(self) -> int:
+        return backbone_of(self.tenant)
+
+
+def number_of(backbone: int, uid: int) -> int:
+    """Returns a tenant's number in the line: its uid, made different from those of other backbones."""
+    return backbone << _UID_BITS | uid
+
+
+def backbone_of(tenant: int) -> int:
+    """Returns the backbone of a tenant with this number."""
+    return tenant >> _UID_BITS
+
+
+class InFlight:
+    def __init__(self, batches: int, requests: int, descriptor: int = -1) -> None:
+        """For so many batches of at most so many requests. Without a descriptor of memory, nobody else sees them."""
+        self._requests = requests
+        self._size = _PLACE.size + requests * LONGEST
+        if descriptor >= 0:
+            os.ftruncate(descriptor, batches * self._size)
+        self._shown = mmap.mmap(descriptor, batches * self._size)
+        self._free = [number * self._size for number in range(batches)]
+        self._places: dict[object, int] = {}  # by batch
+        for place in self._free:
+            _PLACE.pack_into(self._shown, place, self._size, 0)
+
+    def enter(self, batch: object, marks: Iterable[bytes]) -> None:
+        """Shows the marks of a batch's requests."""
+        packed = b"".join(islice(marks, self._requests))  # a policy of somebody else may choose too many
+        place = self._places[batch] = self._free.pop()
+        start = place + _PLACE.size
+        self._shown[start : start + len(packed)] = packed
+        _PLACE.pack_into(self._shown, place, self._size, len(packed))  # last: a process may end between two steps
+
+    def leave(self, batch: object) -> None:
+        """Call it at least once for each batch."""
+        place = self._places.pop(batch, None)
+        if place is None:
+            return
+        _PLACE.pack_into(self._shown, place, self._size, 0)
+        self._free.append(place)
+
+
+def read(descriptor: int) -> Iterator[Mark]:
+    """Yields the marks of the requests that an engine has in batches, or had when it ended."""
+    place, end = 0, os.fstat(descriptor).st_size
+    while place < end:
+        size, used = _PLACE.unpack(os.pread(descriptor, _PLACE.size, place))
+        if not size:  # it ended before it was ready
+            return
+        # An engine that still runs may write between these two steps: what is no mark is left out.
+        for number, tenant, tenant_id in _MARK.findall(os.pread(descriptor, used, place + _PLACE.size)):
+            yield Mark(int(number), int(tenant), tenant_id.decode())
+        place += size
