@@ -289,13 +289,18 @@ def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
     for name in (NAMES[0], LIMITED[0]):
         status, answer = in_header(router, name)
         assert status == 503 and "[draining]" in answer["error"] and "retry after" in answer["error"]
+    assert b'haproxy_backend_active_servers{proxy="all"} 0' in metrics_of(router)  # which the alert HplmNoReplica reads
+
+
+def metrics_of(router):
+    with urllib.request.urlopen(f"http://127.0.0.1:{router.stats}/metrics", timeout=60) as answer:
+        return answer.read()
 
 
 def test_metrics_are_on_loopback_unless_an_address_is_given(router):
-    with urllib.request.urlopen(f"http://127.0.0.1:{router.stats}/metrics", timeout=60) as answer:
-        read = answer.read()
+    read = metrics_of(router)
     assert b'haproxy_server_status{proxy="all",server="replica-1"' in read
-    assert b'haproxy_backend_active_servers{proxy="all"} 3' in read  # which the alert HplmNoReplica reads
+    assert b'haproxy_backend_active_servers{proxy="all"} 3' in read
     assert router.write("--stats-address", "0.0.0.0") == 0
     assert f"bind 0.0.0.0:{router.stats}\n" in (router.to / "haproxy.cfg").read_text("utf-8")
 
