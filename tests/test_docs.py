@@ -5,24 +5,38 @@ from pathlib import Path
 
 import pytest
 
+from hplm.tenants.ticket import TICKET_BYTES
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md")))
+ROOMS = ("clients", "deploy", "docs", "model_repository", "research")
+DOCUMENTS = sorted(
+    path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *(found for room in ROOMS for found in (ROOT / room).rglob("*.md")))
+)
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text):
     """Returns the anchors of a document's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", CODE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_every_link_leads_to_a_file_and_a_heading(document):
     missing = []
-    for path, anchor in LINK.findall((ROOT / document).read_text("utf-8")):
+    for path, anchor in LINK.findall(CODE.sub("", (ROOT / document).read_text("utf-8"))):
         if ":" in path:  # on another host
             continue
         target = (ROOT / document.parent / path) if path else ROOT / document
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8"))):
             missing.append(f"{path}#{anchor}")
     assert not missing
+
+
+def test_a_comment_in_a_block_of_code_is_no_heading():
+    assert anchors("# A heading\n```sh\n# a comment\n```\n## Another\n") == {"a-heading", "another"}
+
+
+def test_formats_says_how_long_the_head_of_a_ticket_is():
+    assert f"first {TICKET_BYTES} bytes" in (ROOT / "docs/formats.md").read_text("utf-8")

@@ -118,8 +118,9 @@ ensemble_scheduling {
 """)
 
 _LOOKUP = Template("""\
-# $name-lookup: checks the tenant, tokenises, finds the addresses of n-grams in the tables. CPU only, stateless.
-# Raise `count` when tokenising keeps more than one core busy.
+# $name-lookup: checks the tenant, tokenises, finds the addresses of n-grams in the tables. CPU only.
+# Raise `count` when tokenising keeps more than one core busy. Each instance has a line of its own, in which tenants take turns,
+# and quotas of its own; upper counts quotas over all of them.
 name: "$name-lookup"
 backend: "hplm_lookup"
 max_batch_size: $max_texts

@@ -28,7 +28,7 @@ with InferenceServerClient(args.url, network_timeout=args.timeout) as client:
         outputs=[InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # without LOGITS and VERSION
         parameters={"tenant": args.tenant},
         timeout=200_000,  # the deadline in microseconds; without it, the tenant's default
-        headers={"Authorization": f"Bearer {args.key}"} if args.key else None,
+        headers={"hplm-tenant": args.tenant, **({"Authorization": f"Bearer {args.key}"} if args.key else {})},  # for proxies
     )
 
 labels, scores, spans = (result.as_numpy(name) for name in ("LABEL", "SCORE", "SPAN"))

@@ -27,7 +27,11 @@ def register(commands) -> None:
     route.add_argument("--port", type=int, default=8000, help="for HTTP and gRPC (default: %(default)s)")
     route.add_argument(
         "--stats-port", type=int, default=8404, metavar="PORT",
-        help="for statistics and /metrics, on loopback only; 0: none (default: %(default)s)",
+        help="for statistics and /metrics; 0: none (default: %(default)s)",
+    )  # fmt: skip
+    route.add_argument(
+        "--stats-address", default="127.0.0.1", metavar="ADDRESS",
+        help="address for them. They need no key: let only Prometheus reach another one (default: %(default)s)",
     )  # fmt: skip
     route.add_argument(
         "--routers", type=int, default=1, metavar="N",
@@ -69,7 +73,7 @@ def write(args: argparse.Namespace, cluster, served) -> None:
     if routes.conflicts:
         raise InvalidInput(routes.conflicts[0])
     probes = {pool.name: probes_of(pool.repository) for pool in cluster.pools}
-    listening = Listening(args.address, args.port, args.stats_port)
+    listening = Listening(args.address, args.port, args.stats_port, args.stats_address)
     write_files(router_files(cluster, probes, routes, args.to, listening, args.routers), args.to)
     for note in routes.notes:
         print(f"note: {note}")

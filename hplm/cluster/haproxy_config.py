@@ -8,7 +8,7 @@ LUA = Path(__file__).with_name("tenant.lua").read_text("utf-8")
 
 STATS = Template("""
 frontend stats
-    bind 127.0.0.1:$port
+    bind $bind
     http-request use-service prometheus-exporter if { path /metrics }
     stats enable
     stats uri /

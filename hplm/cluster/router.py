@@ -34,7 +34,8 @@ class Listening:
 
     address: str = "127.0.0.1"
     port: int = 8000
-    stats_port: int = 8404  # on loopback; 0: none
+    stats_port: int = 8404  # 0: none
+    stats_address: str = "127.0.0.1"
 
 
 def router_files(
@@ -64,7 +65,7 @@ def router_files(
         others=_choice_by_model(cluster, probes),
         homes=_choice_of_home(max(len(pool.replicas) for pool in cluster.pools)),
         read_bytes=READ_BYTES,
-        stats=parts.STATS.substitute(port=listening.stats_port) if listening.stats_port else "",
+        stats=parts.STATS.substitute(bind=f"{listening.stats_address}:{listening.stats_port}") if listening.stats_port else "",
         resolvers=parts.RESOLVERS if _has_names(cluster) else "",
     )
     return {CONFIG: config + pools, SCRIPT: parts.LUA, **map_files(routes)}
@@ -95,6 +96,8 @@ def check_folder(folder: Path) -> None:
 def check_listening(listening: Listening) -> None:
     if not is_address(f"{listening.address}:{listening.port}"):
         raise InvalidInput(f"{listening.address}:{listening.port} is no address to listen on: give --address and --port")
+    if not is_address(f"{listening.stats_address}:{listening.port}"):
+        raise InvalidInput(f"--stats-address {listening.stats_address}: it is no address to listen on")
     if not 0 <= listening.stats_port <= LARGEST_PORT or listening.stats_port == listening.port:
         raise InvalidInput(f"--stats-port {listening.stats_port}: give another port than --port, or 0 for none")
 

@@ -9,6 +9,8 @@ from itertools import combinations, islice
 from hplm.placement.cluster import Cluster, Machine
 from hplm.placement.placement import Group
 from hplm.placement.problem import Groups, Problem
+from hplm.placement.profile import Terms
+from hplm.placement.stages import equal_cut, stage_times
 
 CONVOY = 3.0  # backbones whose texts take so many times as long as another's are kept apart
 ALIKE = 1.1  # backbones whose times differ by less are never kept apart
@@ -35,7 +37,7 @@ def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
     They differ in the time of their mean text.
     """
     took = {
-        name: own.terms(min(own.times)).ns(*problem.shapes[name])
+        name: stage_times(own, Terms(), min(own.times), equal_cut(own.layers, 1), problem.shapes[name]).item()
         for name, own in problem.profile.backbones.items()
         if any(unit.split("/")[0] == name for unit in problem.asked)
     }

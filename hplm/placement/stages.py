@@ -28,14 +28,13 @@ def stage_bytes(profile: BackboneProfile, first: int, last: int) -> int:
 
 
 def stage_times(profile: BackboneProfile, hop: Terms, intra: int, cut: Cut, shape: Shape) -> Array:
-    """Returns the nanoseconds of each stage for a batch of this shape. All but the first one get their input by a hop."""
-    times = [(profile.terms(intra, first, last) + (hop if first else Terms())).ns(*shape) for first, last in cut]
-    return np.array(times)
+    """Returns the nanoseconds of each stage for a batch of this shape."""
+    return np.array([terms.ns(*shape) for terms in profile.stages(hop, intra, cut)])
 
 
 def overhead(profile: BackboneProfile, hop: Terms, intra: int, cut: Cut, shape: Shape) -> float:
     """Returns the overhead of AlpaServe 3.3: stages times the slowest one, above the time of a single stage, relative to it."""
-    whole = profile.terms(intra).ns(*shape)
+    whole = stage_times(profile, hop, intra, equal_cut(profile.layers, 1), shape).max()
     return float(len(cut) * stage_times(profile, hop, intra, cut, shape).max() / whole - 1)
 
 
@@ -49,13 +48,14 @@ def best_cut(
     layers = profile.layers
     equal_cut(layers, stages)  # raises if there are fewer layers than stages
     ends = np.concatenate([[0.0], np.cumsum([profile.terms(intra, layer, layer).ns(*shape) for layer in range(layers)])])
+    core_ns, hop_ns = profile.core.shared_by(intra).ns(*shape), hop.ns(*shape)
     slowest = np.full((stages + 1, layers + 1), np.inf)  # of the first layers in so many stages
     begins = np.zeros((stages + 1, layers + 1), np.int64)  # of the last one of these stages
     slowest[0, 0] = 0.0
     for stage in range(1, stages + 1):
         for end in range(stage, layers - (stages - stage) + 1):
             for begin in range(stage - 1, end):
-                found = max(slowest[stage - 1, begin], ends[end] - ends[begin] + (hop.ns(*shape) if begin else 0.0))
+                found = max(slowest[stage - 1, begin], ends[end] - ends[begin] + (hop_ns if begin else core_ns))
                 fits = room is None or stage_bytes(profile, begin, end - 1) <= room[stage - 1]
                 if fits and found < slowest[stage, end]:
                     slowest[stage, end], begins[stage, end] = found, begin

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -15,7 +17,9 @@ from hplm.scheduling.policy import between_0_and_1, whole
 from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.waiting import Capacity
 
-ROW_TOKENS = 512  # no row is longer unless the options say so: the limit of BERT's texts, and of rows in the packing `concat`
+log = logging.getLogger(__name__)
+ROW_TOKENS = 512  # a row has no more unless the options or the texts need it: the limit of rows in the packing `concat`
+USUAL = 0.99  # of the waiting texts fit in a row
 NONE = np.empty(0, np.int64)
 
 
@@ -32,6 +36,7 @@ class Filled:
     rows: list[Row]
     outside: Array
     free: int  # rows whose tokens the texts outside have not taken
+    row_tokens: int  # L
 
     @property
     def inside(self) -> Array:
@@ -51,8 +56,9 @@ class DeadlineAware:
 
     eta: float = 0.5
     q: float = 0.5
-    rows: int = 0  # B; 0: as many as fit in a batch
+    rows: int = 0  # B; 0: as many as fit in a batch. Fewer where the batch is too small
     row_tokens: int = 0  # L; 0: a batch's tokens, shared by `rows`, or by as few rows as have at most ROW_TOKENS
+    _fewest: int = field(default=0, init=False, repr=False, compare=False)  # rows of a batch, below `rows`
 
     def __post_init__(self) -> None:
         between_0_and_1(eta=self.eta, q=self.q)
@@ -65,16 +71,28 @@ class DeadlineAware:
         rows = np.repeat([OUTSIDE, *range(len(filled.rows))], [len(filled.outside), *(len(row.texts) for row in filled.rows)])
         return Selection(np.concatenate([filled.outside, filled.inside]), Places(rows))
 
-    def shape(self, capacity: Capacity) -> tuple[int, int]:
-        """Returns the number of rows, B, and the tokens of each, L."""
-        rows = self.rows or -(-capacity.tokens // ROW_TOKENS)
-        row_tokens = min(self.row_tokens or max(1, capacity.tokens // rows), capacity.tokens)
-        fitting = capacity.tokens // row_tokens
-        return min(self.rows or fitting, fitting), row_tokens
+    def shape(self, capacity: Capacity, usual: int) -> tuple[int, int]:
+        """Returns the number of rows, B, and the tokens of each, L. `usual`: the length of the longest usual text.
+
+        The server bounds a batch by its time. On a slow machine it may not hold B rows for such texts. Then B falls, not L,
+        because DAS fills rows only with texts that fit in one.
+        """
+        fitting = max(1, capacity.tokens // min(self.row_tokens or usual, capacity.tokens))
+        rows = min(self.rows or (fitting if self.row_tokens else -(-capacity.tokens // ROW_TOKENS)), fitting)
+        row_tokens = min(self.row_tokens or capacity.tokens, capacity.tokens // rows)
+        if rows < (self._fewest or self.rows):
+            self._fewest = rows
+            log.warning(
+                "a batch of %d tokens has %d rows of %d tokens, not %d: lower the policy's option `rows`%s, or allow larger "
+                "batches (`batch_tokens`, `batch_ms`)",
+                capacity.tokens, rows, row_tokens, self.rows, " or `row_tokens`" if self.row_tokens else "",
+            )  # fmt: skip
+        return rows, row_tokens
 
     def fill(self, columns: Columns, capacity: Capacity) -> Filled:
-        free, row_tokens = self.shape(capacity)
-        by_utility = by_priority(columns, shortest_first(columns))
+        by_length = shortest_first(columns)
+        free, row_tokens = self.shape(capacity, int(columns.tokens[by_length[ceil(USUAL * (len(columns) - 1))]]))
+        by_utility = by_priority(columns, by_length)
         by_deadline = by_priority(columns, np.argsort(columns.deadline, kind="stable"))
         room, outside = Room(columns, capacity), NONE
         rows = self._fill_rows(columns, room, free, row_tokens, by_utility, by_deadline)
@@ -92,7 +110,7 @@ class DeadlineAware:
             long = by_utility[~fits[by_utility]]
             more = room.prefix(long[: np.searchsorted(np.cumsum(needed[long]), free - len(rows), side="right")])
             outside, free = np.concatenate([outside, more]), free - int(needed[more].sum())
-        return Filled(rows, outside, free)
+        return Filled(rows, outside, free, row_tokens)
 
     def _fill_rows(
         self, columns: Columns, room: Room, rows: int, row_tokens: int, by_utility: Array, by_deadline: Array
@@ -138,11 +156,10 @@ class SlottedDeadlineAware(DeadlineAware):
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Selection:
         filled, tokens = self.fill(columns, capacity), columns.tokens
-        _, row_tokens = self.shape(capacity)
         inside = filled.inside
         dominant = np.concatenate([NONE, *(row.dominant for row in filled.rows)])
         slot_tokens = int(tokens[dominant if len(dominant) else inside].max(initial=1))
-        slots = row_tokens // slot_tokens  # of a row
+        slots = filled.row_tokens // slot_tokens  # of a row
         slot = first_fit(tokens[inside], slot_tokens, filled.free * slots)
         fits = slot != OUTSIDE
         slot = np.concatenate([np.full(len(filled.outside), OUTSIDE), slot[fits]])

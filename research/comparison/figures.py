@@ -224,12 +224,13 @@ def _memory_table(memory: dict[str, dict]) -> str:
 
 
 def _answered_table(results: Results) -> str:
-    lines = ["| | tenants | offered req/s | answered | median, ms | 99 %, ms |", "|---|---|---|---|---|---|"]
+    lines = ["| | tenants | offered req/s | answered | median, ms | 99 %, ms | GFLOP/s |", "|---|---|---|---|---|---|---|"]
     found = {(scheme, tenants): measured for scheme, tenants, measured in results.all()}
     for scheme, tenants in sorted(found, key=lambda one: (one[1], COMPARED.index(one[0]))):
         one = found[scheme, tenants]
         times = [f"{one[name]:,.0f}" if one[name] is not None else "" for name in ("p50_ms", "p99_ms")]
-        cells = [f"{tenants:,}", f"{one['offered_req_per_s']:.1f}", f"{one['succeeded'] / one['offered']:.1%}", *times]
+        answered, speed = f"{one['succeeded'] / one['offered']:.1%}", ", ".join(f"{own:.0f}" for own in one["machine_gflops"])
+        cells = [f"{tenants:,}", f"{one['offered_req_per_s']:.1f}", answered, *times, speed]
         lines.append(f"| {pictures.NAMES[scheme]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

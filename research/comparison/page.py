@@ -68,7 +68,8 @@ STEADY = Template("""\
 ![Response time against tenants]($name.png)
 
 Every tenant sends a request each 20 s; $lengths, for $seconds s. Time counts from the moment a request
-was due. A request without an answer within $patience s is given up, and is not in the median:
+was due. A request without an answer within $patience s is given up, and is not in the median. The
+speed is that of bare matrix products before and after each number:
 
 $table
 
@@ -81,7 +82,12 @@ $pictures
 
 250 users start, one every 0.05 s. Each sends a request every 1.2 s, even if the last one is not
 answered yet; $lengths. The figures are of the first $seconds s.
-A curve that ends below 100 % has requests that were not answered within $patience s.
+A curve that ends below 100 % has requests that were not answered within $patience s. Median and 99 %
+leave these out.
+
+The schemes ran one after the other, not in turns. Do not compare their times where the speed of the
+machine was another one, or where not all requests were answered. The figures stand on this page
+alone for that reason.
 
 $table
 

@@ -12,7 +12,7 @@ import pytest
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import Store, TenantFile
 from hplm.cli.place_renew import KEPT
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.tenants.manager import Manager
@@ -87,9 +87,9 @@ json.dump(done, sys.stdout)
 """
 
 
-def run(commands):
+def run(commands, missing=PACKAGES):
     """Runs commands, and returns (command, exit code, output, errors) of each."""
-    command = [sys.executable, "-c", RUN]
+    command = [sys.executable, "-c", RUN.replace(repr(PACKAGES), repr(missing))]
     folder = Path(__file__).parents[2]
     done = subprocess.run(command, input=json.dumps(commands), capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -183,6 +183,24 @@ def test_every_command_that_needs_no_store_works(place):
     assert not answers[21]["written"] and not (folder / "next.json").exists()
     manager = Manager.open(folder / "repository", folder / "again")
     assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
+
+
+def test_changes_from_a_store_need_no_more_than_the_folder_of_the_builder(place):
+    """As docs/cluster.md brings it to the manager's pod: the image lacks the packages of the extra `build`."""
+    folder, _ = place
+    store = Store(folder / "store")
+    late = TenantFile("late", 1, "root", 1, "classify", ["x", "y"], 4)
+    random_tenant(store, late, 0.3, seed=5)
+    places = [f"--{name}={folder / name}" for name in ("store", "repository", "state")]
+    missing = (*PACKAGES[1:], "transformers", "matplotlib", "scipy", "seqeval", "zstandard")
+    (done,) = run([["tenant", "add", "late", *places]], missing)
+    assert done[1] == 0, done
+    random_tenant(store, replace(late, version=2), 0.3, seed=6)
+    random_table(store, "med", 1, ("root", 1), 500, seed=7)
+    random_table(store, "law", 2, ("root", 1), 500, seed=8)
+    commands = [["tenant", "update", "late"], ["domain", "add", "--name=med"], ["domain", "update", "--name=law"]]
+    for command, code, _, err in run([[*command, *places] for command in commands], missing):
+        assert code == 0, (command, err)
 
 
 def test_every_command_has_a_help_text_and_is_tested_here():

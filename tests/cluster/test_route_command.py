@@ -69,6 +69,7 @@ def main_with(router, *more):
         (["--port", "0"], "--port"),
         (["--address", "10.0.0.1:80"], "--address"),
         (["--port", "8000", "--stats-port", "8000"], "--stats-port"),
+        (["--stats-address", "10.0.0.1:80"], "--stats-address"),
         (["--routers", "0"], "--routers 0"),
         (["--to", "/tmp/with space"], "with space"),
         (["--to", "/tmp/" + "x" * LONGEST_SOCKET], "too long"),

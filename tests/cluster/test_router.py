@@ -297,11 +297,20 @@ def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
     for name in (NAMES[0], LIMITED[0]):
         status, answer = in_header(router, name)
         assert status == 503 and "[draining]" in answer["error"] and "retry after" in answer["error"]
+    assert b'haproxy_backend_active_servers{proxy="all"} 0' in metrics_of(router)  # which the alert HplmNoReplica reads
 
 
-def test_metrics_are_on_loopback(router):
+def metrics_of(router):
     with urllib.request.urlopen(f"http://127.0.0.1:{router.stats}/metrics", timeout=60) as answer:
-        assert b'haproxy_server_status{proxy="all",server="replica-1"' in answer.read()
+        return answer.read()
+
+
+def test_metrics_are_on_loopback_unless_an_address_is_given(router):
+    read = metrics_of(router)
+    assert b'haproxy_server_status{proxy="all",server="replica-1"' in read
+    assert b'haproxy_backend_active_servers{proxy="all"} 3' in read
+    assert router.write("--stats-address", "0.0.0.0") == 0
+    assert f"bind 0.0.0.0:{router.stats}\n" in (router.to / "haproxy.cfg").read_text("utf-8")
 
 
 def test_few_tenants_move_when_a_third_replica_comes(replicas, tmp_path):

@@ -165,7 +165,7 @@ def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iter
     elif kind == "PodMonitor":
         chosen = _chosen(spec["selector"], objects)
         yield from _faults_of_ports(chosen, [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]])
-        yield from (f"no label {name}" for name in spec["podTargetLabels"] for pod in chosen if name not in pod.labels)
+        yield from (f"no label {name}" for name in spec.get("podTargetLabels", []) for pod in chosen if name not in pod.labels)
     elif kind in ("ScaledObject", "HorizontalPodAutoscaler"):
         target = spec["scaleTargetRef"]
         (scaled,) = [one for one in workloads(objects) if one.name == target["name"]] or [None]

@@ -22,9 +22,12 @@ EXPRESSIONS = (
 )
 OF_KUBERNETES = {"namespace", "pool"}  # which its PodMonitor adds to all metrics
 LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
-TRITON = {"nv_inference_request_success": {"model", "version"}}
+# Of Triton, of Prometheus and of the router. `hplm` is a label that we give targets.
+OF_OTHERS = {
+    "nv_inference_request_success": {"model", "version"}, "up": {"hplm"}, "haproxy_backend_active_servers": {"hplm", "proxy"},
+}  # fmt: skip
 OUTCOMES = {"answered", "on_time", "late", "passed_on", *BY_WORD}
-SELECTOR = re.compile(r"\b((?:hplm|nv)_\w+)(?:\{([^}]*)\})?")
+SELECTOR = re.compile(r"\b((?:hplm|nv|haproxy)_\w+|up)\b(?:\{([^}]*)\})?")
 RECORD = re.compile(r"\bhplm:[\w:]+")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 
@@ -34,13 +37,13 @@ def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
     found, recorded = SELECTOR.findall(expression), set(RECORD.findall(expression))
     assert (found or recorded) and recorded <= RECORDED
     for name, matchers in found:
-        labels = (LABELS | TRITON)[name]
+        labels = (LABELS | OF_OTHERS)[name]
         for label, value in MATCHER.findall(matchers):
             assert label in labels, f"{name} has no label {label}"
             if label == "outcome":
                 assert set(value.split("|")) <= OUTCOMES, value
-    for grouping in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression):
-        known = set().union(*((LABELS | TRITON)[name] for name, _ in found), {"le"}, OF_KUBERNETES)
+    for grouping in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", expression):
+        known = set().union(*((LABELS | OF_OTHERS)[name] for name, _ in found), {"le"}, OF_KUBERNETES)
         assert {label.strip() for label in grouping.split(",")} <= known
     assert expression.count("(") == expression.count(")")
 

@@ -47,6 +47,13 @@ def test_followers_read_what_they_need(ask):
         assert ask("GET", f"/toy/{path}", Range="bytes=2-4") == (206, b"234")
 
 
+def test_metrics_need_no_token_and_nothing_else_comes_with_them(ask):
+    status, read = ask("GET", "/metrics", token="wrong")
+    assert status == 200 and b"\nnginx_connections_active 1\n" in read
+    for path in ("/metrics/", "/metrics/../toy/CURRENT", "/toy/CURRENT?/metrics", "/toy/CURRENT#/metrics"):
+        assert ask("GET", path, token="wrong")[0] in (400, 401)
+
+
 def test_current_is_sent_whatever_the_condition(ask, state):
     """Its ETag would be the same for two generations of one second."""
     _, _ = ask("GET", "/toy/CURRENT")

@@ -18,6 +18,7 @@ from hplm.placement.partition import (
 )
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
+from hplm.placement.profile import Terms
 from hplm.placement.screen import alone_ns
 from hplm.placement.search import Found, NothingFound, _Search, search
 from hplm.placement.servers import Serving
@@ -25,7 +26,7 @@ from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
 from hplm.placement.workload import synthetic
 from tests.naming import naming
-from tests.placement.problems import backbone, problem_of
+from tests.placement.problems import backbone, problem_of, trace_of
 from tests.placement.profiles import cluster_of, profile_of
 
 
@@ -37,6 +38,13 @@ def test_backbones_of_unlike_times_are_kept_apart():
         frozenset({frozenset({"b0", "b1"})}), frozenset({frozenset({"b0"}), frozenset({"b1"})})
     }  # fmt: skip
     assert backbone_buckets(problem_of(8.0, 80.0)) == [(frozenset({"b0"}), frozenset({"b1"}))]
+
+
+def test_backbones_may_share_a_device_if_most_of_their_time_is_outside_of_the_layers():
+    """8 and 80 ms in the layers, and 400 ms outside of them: neither delays the other by more than 1.2 times."""
+    own = profile_of(**{f"b{i}": replace(backbone(ms), core=Terms(4e8)) for i, ms in enumerate((8.0, 80.0))})
+    problem = Problem(cluster_of(), own, units_of(own), trace_of(own))
+    assert (frozenset({"b0", "b1"}),) in backbone_buckets(problem)
 
 
 def test_devices_are_shared_out_by_load():

@@ -11,9 +11,13 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import OUTSIDE
-from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.simulation.arrivals import Lengths, SimulatedText, Stream
+from hplm.scheduling.simulation.engines import one_stage
+from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming
 
@@ -57,21 +61,54 @@ def test_all_texts_are_chosen_if_all_fit():
 
 
 @pytest.mark.parametrize(
-    ("options", "tokens", "shape"),
+    ("options", "tokens", "usual", "shape"),
     [
-        ("", 4096, (8, 512)),
-        ("", 1280, (3, 426)),
-        ("", 100, (1, 100)),
-        (":rows=16", 1600, (16, 100)),
-        (":row_tokens=100", 4096, (40, 100)),
-        (":rows=4,row_tokens=100", 4096, (4, 100)),
-        (":rows=64,row_tokens=100", 1600, (16, 100)),
-        (":row_tokens=5000", 1600, (1, 1600)),
-        (":rows=16", 8, (8, 1)),
+        ("", 4096, 128, (8, 512)),
+        ("", 1280, 128, (3, 426)),
+        ("", 1280, 500, (2, 640)),
+        ("", 100, 20, (1, 100)),
+        (":rows=16", 1600, 100, (16, 100)),
+        (":rows=16", 1600, 150, (10, 160)),
+        (":row_tokens=100", 4096, 512, (40, 100)),
+        (":rows=4,row_tokens=100", 4096, 512, (4, 100)),
+        (":rows=64,row_tokens=100", 1600, 20, (16, 100)),
+        (":row_tokens=5000", 1600, 20, (1, 1600)),
+        (":rows=16", 128, 30, (4, 32)),
+        (":rows=16", 128, 512, (1, 128)),
     ],
 )
-def test_rows_and_their_tokens_follow_the_options_and_the_batch(options, tokens, shape):
-    assert policy(f"das{options}").shape(Capacity(tokens, 99, 99)) == shape
+def test_rows_and_their_tokens_follow_the_options_the_batch_and_the_texts(options, tokens, usual, shape):
+    assert policy(f"das{options}").shape(Capacity(tokens, 99, 99), usual) == shape
+
+
+def test_on_a_slow_machine_rows_become_fewer_and_still_hold_the_texts(caplog):
+    """Batches of 4,096 tokens are bounded to 128: 16 rows of these would have 8 tokens, and nearly no text would fit."""
+    inside = outside = 0
+    das = policy("das:rows=16")
+
+    class Seen:
+        def select(self, columns, start_ns, capacity, cost):
+            nonlocal inside, outside
+            chosen = das.select(columns, start_ns, capacity, cost)
+            if capacity.tokens < 4096:  # the cost model is believed
+                assert capacity.tokens == 128
+                inside += np.count_nonzero(chosen.places.row != OUTSIDE)
+                outside += np.count_nonzero(chosen.places.row == OUTSIDE)
+            return chosen
+
+    scheduler = Scheduler(Seen(), Limits(10**6, 10**9), batch_ns=50_000_000)
+    machine = Machine(one_stage(lambda lengths, places: 3e6 + 1e6 * lengths.sum()), Capacity(4096, 4096, 4096))
+    Simulation(scheduler, machine, Stream(100, 20.0, Lengths(20, 100)).draw(0)).run()
+    assert inside > 1000 and outside < 0.02 * inside
+    said = [record.getMessage() for record in caplog.records]
+    assert said and all("rows" in one and "16" in one for one in said) and len(said) < 16
+
+
+def test_fewer_rows_choose_as_if_they_were_asked_for():
+    columns = Columns([_text(tokens, 100 - tokens) for tokens in (4, 5, 6, 7, 8, 9, 40, 60, 61, 62, 63)])
+    sixteen, two = (policy(f"das:rows={rows}").select(columns, 0, Capacity(128, 128, 128), COST) for rows in (16, 2))
+    assert sixteen.indexes.tolist() == two.indexes.tolist()
+    assert sixteen.places.row.tolist() == two.places.row.tolist() and OUTSIDE not in sixteen.places.row
 
 
 @pytest.mark.parametrize("name", ["das", "slotted_das"])
@@ -132,7 +169,8 @@ def test_rows_and_slots_keep_their_limits(waiting, rows, row_tokens, tokens):
     columns, capacity = Columns(waiting), Capacity(tokens, 99, 99)
     for kind in (DeadlineAware, SlottedDeadlineAware):
         chooses = kind(rows=rows, row_tokens=row_tokens)
-        most, longest = chooses.shape(capacity)
+        longest = chooses.fill(columns, capacity).row_tokens
+        most = min(rows or tokens, tokens // longest)
         chosen = chooses.select(columns, 0, capacity, COST)
         inside = _boxes(chosen, chosen.places.row, columns.tokens)
         outside = inside.pop(OUTSIDE, [])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hplm.cli.serve import has_decoder
 from hplm.server import process_group
 from tests.naming import names
 from tests.server.plain_models import ECHO, add_model
@@ -98,9 +99,19 @@ def with_gateway(tmp_path):
     command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--openai-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
-            yield process, re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", until_ready(process), re.MULTILINE)[1]
+            said = until_ready(process)
+            assert "no decoder" in said  # as is the case
+            yield process, re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
         finally:
             process.kill()
+
+
+def test_a_decoder_is_known_by_its_configuration(tmp_path):
+    for name, backend in (("encoder-upper", "hplm_upper"), ("luna", "hplm_generate")):
+        assert not has_decoder(tmp_path)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "{backend}"\n')
+    assert has_decoder(tmp_path)
 
 
 def test_the_gateway_is_started_again_and_ends_with_the_server(with_gateway):

@@ -71,6 +71,7 @@ def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path)
     assert len(shown) == 7
     for picture in shown:
         assert (tmp_path / "report" / picture).read_bytes().startswith(b"\x89PNG")
+    assert sum(line.endswith(" | 141, 150 |") for line in page.splitlines()) == 2 * len(COMPARED)  # steady and burst
     for named in ([140.01, 150, "GFLOP/s"], ["**2 x**", 1.8], ["**600 x**", 100]):
         assert any(names(line, *named) for line in page.splitlines()), named
     for figure in ("Fig. 11", "Table 2", "Fig. 3", "Fig. 12", "Fig. 13", "Table 6", "Fig. 17"):
