@@ -66,6 +66,11 @@ class Slots:
         return len(self._slot_of)
 
     @property
+    def pinned(self) -> bool:
+        """Whether any slot is held."""
+        return any(self._pins)
+
+    @property
     def records(self) -> list[Record]:
         """The records that have a slot."""
         return list(self._slot_of)

@@ -231,6 +231,25 @@ def test_adapters_whose_copy_failed_are_copied_for_the_next_request(small):
     assert second.error is None and same_as_reference(small, second) == 20
 
 
+def test_slots_are_freed_of_layouts_that_no_tenant_has_any_more(small):
+    """When another layout needs memory, and no sequence holds one of them."""
+    generating, sampling = Generating(small), Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    one, other = (small.sources[tenant].adapter[1].layout for tenant in (2, 3))
+
+    def asked(*tenants):
+        said = [generating.ask(range(3, 9), sampling, tenant) for tenant in tenants]
+        generating.run()
+        assert all(same_as_reference(small, own) > 3 for own in said)
+        return generating.stager.slots().keys()
+
+    assert asked(2) == {one}
+    generating.layouts = {other}
+    assert asked(3) == {other}
+    assert asked(3, 2) == {one, other}, "a request of an older snapshot has its adapter, and takes it from nobody"
+    generating.layouts = {one, other}
+    assert asked(2) == {one, other}
+
+
 def test_a_broken_adapter_is_an_error_of_its_tenant_alone(small):
     record, bank = small.sources[2].adapter
     broken = replace(small.sources[2], adapter=(replace(record, version=9), bank))
