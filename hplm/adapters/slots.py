@@ -103,8 +103,9 @@ class Slots:
                 for number in numbers:
                     for slot, arrival in self._promised:
                         for name, tensor in arrival.layers[number].items():
+                            own = self.layers[number][name][slot][tuple(map(slice, tensor.shape))]  # the rest stays zero
                             # Copied first and converted on the device. Otherwise the host would convert, and wait.
-                            self.layers[number][name][slot].copy_(tensor.to(device, non_blocking=True))
+                            own.copy_(tensor.to(device, non_blocking=True))
                     marks.append(self._copies[device].mark())
             self._last.append(marks[-1])
         self._promised.clear()
