@@ -129,6 +129,7 @@ class Stager:
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         ends = np.cumsum(counts)
+        seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         divided = parted([one.sequence.adapter for one in planned])
         placed = self._slots, self._arrived, self._device, self._dtype
@@ -136,7 +137,7 @@ class Stager:
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
-            attend=attention_over(self._config, self._cache, [one.chunk for one in planned]),
+            attend=attention_over(self._config, self._cache, [one.chunk for one in planned], seeded),
             adapters=parts_of(divided, counts, *placed),
             last_adapters=parts_of(divided, completes.astype(np.int64), *placed),
             rows=self._sent(ends[completes] - 1),
