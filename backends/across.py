@@ -15,7 +15,7 @@ from backends.forwarded import Answer, Forwarded, ask, error_of, refusal, timeou
 from hplm.arrays import Array
 from hplm.engine.across import NEEDED, answers_in, joined, onward_of
 from hplm.engine.answer import LEVEL, ONWARD, fill
-from hplm.errors import Broken, DeadlineMissed
+from hplm.errors import Broken, DeadlineMissed, Internal
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.parameters import asked_number
@@ -94,7 +94,7 @@ class Across:
             outcome = JOINED
         except NotAnswered as reason:
             answers, outcome = onward.before, reason.outcome
-        except Broken as error:  # a failure is answered as a failure, also if an answer is in hand
+        except (Broken, Internal) as error:  # a failure is answered as a failure, also if an answer is in hand
             self._count(onward, error.word)
             return replies.failure(error)
         self._count(onward, outcome)
@@ -106,7 +106,7 @@ class Across:
         self._meter.add(names.ACROSS_TEXTS, len(onward.places), *where, outcome)
 
     def _joined(self, onward: Onward) -> list[TextAnswer]:
-        """Returns the answers to all texts. Raises NotAnswered if the other backbone gives none, and Broken if it fails."""
+        """Returns the answers to all texts. Raises NotAnswered if the other backbone gives none, and its error if it fails."""
         forwarded, link = onward.forwarded, onward.link
         if (onward.ticket.uid, onward.ticket.version) != (forwarded.found.uid, forwarded.found.version):
             raise NotAnswered(CHANGED)  # the tenant, while the request waited here: it may have another link now, or none
@@ -150,11 +150,11 @@ class Across:
         if not answer.has_error():
             return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
         error, message = error_of(answer, link.backbone)
-        if error is Broken:
+        if error in (Broken, Internal):
             log.error(
                 "tenant %s of backbone %s: %s", link.tenant, link.backbone, message
             )  # of another tenant than the client's
-            raise Broken(f"backbone {link.backbone!r}, which texts of the request went on to, has failed: its log says why")
+            raise error(f"backbone {link.backbone!r}, which texts of the request went on to, has failed: its log says why")
         raise NotAnswered(error.word)
 
 

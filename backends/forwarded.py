@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.arrays import Array
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, error_in
+from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, error_in
 from hplm.tasks import TASKS
 from hplm.tenants.snapshot import Tenant
 
@@ -103,7 +103,7 @@ def error_of(answer: pb_utils.InferenceResponse, model: str) -> tuple[type[HplmE
     known = error_in(message)
     if known is None and not pb_utils.is_model_ready(model):
         return Draining, Draining(f"backbone {model!r} is being unloaded or loaded: send the request again").wire()
-    return known or Broken, message
+    return known or Internal, message
 
 
 def refusal(answer: pb_utils.InferenceResponse, model: str) -> pb_utils.InferenceResponse:

@@ -19,7 +19,7 @@ from hplm.arrays import Array
 from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Draining, HplmError, InvalidInput, kind_of
+from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
@@ -41,14 +41,14 @@ class Sender:
     def __init__(self, request: pb_utils.InferenceRequest, held: Held) -> None:
         self._sender = request.get_response_sender()
         self._held = held
-        self._is_probe = False
+        self.is_probe = False
         self._talking = threading.Lock()
         self._ended = False
         held.take()
 
     def take_for_probe(self) -> None:
         """Says that the request is only a probe."""
-        self._is_probe = True
+        self.is_probe = True
         self._held.forget()
 
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
@@ -57,7 +57,7 @@ class Sender:
                 self._ended |= is_last
                 self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
         finally:
-            if is_last and not self._is_probe:
+            if is_last and not self.is_probe:
                 self._held.answered()
 
     @property
@@ -119,6 +119,15 @@ def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
 def is_probe(parameters: Mapping[str, Any]) -> bool:
     """Whether a request only asks whether the model works."""
     return parameters.get(PROBE) is True
+
+
+def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
+    """Returns the parameters of a request, and lets `sender` know if it is a probe. Raises while the server drains."""
+    parameters = request_parameters(request)
+    if is_probe(parameters):
+        sender.take_for_probe()
+    refuse_while_draining()
+    return parameters
 
 
 def refuse_while_draining() -> None:
@@ -185,11 +194,9 @@ def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceR
     Of those it logs where they were raised. Their messages may hold what the client sent, such as its API key: neither the log
     nor the client gets them.
     """
-    if isinstance(error, HplmError):
-        return failure_with(*error.failure())
-    log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
-    broken = Broken(f"{doing} failed ({kind_of(error)}): the server's log says where")
-    return failure_with(*broken.failure())
+    if not isinstance(error, HplmError):
+        log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
+    return failure_with(*for_client(error, doing).failure())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
@@ -203,11 +210,11 @@ def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = T
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
     except Exception as error:
         sender.send(failure(error, "making the answer"))
-        return error if isinstance(error, HplmError) else Broken(kind_of(error))
+        return for_client(error, "making the answer")
     try:
         with SHARED_MEMORY.taken(size_of(outputs)):
             sender.send(response, is_last)
-    except Broken as error:  # nothing was sent
+    except OutOfCapacity as error:  # nothing was sent
         log.error("%s", error)
         sender.send(failure(error))
         return error

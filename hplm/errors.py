@@ -5,17 +5,19 @@ Clients read `word`. `status` is the name of the Triton error code that is sent 
 
 from __future__ import annotations
 
+import errno
 import re
 
 # Code that reads a file of ours raises these if the file's JSON has another form.
 MISFITS = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 LONGEST_QUOTING = 900  # bytes of a message that quotes what was given
+_FULL = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # reasons of the operating system
 
 
 class HplmError(Exception):
     """An error that the user can act on. The command line prints it without a traceback."""
 
-    word = "broken"
+    word = "internal"
     status = "INTERNAL"
 
     def wire(self) -> str:
@@ -42,7 +44,10 @@ class NoTenant(HplmError):
     status = "NOT_FOUND"
 
     def __init__(self) -> None:
-        super().__init__("no such tenant, or not yours: check the 'tenant' parameter and the authorization header")
+        super().__init__(
+            "no such tenant, or not yours: check the parameter 'tenant', and the header 'authorization', which a proxy may not "
+            "forward"
+        )
 
 
 class QueueFull(HplmError):
@@ -75,6 +80,17 @@ class Draining(HplmError):
     status = "UNAVAILABLE"
 
 
+class OutOfCapacity(HplmError):
+    """The server has no memory, shared memory or disk space for it. A smaller request, or the same one later, may pass."""
+
+    word = "capacity"
+    status = "UNAVAILABLE"
+
+
+class Internal(HplmError):
+    """A failure of ours. The server's log says where."""
+
+
 class Broken(HplmError):
     """Stored data that fail their checks. Only requests that need these data fail."""
 
@@ -85,7 +101,8 @@ class Broken(HplmError):
 
 
 BY_WORD: dict[str, type[HplmError]] = {
-    error.word: error for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, Broken)
+    error.word: error
+    for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, OutOfCapacity, Internal, Broken)
 }
 
 
@@ -105,7 +122,19 @@ def error_in(message: str) -> type[HplmError] | None:
 
 def word_of(error: Exception) -> str:
     """Returns the word by which an error is counted."""
-    return error.word if isinstance(error, HplmError) else Broken.word
+    return for_client(error, "it").word
+
+
+def for_client(error: Exception, doing: str) -> HplmError:
+    """Returns the error that a client gets for any exception. `doing` names what failed.
+
+    The client gets our own errors as they are. Of others it learns only the kind, because their messages may hold secrets.
+    """
+    if isinstance(error, HplmError):
+        return error
+    is_full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _FULL)
+    kind = OutOfCapacity if is_full else Internal
+    return kind(f"{doing} failed ({kind_of(error)}): the server's log says where")
 
 
 def kind_of(error: Exception) -> str:

@@ -132,10 +132,8 @@ class TritonPythonModel:
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
-        replies.refuse_while_draining()
-        parameters = replies.request_parameters(request)
-        if replies.is_probe(parameters):
-            sender.take_for_probe()
+        parameters = replies.taken(request, sender)
+        if sender.is_probe:
             replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
             return
         backbone, tenant = self._directory.find(parameters, time.time())

@@ -192,15 +192,14 @@ class TritonPythonModel:
             try:
                 self._take(request, sender, received)
             except Exception as error:
-                self._count(word_of(error))
+                if not sender.is_probe:
+                    self._count(word_of(error))
                 self._refusals.put(sender, error)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
         """Raises if the request was not taken. One that was taken gets its end through `sender`."""
-        replies.refuse_while_draining()
-        parameters = replies.request_parameters(request)
-        if replies.is_probe(parameters):
-            sender.take_for_probe()
+        parameters = replies.taken(request, sender)
+        if sender.is_probe:
             self._service.check()
             replies.send_outputs(sender, {"text_output": _strings(["ok"])})
             return

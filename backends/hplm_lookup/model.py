@@ -70,15 +70,14 @@ class TritonPythonModel:
             try:
                 self._take(request, sender, received)
             except Exception as error:
-                self._service.count(word_of(error))
+                if not sender.is_probe:
+                    self._service.count(word_of(error))
                 self._refusals.put(sender, error)
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
-        replies.refuse_while_draining()
-        parameters = replies.request_parameters(request)
-        if replies.is_probe(parameters):
-            sender.take_for_probe()
+        parameters = replies.taken(request, sender)
+        if sender.is_probe:
             self._service.check()
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return

@@ -63,8 +63,20 @@ class ServerFault(HplmClientError):
     """The server failed. The request itself may be valid."""
 
 
+class OutOfCapacity(ServerFault):
+    """The server has no memory for the request or its answer. Work was done: send fewer texts, or the same later."""
+
+    word = "capacity"
+
+
+class Internal(ServerFault):
+    """The server itself failed. An operator finds the reason in its log."""
+
+    word = "internal"
+
+
 class Broken(ServerFault):
-    """Stored data of this tenant fail their checks. An operator has to act."""
+    """Stored data of this tenant fail their checks. An operator has to act. Earlier servers sent it for the two above too."""
 
     word = "broken"
 
@@ -107,7 +119,7 @@ class ClientTimeout(ConnectionFailed):
 
 BY_WORD: dict[str, type[HplmClientError]] = {
     kind.word: kind
-    for kind in (InvalidInput, NoTenant, QueueFull, QuotaExceeded, Draining, DeadlineMissed, Broken)
+    for kind in (InvalidInput, NoTenant, QueueFull, QuotaExceeded, Draining, DeadlineMissed, OutOfCapacity, Internal, Broken)
     if kind.word is not None
 }
 BY_STATUS: dict[str, type[HplmClientError]] = {

@@ -129,4 +129,4 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 
 async def _broken(request: Request, _: Exception) -> Response:
-    return await _refused(request, Refused(500, "the gateway failed: its log says where", "broken"))
+    return await _refused(request, Refused(500, "the gateway failed: its log says where", "internal"))

@@ -17,6 +17,7 @@ from hplm_client.errors import (
     NoBackbone,
     NotConnected,
     NoTenant,
+    OutOfCapacity,
     QueueFull,
     QuotaExceeded,
     SafeToRetry,
@@ -33,6 +34,7 @@ STATUSES: dict[type[HplmClientError], int] = {
     QueueFull: 503,
     Draining: 503,
     DeadlineMissed: 503,
+    OutOfCapacity: 503,
     Unavailable: 503,
     NotConnected: 503,
     ClientTimeout: 504,
@@ -82,8 +84,8 @@ def refusal(error: HplmClientError, key: str | None) -> Refused:
     headers: dict[str, str] = {}
     if isinstance(error, SafeToRetry) and (seconds := error.retry_after_s) is not None:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
-    elif isinstance(error, DeadlineMissed):
-        headers = {"x-should-retry": "false"}  # the same request would be late again
+    elif isinstance(error, (DeadlineMissed, OutOfCapacity)):
+        headers = {"x-should-retry": "false"}  # the same request would be late again, or take the same memory
     param = "model" if status == 404 else None
     return Refused(status, _message(error), CODES.get(error.word or "", error.word), param, headers)
 

@@ -18,6 +18,8 @@ from hplm_client.errors import refusal
         ("quota", hplm_client.QuotaExceeded),
         ("deadline", hplm_client.DeadlineMissed),
         ("draining", hplm_client.Draining),
+        ("capacity", hplm_client.OutOfCapacity),
+        ("internal", hplm_client.Internal),
         ("broken", hplm_client.Broken),
     ],
 )

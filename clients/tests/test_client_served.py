@@ -162,7 +162,7 @@ def test_retries_end(ask, way):
 
 
 def test_accepted_requests_are_not_retried(ask, way):
-    for word in ("deadline", "broken", "invalid_input", "no_tenant"):
+    for word in ("deadline", "capacity", "internal", "broken", "invalid_input", "no_tenant"):
         key = f"{way}{word}".replace(" ", "")
         with pytest.raises(Exception, match=rf"\[{word}\]"):
             ask(lambda client, text=f"flaky {key} 1 {word}": client.infer(text, tenant="acme"))

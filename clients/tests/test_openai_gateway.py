@@ -162,7 +162,9 @@ def test_without_a_key_an_unknown_model_looks_like_one_that_needs_a_key(served):
         ("deadline", 503, "deadline", "server_error"),
         ("broken", 500, "broken", "server_error"),
         ("lost", 502, None, "server_error"),
-        ("bug", 500, "broken", "server_error"),
+        ("internal", 500, "internal", "server_error"),
+        ("capacity", 503, "capacity", "server_error"),
+        ("bug", 500, "internal", "server_error"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,8 +179,9 @@ def test_errors_have_openai_s_form(served, model, status, code, kind, stream):
 def test_a_hint_when_to_retry_is_a_header(served):
     _, headers, _ = served.send("POST", "/v1/completions", {"model": "quota", "prompt": "a"})
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
-    _, headers, _ = served.send("POST", "/v1/completions", {"model": "deadline", "prompt": "a"})
-    assert headers["x-should-retry"] == "false" and "retry-after" not in headers
+    for model in ("deadline", "capacity"):
+        _, headers, _ = served.send("POST", "/v1/completions", {"model": model, "prompt": "a"})
+        assert headers["x-should-retry"] == "false" and "retry-after" not in headers
 
 
 def test_a_stream_that_breaks_ends_with_an_error(served):

@@ -18,10 +18,10 @@ from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
-from hplm.errors import HplmError
+from hplm.errors import OutOfCapacity
 
 
-class SlotsTaken(HplmError):
+class SlotsTaken(OutOfCapacity):
     """Every slot is pinned by a batch in flight: the batches have more different records than there are slots."""
 
 
@@ -112,6 +112,7 @@ class Slots:
         return marks
 
     def release(self, slot: int) -> None:
+        """Gives a held slot back. What has read it must be computed by then: copies into it wait for no computing."""
         self._pins[slot] -= 1
 
     def _arrival(self) -> Arrival:

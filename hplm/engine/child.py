@@ -23,7 +23,7 @@ from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import read_all
-from hplm.errors import Broken, HplmError, kind_of
+from hplm.errors import HplmError, for_client, kind_of
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import apart
 from hplm.tasks import TextAnswer
@@ -96,12 +96,11 @@ def _reply_or_failure(answered: Answered) -> Reply:
         if isinstance(answered.answer, Exception):
             raise answered.answer
         return _reply([answered])
-    except HplmError as error:
-        failure = error.failure()
-    except Exception as error:  # its message may hold what the client sent
-        raised = "".join(traceback.format_tb(error.__traceback__))
-        log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
-        failure = Broken(f"the engine failed ({kind_of(error)}): the server's log says where").failure()
+    except Exception as error:
+        if not isinstance(error, HplmError):  # its message may hold what the client sent
+            raised = "".join(traceback.format_tb(error.__traceback__))
+            log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
+        failure = for_client(error, "the engine").failure()
     return Reply([answered.ask.number], [1], failure, [], [])
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from hplm.engine.request import Text
-from hplm.errors import Broken, Draining, HplmError, QueueFull
+from hplm.errors import Draining, HplmError, OutOfCapacity, QueueFull, for_client
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ def drained(text: Text) -> Draining:
     return Draining("the server is shutting down: send the request again")
 
 
-def no_memory(texts: Sequence[Text]) -> Broken:
-    return Broken(
+def no_memory(texts: Sequence[Text]) -> OutOfCapacity:
+    return OutOfCapacity(
         f"the device has no memory for a batch of {len(texts)} texts with {sum(text.length for text in texts)} tokens: "
         "give it fewer with the parameter batch_tokens, or fewer slots"
     )
@@ -32,4 +32,4 @@ def no_memory(texts: Sequence[Text]) -> Broken:
 def failure(what: str, error: Exception) -> HplmError:
     """Logs why a batch failed."""
     log.error("%s a batch failed", what, exc_info=error)
-    return error if isinstance(error, HplmError) else Broken(f"{what} the batch failed: {error}")
+    return for_client(error, f"{what} the batch")

@@ -15,7 +15,7 @@ from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.refused import Refused
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, DeadlineMissed, QueueFull, word_of
+from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds, Turns
@@ -135,7 +135,7 @@ class LookupService:
         """Raises if the thread that looks up does not move."""
         since = self._working_since
         if since is not None and time.perf_counter() - since > STUCK_SECONDS:
-            raise Broken(f"lookup has worked at its turn for more than {STUCK_SECONDS:g} s: read the server's log")
+            raise Internal(f"lookup has worked at its turn for more than {STUCK_SECONDS:g} s: read the server's log")
 
     def close(self) -> None:
         """Refuses new requests, and returns when the waiting ones are answered."""

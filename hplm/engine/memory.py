@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from hplm.errors import Broken
+from hplm.errors import OutOfCapacity
 
 SHARED = "/dev/shm"
 LARGE = 1 << 20  # bytes of an answer; smaller ones fit into the shared memory that a process already has
@@ -23,7 +23,7 @@ class SharedMemory:
 
     @contextmanager
     def taken(self, size: int) -> Generator[None]:
-        """Wraps the sending of an answer of `size` bytes. Raises Broken if /dev/shm has no space for it.
+        """Wraps the sending of an answer of `size` bytes. Raises OutOfCapacity if /dev/shm has no space for it.
 
         Without this check the answer would be lost, and the error message too.
         """
@@ -34,7 +34,7 @@ class SharedMemory:
             system = os.statvfs(SHARED)
             free = system.f_bavail * system.f_frsize
             if size > self._largest and size - self._largest + SPARE > free:
-                raise Broken(
+                raise OutOfCapacity(
                     f"the answer takes {size / 1e6:,.0f} MB, but {SHARED} has {free / 1e6:,.0f} MB left: send fewer texts, "
                     "or give the server more shared memory (Docker: --shm-size)"
                 )

@@ -25,7 +25,7 @@ from hplm.engine.results import read_answers
 from hplm.engine.served import Served
 from hplm.engine.staged import StagedBatch
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, DeadlineMissed, HplmError
+from hplm.errors import DeadlineMissed, HplmError
 from hplm.model import faults
 from hplm.model.openmp import compute_with
 from hplm.scheduling.batch import Batch
@@ -317,7 +317,7 @@ class Pipeline:
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
-        _sending(text.request.fail, Broken(f"tenant {text.request.tenant.id!r}: {error}"))
+        _sending(text.request.fail, type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
 
     def _give_up(self, what: str, batch: Batch[Text], texts: list[Text], error: Exception) -> None:
         """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""

@@ -31,7 +31,7 @@ from hplm.engine.engine import Engine, resolve_device
 from hplm.engine.samples import Sampler, Samples, Sizes, steps
 from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import STAGES, Settings
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Internal, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
@@ -209,7 +209,7 @@ def _apart(given: Measurement) -> tuple[Sizes, Samples]:
         try:
             return process.submit(measure, given).result()
         except BrokenProcessPool:
-            raise Broken(
+            raise Internal(
                 f"the process that measured {given.label} was killed: see its messages above, or whether the machine has "
                 "enough memory"
             ) from None
@@ -230,7 +230,7 @@ def _busy(folder: Path, cores: Sequence[int]) -> Generator[None]:
         for process, event in zip(processes, begun, strict=True):
             while not event.wait(0.1):
                 if not process.is_alive():
-                    raise Broken(
+                    raise Internal(
                         f"the process that keeps a core busy ended with code {process.exitcode}: see its messages above"
                     )
         yield

@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.engine.request import InHand, Text
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, for_client
 from hplm.tasks import ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
@@ -82,4 +82,4 @@ def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmErro
         yield text, error
     except Exception as error:
         log.exception("answering failed")
-        yield text, Broken(f"answering failed: {error}")
+        yield text, for_client(error, "answering")

@@ -30,7 +30,8 @@ from hplm.engine.sheets import Sheet, Sheets
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage
 from hplm.engine.views import View
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
+from hplm.model import faults
 from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
@@ -38,6 +39,7 @@ from hplm.scheduling.selection import Places
 from hplm.tenants.level import FULL
 
 log = logging.getLogger(__name__)
+NO_SLOTS = "the device has no memory for slots of another layout: give it fewer with the parameter slots"
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,9 @@ class Stager:
                     broken(text, error)
                     continue
                 except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
-                    broken(text, Broken(f"cannot get a slot: {error}"))
+                    log.exception("cannot get a slot")
+                    is_full = faults.is_out_of_memory(error)
+                    broken(text, OutOfCapacity(NO_SLOTS) if is_full else for_client(error, "getting a slot"))
                     continue
                 kept.append(number)
             if not kept:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from hplm.errors import Broken, HplmError
+from hplm.errors import HplmError, Internal
 from hplm.generation.line import Line
 from hplm.generation.loop import Loop
 from hplm.generation.request import Piece, Request, Sequence
@@ -68,17 +68,17 @@ class Generator:
         """Raises if no request would be answered: a thread has ended or does not get on, or the loop fails again and again."""
         for thread in self._threads:
             if not thread.is_alive():
-                raise Broken(f"thread {thread.name!r} of the generator has ended: start the server again")
+                raise Internal(f"thread {thread.name!r} of the generator has ended: start the server again")
             since = self._since.get(thread.name)
             if since is not None and time.monotonic() - since > STUCK_SECONDS:
-                raise Broken(
+                raise Internal(
                     f"thread {thread.name!r} of the generator has not got on for more than {STUCK_SECONDS:g} s: "
                     "read the server's log"
                 )
         if self.loop.device_failed:
-            raise Broken("a step failed, and the device with it: start the server again")
+            raise Internal("a step failed, and the device with it: start the server again")
         if (failures := self._failures) >= MOST_FAILURES:
-            raise Broken(f"the loop of the generator has failed {failures} times in a row: read the server's log")
+            raise Internal(f"the loop of the generator has failed {failures} times in a row: read the server's log")
 
     def close(self, timeout: float) -> None:
         """Answers what was taken for `timeout` seconds at most, and ends the rest with an error."""

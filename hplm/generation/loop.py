@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull, kind_of
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, OutOfCapacity, QueueFull, for_client
 from hplm.generation.choosing import Token, choose
 from hplm.generation.forecast import BELIEVED, Load
 from hplm.generation.line import Line
@@ -107,7 +107,7 @@ class Loop:
             try:
                 self._took(sequence, token, now)
             except Exception as error:
-                self._fail(sequence.request, _failure("an answer", error))
+                self._fail(sequence.request, _failure("the answer", error))
         self._observe()
         self._publish()
         return True
@@ -167,7 +167,7 @@ class Loop:
         try:
             return self.running.start(sequence, self._line.learned.share)
         except Exception as error:
-            self._fail(sequence.request, _failure("starting an answer", error))
+            self._fail(sequence.request, _failure("starting the answer", error))
             return True
 
     def _most_tokens(self) -> int:
@@ -197,11 +197,9 @@ class Loop:
         try:
             return self._computed_at_once(planned)
         except Exception as error:
-            self.device_failed |= faults.stays(error)
-            parts: Many[list[Planned]] = ()
-            if faults.is_out_of_memory(error) and not (parts := halves(planned)):
-                error = Broken("the device has no memory for one more token: give it fewer with the parameter cache_tokens")
+            parts = halves(planned) if faults.is_out_of_memory(error) else ()
             if not parts:
+                self.device_failed |= faults.stays(error)
                 failure = _failure("computing a step", error)
                 for request in {one.sequence.request for one in planned}:
                     self._fail(request, failure)
@@ -223,7 +221,7 @@ class Loop:
         return list(zip(complete, tokens, strict=True))
 
     def _broken(self, sequence: Sequence, error: HplmError) -> None:
-        failure = Broken(f"tenant {sequence.request.source.tenant!r}: {error}")
+        failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
         log.error("%s", failure)
         self._fail(sequence.request, failure)
 
@@ -340,7 +338,9 @@ class Loop:
         )
 
 
-def _failure(what: str, error: Exception) -> HplmError:
-    """Logs why something failed. Clients do not get the message of an unexpected error, which may hold anything."""
-    log.error("%s failed", what, exc_info=error)
-    return error if isinstance(error, HplmError) else Broken(f"{what} failed ({kind_of(error)}): the server's log says where")
+def _failure(doing: str, error: Exception) -> HplmError:
+    """Logs why something failed. Returns the error that clients get."""
+    log.error("%s failed", doing, exc_info=error)
+    if faults.is_out_of_memory(error):
+        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower the parameters cache_tokens and seats")
+    return for_client(error, doing)

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.model.tensors import array_of
 from hplm.plot.index import write_index
 from hplm.plot.table import Table, TableMeta, TableSpec
@@ -27,7 +27,7 @@ CLOSENESS = "closeness"  # a file that exists while a table is written: the lowe
 ValuesOf = Callable[[Array], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
 
 
-class NoSpace(HplmError):
+class NoSpace(OutOfCapacity):
     """The disk is full. Finished tables are untouched, and the batches written so far are kept."""
 
 

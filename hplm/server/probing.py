@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hplm.errors import Broken
+from hplm.errors import Broken, Internal, error_in
 
 PROBE = "hplm_probe"
 _TYPES = {"TYPE_STRING": "BYTES", "TYPE_BOOL": "BOOL"}  # the names of others differ from those on the wire only in the prefix
@@ -76,7 +76,7 @@ def health(status: int, answer: bytes) -> Health:
         return Health(State.UNLOADED, said)
     if not said or any(words in said for words in _UNHEALTHY):
         return Health(State.DEAD, said or f"status {status} without a word")
-    if f"[{Broken.word}]" in said:
+    if error_in(said) in (Broken, Internal):
         return Health(State.BROKEN, said)
     return Health(State.BUSY if status == 503 else State.WORKS, said)
 

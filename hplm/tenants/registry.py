@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hplm.adapters.record import Record
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import Broken, InvalidInput, OutOfCapacity, QueueFull
 from hplm.plot.branch import Branch
 from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import REST_SECONDS, State
@@ -40,8 +40,8 @@ CREATE TABLE IF NOT EXISTS resting (bank TEXT, record INTEGER, until REAL, PRIMA
 """
 
 
-class Busy(HplmError):
-    """Another manager is changing the same state."""
+class Busy(QueueFull):
+    """Another manager is changing the same state, and this change was not begun."""
 
 
 @dataclass
@@ -188,7 +188,8 @@ class Registry:
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise Busy(f"another manager has been changing {self.state.folder} for {PATIENCE:.0f} s: try again") from None
-            raise Broken(f"cannot use {self.state.registry}: {error}") from error
+            kind = OutOfCapacity if "is full" in str(error) else Broken
+            raise kind(f"cannot use {self.state.registry}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise Broken(
                 f"{self.state.registry} is broken ({error}): restore the state. Published tenants are still served"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hplm.errors import Broken, Draining, HplmError, QueueFull
+from hplm.errors import Draining, HplmError, Internal, QueueFull
 from hplm.tasks import TextAnswer
 from research.baselines.models import Question, WholeModels
 
@@ -56,4 +56,4 @@ class Worker:
                     waiting.pop(question)(result)
             except Exception as error:  # every waiting request must get an answer
                 for respond in waiting.values():
-                    respond(Broken(f"the batch failed: {error}"))
+                    respond(Internal(f"the batch failed: {error}"))

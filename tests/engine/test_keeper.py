@@ -17,7 +17,7 @@ from hplm.engine.channel import DEVICE_FAILED
 from hplm.engine.keeper import Asked, Keeper
 from hplm.engine.lookup import Lookup
 from hplm.engine.memory import LARGE
-from hplm.errors import Broken, Draining
+from hplm.errors import Broken, Draining, OutOfCapacity
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.tenants.ticket import Ticket
@@ -160,10 +160,10 @@ def test_what_the_engine_counts_arrives(client):
 
 def test_a_large_answer_that_could_not_be_sent_is_counted_as_refused(client):
     large = [" ".join(WORDS[:60])] * 1300
-    unsent = client.wait(client.ask("beta", large, Broken("no shared memory")))
+    unsent = client.wait(client.ask("beta", large, OutOfCapacity("no shared memory")))
     client.wait(client.ask("beta", large))
     assert size_of(unsent) >= LARGE
-    assert_counted(client, "beta", "answered", "broken")
+    assert_counted(client, "beta", "answered", "capacity")
 
 
 def assert_counted(client, tenant, *outcomes):

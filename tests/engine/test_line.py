@@ -11,7 +11,7 @@ import torch
 from hplm.adapters.record import Record
 from hplm.engine.engine import Engine
 from hplm.engine.request import WHOLE, Text
-from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from hplm.errors import DeadlineMissed, Draining, Internal, OutOfCapacity, QueueFull
 from hplm.tenants.snapshot import Tenant
 from testing.toy import WORDS
 from tests.engine.asker import Asker
@@ -94,7 +94,7 @@ def test_an_engine_that_fails_answers_all_requests_and_continues(toy, monkeypatc
         gate.opened.set()
         for number in numbers:
             answer = asker.wait(number)
-            assert isinstance(answer, Broken) and "device lost" in str(answer)
+            assert isinstance(answer, Internal) and "device lost" not in str(answer)
     assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
     asker.close()
 
@@ -162,7 +162,7 @@ def test_a_failure_of_the_scheduler_ends_no_thread(toy, monkeypatch, step):
     monkeypatch.setattr(asker.service._pipeline._line, step, fail_once)
     for number in (asker.ask("acme", [WORDS[1]]), asker.ask("acme", [WORDS[2]]), asker.ask("acme", [WORDS[3]])):
         answer = asker.wait(number)
-        assert not isinstance(answer, Exception) or isinstance(answer, Broken)
+        assert not isinstance(answer, Exception) or isinstance(answer, Internal)
     assert not isinstance(asker.wait(asker.ask("acme", [WORDS[4]])), Exception)
     asker.close()
 
@@ -196,7 +196,7 @@ def test_without_memory_for_halves_the_texts_are_refused_and_the_engine_continue
 
     monkeypatch.setattr(Engine, "run", short)
     failed = asker.wait(asker.ask("acme", WORDS[:4]))
-    assert isinstance(failed, Broken) and names(str(failed), "batch_tokens")
+    assert isinstance(failed, OutOfCapacity) and names(str(failed), "batch_tokens")
     assert sizes[0] == 4 and set(sizes[1:]) <= {2}
     monkeypatch.setattr(Engine, "run", run)
     assert len(asker.wait(asker.ask("acme", WORDS[:4]))) == 4

@@ -189,7 +189,7 @@ def test_a_failure_is_the_answer_and_ends_nothing(caplog):
     assert isinstance(bad, InvalidInput) and isinstance(bug, RuntimeError)
     assert good is FOUND and sent == [FOUND]
     counted = {labels[0]: count for (_, labels), count in desk.meter.take()[0].items() if labels}
-    assert counted == {"invalid_input": 1, "broken": 1, "passed_on": 2}
+    assert counted == {"invalid_input": 1, "internal": 1, "passed_on": 2}
 
 
 def test_a_closed_service_answers_what_waits_and_refuses_the_rest():

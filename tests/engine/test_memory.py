@@ -7,7 +7,7 @@ import pytest
 
 from hplm.engine import memory
 from hplm.engine.memory import SPARE, SharedMemory
-from hplm.errors import Broken
+from hplm.errors import OutOfCapacity
 from tests.naming import naming
 
 MB = 1 << 20
@@ -25,7 +25,7 @@ def test_an_answer_without_enough_shared_memory_is_an_error(shared):
     room = SharedMemory()
     with room.taken(1000):  # small answers fit into the memory that the process already has
         pass
-    with pytest.raises(Broken, match=naming("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
+    with pytest.raises(OutOfCapacity, match=naming("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
         pytest.fail("it was sent")
 
 
@@ -35,7 +35,7 @@ def test_memory_of_one_large_answer_is_used_for_the_next(shared):
         shared.bytes -= 25 * MB
     with room.taken(25 * MB):
         pass
-    with pytest.raises(Broken), room.taken(26 * MB):
+    with pytest.raises(OutOfCapacity), room.taken(26 * MB):
         pytest.fail("it was sent")
 
 
@@ -58,7 +58,7 @@ def test_large_answers_are_sent_one_at_a_time(shared):
 def test_a_refused_answer_takes_no_memory(shared):
     room = SharedMemory()
     for _ in range(2):
-        with pytest.raises(Broken), room.taken(30 * MB):
+        with pytest.raises(OutOfCapacity), room.taken(30 * MB):
             pytest.fail("it was sent")
     shared.bytes = 30 * MB + SPARE
     with room.taken(30 * MB):

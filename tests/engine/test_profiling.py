@@ -13,7 +13,7 @@ from hplm.engine import profiling
 from hplm.engine.backbone import Backbone
 from hplm.engine.profiling import Measurement, check_devices, device_parameters, measure, profile_repository, sources_of
 from hplm.engine.samples import EVEN, HELD_OUT
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Internal, InvalidInput
 from hplm.parameters import parameters_of
 from hplm.placement.profile import Profile
 from testing.toy import CONFIG, TENANTS
@@ -88,7 +88,7 @@ def killed(given):
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
     monkeypatch.setattr(profiling, "measure", killed)
-    with pytest.raises(Broken, match=naming("toy, 1 device")):
+    with pytest.raises(Internal, match=naming("toy, 1 device")):
         profile_repository(sources_of(toy.repository), [CORE], [1], show_progress=False)
 
 

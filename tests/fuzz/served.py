@@ -119,7 +119,7 @@ class Served:
         ours = WORD.search(message)
         if not ours and any(known in message for known in OF_TRITON):
             return
-        if not right or (ours and ours[1] == "broken"):
+        if not right or (ours and ours[1] in ("broken", "internal")):
             raise Found(f"{code}: {message[:300]!r}")
         if len(message[ours.start() if ours else 0 :]) > LONGEST_MESSAGE + (0 if ours else sent):
             raise Found(f"{code} with {len(answer):,} bytes: {message[:100]!r}")

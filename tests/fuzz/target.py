@@ -16,7 +16,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given
 from hypothesis.strategies import SearchStrategy
 
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, Internal
 
 LONGEST_MESSAGE = 1024  # bytes
 PATIENCE = 30  # seconds for a case
@@ -58,7 +58,7 @@ def accepts(read: Callable[[], object], where: Path, broken: bool = False) -> No
         message = str(error).replace(str(where), "")
         if len(message.encode("utf-8", "surrogatepass")) > LONGEST_MESSAGE:
             raise Found(f"a message of {len(message):,} characters: {message[:100]!r}") from error
-        if isinstance(error, Broken) and not broken:
+        if isinstance(error, (Broken, Internal)) and not broken:
             raise Found(f"bad input is called broken: {error}") from error
 
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from hplm.errors import Broken, Draining, HplmError, InvalidInput
+from hplm.errors import Draining, HplmError, Internal, InvalidInput
 from hplm.generation import generator as module
 from hplm.generation.generator import Generator
 from hplm.generation.request import Request
@@ -142,7 +142,7 @@ def test_a_loop_that_fails_once_goes_on(small):
 def fails_a_check(generator):
     try:
         generator.check()
-    except Broken:
+    except Internal:
         return True
     return False
 
@@ -172,7 +172,7 @@ def test_a_device_that_fails_for_good_fails_the_check(small, said, stays):
 
     served.inner.loop._decoder.run = fail
     answer = served.ask([3], Sampling(max_tokens=3))
-    assert answer.done.wait(PATIENCE) and isinstance(answer.error, Broken)
+    assert answer.done.wait(PATIENCE) and isinstance(answer.error, Internal)
     assert fails_a_check(served.generator) == stays
     served.generator.close(PATIENCE)
 

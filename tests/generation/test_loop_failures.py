@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput
+from hplm.errors import Broken, DeadlineMissed, Draining, Internal, InvalidInput, OutOfCapacity
 from hplm.generation import loop
 from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
@@ -93,7 +93,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_other(small):
     generating.loop.step()
     second = generating.ask(range(3, 9), Sampling(max_tokens=20))
     generating.run()
-    assert isinstance(first.error, Broken) and second.error is None
+    assert isinstance(first.error, Internal) and second.error is None
     assert "gone" not in str(first.error), "the message of an unexpected error is for the log alone"
 
 
@@ -135,7 +135,7 @@ def test_what_the_device_has_no_memory_for_even_alone_is_an_error_of_its_request
 
     generating.loop._decoder.run = limited
     generating.run()
-    assert isinstance(large.error, Broken) and names(large.error, "cache_tokens") and NO_MEMORY not in str(large.error)
+    assert isinstance(large.error, OutOfCapacity) and names(large.error, "cache_tokens") and NO_MEMORY not in str(large.error)
     assert not generating.loop.device_failed
     for said in (one, other):
         assert said.error is None and len(said.ids()) == 6
@@ -179,7 +179,7 @@ def test_a_copy_that_fails_is_an_error_of_its_request_alone_and_keeps_no_room(sm
     cache.copy = failing
     like, other = (generating.ask([*range(3, 23), more], sampling) for more in (30, 31))
     generating.loop.step()
-    assert isinstance(like.error, Broken) and cache.copy is copy and "out of memory" not in str(like.error)
+    assert isinstance(like.error, Internal) and cache.copy is copy and "out of memory" not in str(like.error)
     generating.run()
     for said in (first, other):
         assert said.error is None and same_as_reference(small, said) > 10
@@ -200,7 +200,7 @@ def test_a_copy_for_a_further_answer_that_fails_is_an_error_of_its_request_alone
     cache.copy = failing
     several = generating.ask(range(3, 23), replace(sampling, n=4))
     generating.run()
-    assert isinstance(several.error, Broken) and len(copies) == 2
+    assert isinstance(several.error, Internal) and len(copies) == 2
     assert other.error is None and len(other.ids()) == 30
 
 
@@ -225,7 +225,7 @@ def test_adapters_whose_copy_failed_are_copied_for_the_next_request(small):
 
     generating.stager.hold = holding
     generating.loop.step()
-    assert isinstance(first.error, Broken) and len(fills) == 1 and "busy" not in str(first.error)
+    assert isinstance(first.error, Internal) and len(fills) == 1 and "busy" not in str(first.error)
     second = generating.ask(range(3, 9), sampling, tenant)
     generating.run()
     assert second.error is None and same_as_reference(small, second) == 20

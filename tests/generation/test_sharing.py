@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hplm.errors import Broken
+from hplm.errors import Internal
 from hplm.generation.request import Sequence
 from hplm.generation.running import FINISHED
 from hplm.generation.sampling import Sampling
@@ -148,7 +148,7 @@ def test_few_sequences_are_remembered_and_none_that_failed(small):
     lost = generating.ask([9], Sampling(max_tokens=20))
     generating.loop._decoder.run = lambda step: 1 / 0
     generating.loop.step()
-    assert isinstance(lost.error, Broken) and len(finished) == FINISHED and finished[-1].ids[1] == 3 + FINISHED + 4
+    assert isinstance(lost.error, Internal) and len(finished) == FINISHED and finished[-1].ids[1] == 3 + FINISHED + 4
     generating.run()
 
 

@@ -68,4 +68,4 @@ def test_strangers_are_refused_and_the_quiet_tenant_is_answered(toy, capsys, mon
     assert said["largest"]["404"] > 0
     assert said["slow"]["open_at_the_end"] <= OF_ONE_ADDRESS and said["slow"]["refused"] > 0
     assert OF_ONE_ADDRESS < said["slow_from_many"]["open_at_the_end"] <= SLOW
-    assert set(said["unknown"]) <= {"404", "429", "reset"} and said["unknown"]["404"] > 0  # cut off where it is fast
+    assert set(said["unknown"]) <= {"404", "503", "reset"} and said["unknown"]["404"] > 0  # cut off where it is fast

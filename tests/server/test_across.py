@@ -8,7 +8,7 @@ import pytest
 
 from hplm.engine.across import NEEDED
 from hplm.engine.answer import CONFIDENCE, fill
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull, Quota
+from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, OutOfCapacity, QueueFull, Quota
 from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
 from hplm.metrics.meter import Meter
@@ -205,6 +205,7 @@ def test_the_level_there_is_counted_behind_those_here(asked):
         QueueFull("too many"),
         Quota("too often"),
         Draining("it ends"),
+        OutOfCapacity("no memory"),
         NoTenant(),
         InvalidInput("too many tokens"),
     ],
@@ -218,11 +219,11 @@ def test_a_refusal_there_leaves_the_answers_in_hand(asked, error):
 
 
 def test_a_failure_there_is_answered_as_a_failure_and_logged(asked, caplog):
-    for refusal in (Broken("a table is corrupt").wire(), "something of Triton"):
+    for word, refusal in (("broken", Broken("a table is corrupt").wire()), ("internal", "something of Triton")):
         asked.triton.refusal = refusal
         response = asked.forward()
         assert response.error().code == "INTERNAL" and "'large'" in response.error().message()
-        assert asked.counted == {"broken": 2}
+        assert asked.counted == {word: 2}
         assert refusal in caplog.records[-1].message and refusal not in response.error().message()
 
 

@@ -11,7 +11,7 @@ from hplm.server.probing import Health, Probe, State
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
 from tests.naming import names, naming
 
-BROKEN = Health(State.BROKEN, "[broken] the loop fails")
+BROKEN = Health(State.BROKEN, "[internal] the loop fails")
 WORKS = Health(State.WORKS)
 
 

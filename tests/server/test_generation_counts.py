@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.errors import Broken, DeadlineMissed
+from hplm.errors import DeadlineMissed, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH, Piece
 from hplm.server.held import Held
 from tests.server.beside import imported_beside
@@ -66,7 +66,7 @@ def answering(model, monkeypatch):
             def taken(self, size):
                 taken.append(size)
                 if len(taken) > fits:
-                    raise Broken("no shared memory")
+                    raise OutOfCapacity("no shared memory")
                 return self
 
             def __enter__(self):
@@ -107,10 +107,10 @@ def test_an_error_in_place_of_a_piece_is_what_is_counted(answering, fits):
     pieces = [piece()] * fits + [piece(LENGTH, is_last=fits == 1)]
     for one in pieces[:-1]:
         answer.say(one)
-    with pytest.raises(Broken):
+    with pytest.raises(OutOfCapacity):
         answer.say(pieces[-1])
     answer.say(piece("cancelled", is_last=True))  # the generator cancels what cannot be sent
-    assert counted == [Broken.word] and answer.ended
+    assert counted == [OutOfCapacity.word] and answer.ended
     assert [flags for _, flags in request.sent] == [0] * fits + [FINAL] and request.sent[-1][0].error is not None
 
 
@@ -121,7 +121,7 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     assert not counted and not answer.ended  # its end is still to come
     with pytest.raises(RuntimeError):
         answer.say(piece(LENGTH, is_last=True))
-    assert counted == [Broken.word] and answer.ended
+    assert counted == [Internal.word] and answer.ended
 
 
 def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones_in_turn(model):

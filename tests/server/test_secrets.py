@@ -105,5 +105,5 @@ def test_an_unexpected_error_shows_where_it_was_raised_and_not_what_it_holds(mon
             broken_code()
         except KeyError as error:
             said = str(replies.failure(error, "lookup").error)
-    assert names(said, "[broken]", "lookup", "KeyError") and SECRET not in said
+    assert names(said, "[internal]", "lookup", "KeyError") and SECRET not in said
     assert names(caplog.text, "lookup", "KeyError", "broken_code") and SECRET not in caplog.text

@@ -18,7 +18,7 @@ import threading
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
+CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "internal": "INTERNAL", "broken": "INTERNAL"}
 CLASSES = 3
 
 

@@ -17,7 +17,7 @@ import torch
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from hplm.cli.main import main
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Broken, DeadlineMissed, Draining, Internal, InvalidInput, NoTenant, QueueFull
 from hplm.tenants.verification import repository_parts
 from research.baselines.models import WholeConfig, WholeModels
 from research.baselines.worker import Worker
@@ -194,7 +194,7 @@ def test_a_worker_answers_every_request_of_a_failed_round(repositories, monkeypa
     worker = Worker(models, most=9)
     worker.submit(models.question({"tenant": "acme"}, TEXTS[:1], None), answered.append)
     worker.close()
-    assert len(answered) == 1 and isinstance(answered[0], Broken)
+    assert len(answered) == 1 and isinstance(answered[0], Internal)
 
 
 def test_the_exported_files_say_where_their_weights_come_from(repositories) -> None:
