@@ -113,7 +113,7 @@ class BlockAttention:
 
     def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], repeatable: bool = False) -> None:
         self._cache = cache
-        self._splits = 1 if repeatable else None  # the kernel divides keys by the longest sequence, unless it must not
+        self._repeatable = repeatable
         self._head = config.head_size
         rooms, before, counts = _columns(chunks)
         lengths = before + counts
@@ -136,10 +136,11 @@ class BlockAttention:
         )
         # The last query of a sequence sees its last key, and each one before it one key less. A single one sees all.
         options: dict[str, Any] = {"window_size": (-1, 0)} if self._longest > 1 else {}
+        if self._repeatable:
+            options["num_splits"] = 1  # otherwise it divides the keys of each sequence by the length of the longest one
         attended = varlen_attn(
             query.view(len(query), -1, self._head), keys, values, self._ends, self._key_ends, self._longest, self._longest_key,
-            enable_gqa=grouped, seqused_k=self._lengths, block_table=self._table,
-            num_splits=self._splits, **options,
+            enable_gqa=grouped, seqused_k=self._lengths, block_table=self._table, **options,
         )  # fmt: skip
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 

@@ -93,8 +93,8 @@ def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch
         part.copy_(torch.randn(part.shape))
 
     def varlen(
-        query, key, value, ends, key_ends, longest, longest_key, *, enable_gqa, seqused_k, block_table, num_splits,
-        window_size=(-1, -1),
+        query, key, value, ends, key_ends, longest, longest_key, *, enable_gqa, seqused_k, block_table,
+        window_size=(-1, -1), num_splits=None,
     ):  # fmt: skip
         assert num_splits == (1 if singles else None)
         assert {x.dtype for x in (ends, key_ends, seqused_k, block_table)} == {torch.int32}
