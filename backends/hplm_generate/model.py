@@ -48,6 +48,7 @@ from hplm.tenants.authorize import admit, opened
 
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 0.05  # for clients that have gone
+MOST_WAITING = 20  # requests without a token whose clients are looked for at once: thousands may wait
 TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, instead of a prompt's answer
 FINISH_REASON, PROMPT_TOKENS, GENERATED_TOKENS, LOGPROBS = RETURNED = (
     "return_finish_reason",
@@ -277,16 +278,23 @@ class TritonPythonModel:
         self._put_back = levels.put_back
 
     def _look_for_cancelled(self) -> None:
-        """Frees the memory of answers that nobody reads any more."""
+        """Frees the memory of answers that nobody reads any more: at once of those that grow, in turn of those that wait."""
         while not self._ending.wait(SECONDS_BETWEEN_LOOKS):
+            waiting = 0
             for answer, request in list(self._open.items()):
+                if answer.ended or request.cancelled:
+                    del self._open[answer]
+                    continue
+                if not request.first_token_ns:
+                    waiting += 1
+                    if waiting > MOST_WAITING:
+                        continue
+                    self._open[answer] = self._open.pop(answer)  # behind those that are next
                 try:
                     if answer.is_unwanted:
                         self._service.cancel(request)
                 except Exception:  # the answers of others must still be looked at
                     log.exception("cannot ask whether a client has gone")
-                if answer.ended or request.cancelled:
-                    del self._open[answer]
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

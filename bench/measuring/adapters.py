@@ -136,13 +136,14 @@ def variants(case: AdaptersBench, tenants: int, tokens: int, with_peft: bool) ->
     qkv_groups = lora.group(qkv.slot_of_row, CPU, torch.float32)
     tiles = Tiles(out.slot_of_row, CPU)
     adapters, loras = _slots(bottleneck), _slots(lora)
+    own, own_loras = _records(bottleneck, adapters), _records(lora, loras)  # what does without slots pads nothing
     found: dict[str, Variant] = {
         "grouped": Variant(out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, out_groups, adapters)),
         "tiles": Variant(out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, tiles, adapters)),
-        "loop": Variant(out, _bottleneck_loop(out, adapters)),
-        "floor": Variant(out, _products(out, adapters)),
+        "loop": Variant(out, _bottleneck_loop(out, own)),
+        "floor": Variant(out, _products(out, own)),
         "grouped_lora": Variant(qkv, lambda after: lora.adapt(QKV, qkv.before, after, qkv_groups, loras)),
-        "loop_lora": Variant(qkv, _lora_loop(qkv, loras)),
+        "loop_lora": Variant(qkv, _lora_loop(qkv, own_loras)),
     }
     plain = _layer(case)
     attend = PackedAttention([tokens] * tenants, max(1, case.hidden // HEAD))
@@ -159,7 +160,7 @@ def variants(case: AdaptersBench, tenants: int, tokens: int, with_peft: bool) ->
     ):
         found[name] = Variant(out, lambda after, adapt=adapt: after.copy_(plain(out.before, attend, adapt)))
     if with_peft:
-        found["peft"] = Variant(qkv, _peft(qkv, loras, case.rank))
+        found["peft"] = Variant(qkv, _peft(qkv, own_loras, case.rank))
     return found
 
 
@@ -172,9 +173,14 @@ def _layer(case: AdaptersBench) -> Layer:
 def _slots(layout: Layout) -> dict[str, Tensor]:
     (weights,) = layout.allocate(SLOTS, CPU, torch.float32)
     generator = torch.Generator().manual_seed(layout.size)
-    for tensor in weights.values():
+    for tensor in _records(layout, weights).values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
     return weights
+
+
+def _records(layout: Layout, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the part of each slot that a record fills: its own rank."""
+    return {name: tensor[(slice(None), *map(slice, layout.shapes[name]))] for name, tensor in weights.items()}
 
 
 def _loop_weights(weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:

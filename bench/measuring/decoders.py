@@ -127,7 +127,7 @@ class Bench:
         space = space_of(kind, tokens, config.positions, CPU)
         cache = Cache(space, config.upper_layers, config.key_width, CPU)
         self.line = Line(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
-        self.stager = Stager(config, lambda: model.forest, cache, seats, CPU, torch.float32)
+        self.stager = Stager(config, lambda: model.forest, set, cache, seats, CPU, torch.float32)
         decoder = Decoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, step_tokens, cleaning, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.line, self.running, self.stager, decoder, (), time.monotonic_ns, self._say)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -74,6 +75,11 @@ class Layout:
         """The tensors of one layer, in their order in the record."""
         return KINDS[self.kind].shapes(self)
 
+    @cached_property
+    def in_slots(self) -> Layout:
+        """The same with the rank that a slot has room for: compiled kernels take only some. What is added is zero."""
+        return replace(self, size=-(-self.size // kernel.STEP) * kernel.STEP) if self.places else self
+
     @property
     def drawn(self) -> list[str]:
         """The tensors that training starts from random numbers. The others start at zero."""
@@ -132,14 +138,14 @@ class Layout:
     def allocate(
         self, slots: int, device: torch.device, dtype: torch.dtype, devices: Sequence[torch.device] = ()
     ) -> list[dict[str, Tensor]]:
-        """Returns zeros for that many slots: for each layer its tensors as slots x ...
+        """Returns zeros for that many slots: for each layer its tensors as slots x ..., with the ranks of `in_slots`.
 
         `devices`: of each layer, if they are not all on `device`.
         """
         return [
             {
                 name: _lying(torch.zeros(slots * prod(shape), device=own, dtype=dtype), shape, slots)
-                for name, shape in self.shapes.items()
+                for name, shape in self.in_slots.shapes.items()
             }
             for own in devices or [device] * self.layers
         ]
@@ -169,8 +175,8 @@ class Layout:
         return any(self.projections[place] == at for place in self.places)
 
     def group(self, slots: Array, device: torch.device, dtype: torch.dtype) -> Groups:
-        """Groups rows by their slots, in the form that the device multiplies fastest."""
-        shapes = list(self.shapes.values())
+        """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots."""
+        shapes = list(self.in_slots.shapes.values())
         if kernel.fits(device, dtype, shapes):
             return kernel.InPlace(slots)
         widths = [width for shape in shapes if len(shape) > 1 for width in shape]

@@ -66,6 +66,11 @@ class Slots:
         return len(self._slot_of)
 
     @property
+    def pinned(self) -> bool:
+        """Whether any slot is held."""
+        return any(self._pins)
+
+    @property
     def records(self) -> list[Record]:
         """The records that have a slot."""
         return list(self._slot_of)
@@ -98,14 +103,16 @@ class Slots:
                 for number in numbers:
                     for slot, arrival in self._promised:
                         for name, tensor in arrival.layers[number].items():
+                            own = self.layers[number][name][slot][tuple(map(slice, tensor.shape))]  # the rest stays zero
                             # Copied first and converted on the device. Otherwise the host would convert, and wait.
-                            self.layers[number][name][slot].copy_(tensor.to(device, non_blocking=True))
+                            own.copy_(tensor.to(device, non_blocking=True))
                     marks.append(self._copies[device].mark())
             self._last.append(marks[-1])
         self._promised.clear()
         return marks
 
     def release(self, slot: int) -> None:
+        """Gives a held slot back. What has read it must be computed by then: copies into it wait for no computing."""
         self._pins[slot] -= 1
 
     def _arrival(self) -> Arrival:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # the most generations that tickets between the two models may name
+LONGEST_PAUSE = 10.0  # seconds between two tries to open what could not be opened
 KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are valid
 
 
@@ -66,7 +67,10 @@ class Views:
         self._exported = Snapshot.load(folder / self.TENANTS)
         self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
         self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
-        self._take(self._newest())
+        self._read = self._current()  # the generation that CURRENT named last
+        self.is_behind = False  # whether that one is newer than the view, and could not be opened
+        self._pause, self._again = SECONDS_BETWEEN_LOOKS, time.monotonic()  # before the next try, and when that is
+        self._take(self._snapshot(self._read))
 
     @property
     def view(self) -> View:
@@ -76,13 +80,24 @@ class Views:
     def refresh(self) -> None:
         """Opens the newest generation if it is new, and forgets views that no ticket can name any more.
 
-        Tables that could not be opened are tried again, because their files may have been put right.
+        What could not be opened is tried again after pauses that grow, because its files may have been put right. Nothing else
+        is read twice: at thousands of tenants a snapshot takes a third of a second.
         """
         with self._lock:
-            self._used[self.view] = time.monotonic()
-            is_old = self.state is not None and self.state.current() != self.view.snapshot.generation
-            if is_old or self.view.forest.failures():
-                self._take(self._newest())
+            now = self._used[self.view] = time.monotonic()
+            if (generation := self._current()) != self._read:
+                served = self.view.snapshot.generation
+                self._read, self.is_behind = generation, generation > served
+                self._pause, self._again = SECONDS_BETWEEN_LOOKS, now
+                if generation < served:
+                    log.warning(
+                        "the state of %s is back at generation %d, but %d is still served: restore it, or restart to go back",
+                        self.config.name, generation, served,
+                    )  # fmt: skip
+            if now >= self._again and (self.is_behind or self.view.forest.failures()):
+                self._again, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+                self._take(self._snapshot(self._read) if self.is_behind else self.view.snapshot)
+                self.is_behind = False
             self._forget()
 
     def at(self, generation: int) -> View:
@@ -93,7 +108,7 @@ class Views:
         with self._lock:
             if self._known(generation) is None and self.state is not None and self.state.has(generation):
                 newest = self.view.snapshot
-                self._take(self.state.load(generation))
+                self._take(self._snapshot(generation))
                 self._take(newest)  # batches are gathered from its forest, which now has the tables of both
         if (found := self._known(generation)) is not None:
             return found
@@ -105,8 +120,11 @@ class Views:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)
 
-    def _newest(self) -> Snapshot:
-        if self.state is None or not (generation := self.state.current()):
+    def _current(self) -> int:
+        return self.state.current() if self.state is not None else 0
+
+    def _snapshot(self, generation: int) -> Snapshot:
+        if self.state is None or not generation:
             return self._exported
         snapshot = self.state.load(generation)
         if snapshot.export != self._exported.export:
@@ -177,7 +195,7 @@ class Watch:
         while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
             try:
                 self._views.refresh()
-                said = ""
+                said = said if self._views.is_behind else ""
             except Exception as error:  # the old generation is still served, and managers must still see that
                 if str(error) != said:
                     said = str(error)

@@ -33,12 +33,16 @@ class Chunk:
     count: int
 
 
-def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]) -> Attend:
-    """Returns the attention of a step. Chunks of one token come first."""
+def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], repeatable: bool = False) -> Attend:
+    """Returns the attention of a step. Chunks of one token come first.
+
+    `repeatable`: a sequence's numbers must not depend on the others of the step, even if that takes longer.
+    """
     block = cache.space.block
     on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES and config.head_size in CUDA_HEADS
-    kind = BlockAttention if on_cuda and block and block % CUDA_BLOCK == 0 else CachedAttention
-    return kind(config, cache, chunks)
+    if on_cuda and block and block % CUDA_BLOCK == 0:
+        return BlockAttention(config, cache, chunks, repeatable)
+    return CachedAttention(config, cache, chunks)
 
 
 class CachedAttention:
@@ -107,8 +111,9 @@ class CachedAttention:
 class BlockAttention:
     """The same with torch's kernel for CUDA, in one call: it reads the blocks of each sequence where they lie."""
 
-    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], repeatable: bool = False) -> None:
         self._cache = cache
+        self._repeatable = repeatable
         self._head = config.head_size
         rooms, before, counts = _columns(chunks)
         lengths = before + counts
@@ -131,6 +136,8 @@ class BlockAttention:
         )
         # The last query of a sequence sees its last key, and each one before it one key less. A single one sees all.
         options: dict[str, Any] = {"window_size": (-1, 0)} if self._longest > 1 else {}
+        if self._repeatable:
+            options["num_splits"] = 1  # otherwise it divides the keys of each sequence by the length of the longest one
         attended = varlen_attn(
             query.view(len(query), -1, self._head), keys, values, self._ends, self._key_ends, self._longest, self._longest_key,
             enable_gqa=grouped, seqused_k=self._lengths, block_table=self._table, **options,

@@ -17,6 +17,7 @@ from hplm.model.stacks import UpperStack
 
 class Decoder:
     def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
         if device.type == "cpu":
             keep_freed_memory()
         upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
@@ -29,6 +30,11 @@ class Decoder:
         adapters = [partial(adapted, step.adapters, layer) for layer in range(last)] + [partial(_adapted_last, step, last)]
         x = self._upper(step.sums, step.positions, None, step.attend, adapters, step.rows)
         return self._upper.logits(x)
+
+    def wait(self) -> None:
+        """Returns when the device has computed all that was started, with the copies of adapters."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
 def _adapted_last(step: Staged, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One uniform number for each token, from a seed and the token's place. So company and timing never change an answer."""
+"""One uniform number for each token, from a seed and the token's place. So company and timing never change a draw."""
 
 from __future__ import annotations
 

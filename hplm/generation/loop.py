@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull, for_client
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, OutOfCapacity, QueueFull, for_client
 from hplm.generation.choosing import Token, choose
 from hplm.generation.forecast import BELIEVED, Load
 from hplm.generation.line import Line
 from hplm.generation.request import CANCELLED, DEADLINE, Piece, Request, Sequence
-from hplm.generation.running import Planned, Running
+from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
@@ -35,6 +35,9 @@ class Staging(Protocol):
 
 class Computing(Protocol):
     def run(self, step: Staged) -> Tensor: ...
+
+    def wait(self) -> None:
+        """Returns when the device has computed all that was started."""
 
 
 @dataclass
@@ -96,23 +99,15 @@ class Loop:
         if not planned:
             self._publish()
             return False
-        try:
-            tokens = self._computed(planned)
-        except Exception as error:
-            log.exception("a step failed")
-            self.device_failed |= faults.stays(error)
-            failure = for_client(error, "computing a step")
-            for request in {one.sequence.request for one in planned}:
-                self._fail(request, failure)
-            return True
+        tokens = self._computed(planned)
         now = self._now_ns()
-        self._count(planned, now - begin)
+        if computed := [one for one in planned if one.sequence.room is not None]:
+            self._count(computed, now - begin)
         for sequence, token in tokens:
             try:
                 self._took(sequence, token, now)
             except Exception as error:
-                log.exception("an answer failed")
-                self._fail(sequence.request, for_client(error, "the answer"))
+                self._fail(sequence.request, _failure("the answer", error))
         self._observe()
         self._publish()
         return True
@@ -156,11 +151,8 @@ class Loop:
                 continue
             try:
                 self._stager.hold(sequence)
-            except HplmError as error:
-                self._broken(sequence, error)
             except Exception as error:
-                log.exception("an answer cannot start")
-                self._fail(sequence.request, for_client(error, "starting the answer"))
+                self._broken(sequence, _failure("loading its adapter", error))
 
     def _takes(self, sequence: Sequence) -> bool:
         """Starts a sequence if there is memory for it, and if all that run still get their tokens in time."""
@@ -175,8 +167,7 @@ class Loop:
         try:
             return self.running.start(sequence, self._line.learned.share)
         except Exception as error:
-            log.exception("an answer cannot start")
-            self._fail(sequence.request, for_client(error, "starting the answer"))
+            self._fail(sequence.request, _failure("starting the answer", error))
             return True
 
     def _most_tokens(self) -> int:
@@ -198,19 +189,36 @@ class Loop:
     def _is_believed(self) -> bool:
         return self.cost.observed >= BELIEVED
 
-    @torch.inference_mode()
     def _computed(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
-        """Computes a step. Returns the next token of each sequence that gets one."""
-        step = self._stager.stage(planned, self._broken)
-        if step is None:
+        """Computes a step, or its halves if the device has no memory for it. Returns the next tokens. What fails has ended."""
+        planned = [one for one in planned if one.sequence.room is not None]  # the others ended with an earlier half
+        if not planned:
             return []
-        logits = self._decoder.run(step)
-        complete = [one.sequence for one in step.planned if one.completes]
+        try:
+            return self._computed_at_once(planned)
+        except Exception as error:
+            parts = halves(planned) if faults.is_out_of_memory(error) else ()
+            if not parts:
+                self.device_failed |= faults.stays(error)
+                failure = _failure("computing a step", error)
+                for request in {one.sequence.request for one in planned}:
+                    self._fail(request, failure)
+        return [token for part in parts for token in self._computed(part)]
+
+    @torch.inference_mode()
+    def _computed_at_once(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
+        try:
+            step = self._stager.stage(planned, self._broken)
+            if step is None:
+                return []
+            logits = self._decoder.run(step)
+            complete = [one.sequence for one in step.planned if one.completes]
+            tokens = choose(logits, [one.wish(self._end_ids) for one in complete]) if complete else []
+        finally:
+            self._decoder.wait()  # a step that failed, or gave no token, may still read slots and rooms that end with a request
         for one in step.planned:
             one.sequence.computed += one.count
-        if not complete:
-            return []
-        return list(zip(complete, choose(logits, [one.wish(self._end_ids) for one in complete]), strict=True))
+        return list(zip(complete, tokens, strict=True))
 
     def _broken(self, sequence: Sequence, error: HplmError) -> None:
         failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
@@ -328,3 +336,11 @@ class Loop:
                 mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
             )
         )
+
+
+def _failure(doing: str, error: Exception) -> HplmError:
+    """Logs why something failed. Returns the error that clients get."""
+    log.error("%s failed", doing, exc_info=error)
+    if faults.is_out_of_memory(error):
+        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower the parameters cache_tokens and seats")
+    return for_client(error, doing)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from math import ceil
-from weakref import ref
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from hplm.generation.saying import Decode, Saying
 from hplm.plot.forest import Chain
 
 STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
+TOKEN_BYTES = 96  # that a waiting token takes: its id and its address are numbers of Python, in several lists
+BIAS_BYTES, ID_BYTES = 128, 40  # that an id in `logit_bias` takes, and one in `stop_token_ids`
 CONTEXT = 4  # tokens of the prompt with which the answer's first tokens are turned into text
 
 
@@ -40,10 +43,13 @@ class Source:
     adapter: tuple[Record, Bank] | None = None
     keeps: object = None  # keeps tables and banks open until the last answer has ended
 
-    @property
+    @cached_property
     def key(self) -> Hashable:
-        """Equal keys have the same knowledge: what one of them has computed serves the other. A key keeps no table open."""
-        return self.uid, self.version, ref(self.chain)
+        """Equal keys have the same knowledge: what one of them has computed serves the other. A key keeps no table open.
+
+        Addresses name the tables, because each snapshot has other chains over the same tables.
+        """
+        return self.uid, self.version, tuple(base for _, base in self.chain.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,13 @@ class Request:
         self.open = set(range(sampling.n))  # the numbers of the answers that have not ended
         self._echoed: set[int] = set()
 
+    @property
+    def bytes(self) -> int:
+        """The memory that it keeps while it waits. What each request keeps beside this is small."""
+        sampling = self.sampling
+        ids = BIAS_BYTES * len(sampling.logit_bias) + ID_BYTES * len(sampling.stop_token_ids)
+        return TOKEN_BYTES * len(self.prompt) + ids + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
+
     def cancel(self) -> None:
         """Asks for an end: nobody reads the answers any more. The loop ends it before its next step."""
         self.cancelled = True
@@ -143,7 +156,7 @@ class Sequence:
         self.checked_ns = 0  # when its first token was forecast
         self.predicted_ns = 0.0  # from then to its first token, by forecast; 0: there was none
         self.tokens = len(self.ids)
-        self.bytes = 8 * 2 * len(self.ids)
+        self.bytes = request.bytes
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = min((by for by in (request.deadline_ns, request.first_token_by_ns) if by), default=0)
         self.priority = request.priority

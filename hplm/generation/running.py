@@ -43,6 +43,17 @@ class Planned:
         return self.count == self.sequence.uncomputed
 
 
+def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
+    """Returns two smaller steps instead of one: of half the sequences each or, of a single one, of half its tokens."""
+    middle = len(planned) // 2
+    if middle:
+        return planned[:middle], planned[middle:]
+    if planned[0].count < 2:
+        return ()
+    one, first = planned[0], planned[0].count // 2
+    return [Planned(one.sequence, first)], [Planned(one.sequence, one.count - first)]
+
+
 def age(sequence: Sequence) -> tuple[int, int]:
     """Returns what sequences are sorted by, the oldest first: in the order of receipt, because clients may forge arrivals."""
     return sequence.request.number, sequence.choice

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hplm.adapters.bank import Bank
+from hplm.adapters.layout import Layout
 from hplm.arrays import Array
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import EARLY, Cache, space_of
@@ -92,6 +93,8 @@ class Opened(Protocol):
 
     @property
     def view(self) -> View: ...
+    @property
+    def layouts(self) -> set[Layout]: ...
     def bank(self, name: str) -> Bank: ...
     def upper(self) -> UpperStack: ...
 
@@ -113,6 +116,7 @@ class Service:
         self._stager = Stager(
             config,
             lambda: backbone.view.forest,
+            lambda: backbone.layouts,
             cache,
             settings.seats,  # each running sequence holds one slot of a layout at most
             settings.device,

@@ -139,6 +139,9 @@ class _Machine:
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged:
         return Staged(list(planned), NOTHING, NOTHING, _attend, [], [], NOTHING)
 
+    def wait(self) -> None:
+        pass
+
     def run(self, step: Staged) -> Tensor:
         cost = self._cost
         tokens, sequences = sum(one.count for one in step.planned), len(step.planned)

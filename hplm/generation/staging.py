@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -50,15 +50,20 @@ class Stager:
         self,
         config: BackboneConfig,
         forest: Callable[[], Forest],
+        layouts: Callable[[], Set[Layout]],
         cache: Cache,
         slots: int,
         device: torch.device,
         dtype: torch.dtype,
         resident_rows: int = 0,
     ) -> None:
-        """`forest`: returns the newest tables, and those that requests still need. `slots`: of each layout."""
+        """`forest`: returns the newest tables, and those that requests still need. `layouts`: returns those of all adapters.
+
+        `slots`: of each layout.
+        """
         self._config = config
         self._forest = forest
+        self._layouts = layouts
         self._cache = cache
         self._count = slots
         self._device, self._dtype = device, dtype
@@ -84,6 +89,7 @@ class Stager:
         record, bank = sequence.request.source.adapter
         slots = self._slots.get(bank.layout)
         if slots is None:
+            self._give_room_back()
             slots = self._slots[bank.layout] = Slots(
                 bank.layout, self._count, self._device, bank.layout.computed_in(self._dtype)
             )
@@ -94,6 +100,14 @@ class Stager:
             held = {record for slots in self._slots.values() for record in slots.records}
             self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
         self._tenants[record] = sequence.request.source.tenant
+
+    def _give_room_back(self) -> None:
+        """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
+        for layout in self._slots.keys() - self._layouts():
+            if not self._slots[layout].pinned:
+                del self._slots[layout]
+                self._arrived.pop(layout, None)
+                self._awaited.discard(layout)
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
@@ -115,6 +129,7 @@ class Stager:
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         ends = np.cumsum(counts)
+        seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         divided = parted([one.sequence.adapter for one in planned])
         placed = self._slots, self._arrived, self._device, self._dtype
@@ -122,7 +137,7 @@ class Stager:
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
-            attend=attention_over(self._config, self._cache, [one.chunk for one in planned]),
+            attend=attention_over(self._config, self._cache, [one.chunk for one in planned], seeded),
             adapters=parts_of(divided, counts, *placed),
             last_adapters=parts_of(divided, completes.astype(np.int64), *placed),
             rows=self._sent(ends[completes] - 1),

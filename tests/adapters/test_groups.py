@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -8,10 +9,12 @@ from hypothesis import strategies as st
 
 from hplm.adapters import kernel as kernels
 from hplm.adapters import runs
-from hplm.adapters.kernel import MOST_ROWS, InPlace
+from hplm.adapters.kernel import MOST_RANK, MOST_ROWS, InPlace
 from hplm.adapters.layout import Layout
 from hplm.adapters.runs import Runs
+from hplm.adapters.slots import Slots
 from hplm.adapters.tiles import Tiles
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(
@@ -155,12 +158,47 @@ def test_what_is_no_number_does_not_become_one():
 
 @needs_kernel
 def test_the_kernel_is_used_where_it_fits():
-    def grouped(size, dtype=torch.float32):
-        return type(Layout("bottleneck", size, 768, 1, ("attention_out",)).group(np.zeros(3, dtype=np.int64), CPU, dtype))
+    def grouped(hidden, dtype=torch.float32):
+        return type(Layout("bottleneck", 32, hidden, 1, ("attention_out",)).group(np.zeros(3, dtype=np.int64), CPU, dtype))
 
-    assert grouped(32) is InPlace
-    assert grouped(24) is Tiles  # not a multiple of its registers
-    assert grouped(32, torch.bfloat16) is Tiles
+    assert grouped(768) is InPlace
+    assert grouped(312) is Tiles  # not a multiple of its registers
+    assert grouped(768, torch.bfloat16) is Tiles
+
+
+@needs_kernel
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from(["lora", "bottleneck"]),
+    rank=st.integers(1, MOST_RANK + 20),
+    function=st.sampled_from(["relu", "gelu"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    texts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=6),
+)
+def test_adapters_of_any_rank_take_the_kernel_from_their_slots(kind, rank, function, dtype, texts):
+    """In 32 bits, with the numbers of the records alone. The calls of the kernel are counted."""
+    layout = Layout(kind, rank, 32, 2, ("attention_out", "ffn_in", "ffn_out"), 48, function)
+    flat = torch.randn(3, 2, layout.layer_size, generator=torch.Generator().manual_seed(rank)).half()
+    bank = SimpleNamespace(read=lambda record, out: out.copy_(flat[record]))
+    slots = Slots(layout, 3, CPU, dtype)
+    slots_of = [slots.hold(record, bank) for record in range(3)]
+    slots.fill()
+    of_row = np.repeat([record for record, _ in texts], [count for _, count in texts])
+    groups = layout.group(np.array(slots_of)[of_row], CPU, dtype)
+    generator = torch.Generator().manual_seed(len(of_row))
+    for at, into, out in ((ATTENTION_OUT, 32, 32), (FFN_IN, 32, 48), (FFN_OUT, 48, 32)):
+        before, after = (torch.randn(len(of_row), width, generator=generator).to(dtype) for width in (into, out))
+        with patch.object(kernels.kernel(), "map", wraps=kernels.kernel().map) as calls:
+            got = layout.adapt(at, before, after.clone(), groups, slots.layers[1])
+        one_call = function == "relu" or kind == "lora"
+        assert calls.call_count == (0 if dtype is torch.bfloat16 else 1 if one_call and rank <= MOST_RANK else 2)
+        one_by_one = [
+            layout.adapt(at, before[[row]], after[[row]].clone(), Tiles(np.zeros(1, dtype=np.int64), CPU), own)
+            for row, record in enumerate(of_row)
+            for own in [{name: tensor[None].to(dtype) for name, tensor in layout.unpack(flat[record])[1].items()}]
+        ]
+        scale = float(got.abs().max())
+        assert torch.allclose(got, torch.cat(one_by_one), atol=scale * (1e-5 if dtype is torch.float32 else 3e-2))
 
 
 def test_without_the_kernel_torch_applies_adapters_and_the_log_says_so(tmp_path, monkeypatch, caplog):

@@ -32,10 +32,15 @@ def _record(i):
 def _holds(slots, slot, i, bank):
     own = bank.weights(_record(i))
     return all(
-        torch.equal(layer[name][slot], tensor.float())
+        torch.equal(_corner(layer[name][slot], tensor), tensor.float())
+        and layer[name][slot].count_nonzero() == tensor.count_nonzero()
         for layer, stored in zip(slots.layers, own, strict=True)
         for name, tensor in stored.items()
     )
+
+
+def _corner(slot, tensor):
+    return slot[tuple(map(slice, tensor.shape))]
 
 
 def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):

@@ -1,14 +1,17 @@
 """Damaged tables and banks fail only the tenants, or only the texts, that need what is damaged."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hplm.engine import views
 from hplm.engine.backbone import Backbone
-from hplm.engine.views import Watch
+from hplm.engine.views import LONGEST_PAUSE, Watch
 from hplm.errors import Broken
 from hplm.plot.table import Table
+from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 from testing.random_store import SPECIAL
 from testing.toy import WORDS, Toy
 from tests.engine.asker import Asker
@@ -67,6 +70,33 @@ def test_a_table_that_is_put_right_is_served_again(toy, tmp_path):
     values.write_bytes(whole)
     eventually(lambda: not backbone.view.forest.failures())
     watch.close()
+
+
+def test_a_broken_table_is_tried_again_after_pauses_that_grow(toy, tmp_path, monkeypatch):
+    """Each try reads its index, and holds up what else the process does."""
+    folder = _copy(toy, tmp_path)
+    values = folder / "plot/bio/1/values"
+    whole = values.read_bytes()
+    values.unlink()
+    values.write_bytes(whole[:-2])
+    clock, tries, forest = SimpleNamespace(now=100.0), [], views.Forest
+    monkeypatch.setattr(views, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(views, "Forest", lambda *args: tries.append(clock.now) or forest(*args))
+
+    def look(times):
+        tries.clear()
+        for _ in range(times):
+            clock.now += SECONDS_BETWEEN_LOOKS
+            backbone.refresh()
+        return len(tries)
+
+    backbone = Backbone(folder)
+    assert 5 < look(500) < 20 and len(backbone.view.forest.failures()) == 1
+    pauses = np.diff(tries)
+    assert pauses[0] < 1 and (np.diff(pauses) > -SECONDS_BETWEEN_LOOKS).all() and pauses[-1] < LONGEST_PAUSE + 1
+    values.write_bytes(whole)
+    assert look(int(LONGEST_PAUSE / SECONDS_BETWEEN_LOOKS) + 1) == 1 and not backbone.view.forest.failures()
+    assert look(100) == 0
 
 
 def _copy(toy: Toy, tmp_path):

@@ -61,8 +61,9 @@ def test_a_batch_waits_for_each_layer_before_it_uses_it(tmp_path, monkeypatch):
             copies = []
             for slot, arrival in slots._promised:
                 for name, tensor in slots._layout.unpack(arrival.flat.clone())[number].items():
-                    layer[name][slot].fill_(torch.nan)
-                    copies.append(lambda target=layer[name][slot], tensor=tensor: target.copy_(tensor))
+                    own = layer[name][slot][tuple(map(slice, tensor.shape))]
+                    own.fill_(torch.nan)
+                    copies.append(lambda target=own, tensor=tensor: target.copy_(tensor))
             marks.append(Late(copies))
         slots._promised.clear()
         return marks

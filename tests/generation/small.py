@@ -205,10 +205,11 @@ class Generating:
     ) -> None:  # fmt: skip
         self.small = small
         self.now = 1
+        self.layouts = {source.adapter[1].layout for source in small.sources if source.adapter is not None}
         config = small.config
         cache = Poisoned(space(kind, tokens, config.positions, block), config.upper_layers, config.key_width, CPU)
         self.line = Line(policy(order), Limits(limit, 10**9), cache.space.size_for, admission)
-        self.stager = Stager(config, lambda: small.forest, cache, seats, CPU, torch.float32)
+        self.stager = Stager(config, lambda: small.forest, lambda: self.layouts, cache, seats, CPU, torch.float32)
         self.meter = Meter()
         self.loop = Loop(
             self.line,

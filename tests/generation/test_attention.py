@@ -93,8 +93,10 @@ def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch
         part.copy_(torch.randn(part.shape))
 
     def varlen(
-        query, key, value, ends, key_ends, longest, longest_key, *, enable_gqa, seqused_k, block_table, window_size=(-1, -1)
-    ):
+        query, key, value, ends, key_ends, longest, longest_key, *, enable_gqa, seqused_k, block_table,
+        window_size=(-1, -1), num_splits=None,
+    ):  # fmt: skip
+        assert num_splits == (1 if singles else None)
         assert {x.dtype for x in (ends, key_ends, seqused_k, block_table)} == {torch.int32}
         assert key.shape == value.shape == (8, 32, kv_heads, 16) and enable_gqa == (kv_heads < heads)
         lengths = seqused_k.tolist()
@@ -112,7 +114,7 @@ def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
     projected = torch.randn(sum(chunk.count for chunk in chunks), config.query_width + 2 * config.key_width)
     query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)
-    found = BlockAttention(config, cache, chunks)(LAYER, query, key, value)
+    found = BlockAttention(config, cache, chunks, repeatable=singles)(LAYER, query, key, value)
     assert torch.allclose(found, CachedAttention(config, cache, chunks)(LAYER, query, key, value), atol=1e-5)
 
 

@@ -1,11 +1,14 @@
 """Starts, refusals on arrival, and forecasts."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
 from hplm.generation.forecast import Ahead, Learned, Load, forecast
 from hplm.generation.promise import Promise
+from hplm.generation.request import Request, Sequence
 from hplm.generation.sampling import Sampling
 from tests.generation.small import MS, Generating, Small
 from tests.naming import naming
@@ -54,6 +57,29 @@ def test_forecasts_learn_how_wrong_they_were():
     assert learned.factor == pytest.approx(2, abs=0.01) and learned.share == pytest.approx(0.25, abs=0.01)
     learned.first_token(0.0, 20.0)  # it had no forecast
     assert learned.factor == pytest.approx(2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling", "echo"),
+    [
+        (10_000, lambda: Sampling(), lambda: ""),
+        (10_000, lambda: Sampling(echo=True), lambda: "水" * 100_000),
+        (1_000, lambda: Sampling(stop=tuple("水" * 256 for _ in range(16))), lambda: ""),
+        (100, lambda: Sampling(logit_bias={1000 + i: i / 7 for i in range(1024)}), lambda: ""),
+        (100, lambda: Sampling(stop_token_ids=tuple(1000 + i for i in range(1024))), lambda: ""),
+    ],
+)
+def test_the_memory_of_waiting_requests_is_counted(small, tokens, sampling, echo):
+    """By what is counted, `queue_mb` bounds what is kept."""
+    ids, source = np.arange(1000, 1000 + tokens), small.sources[0]
+    tracemalloc.start()
+    try:
+        given = {"arrival_ns": 1, "seed": 1, "echo": echo()}
+        sequence = Sequence(Request(source, ids.tolist(), ids.copy(), sampling(), print, lambda ids: "", **given))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.7 * kept < sequence.bytes < 1.5 * kept
 
 
 def busy(small):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hplm.errors import QueueFull
+from hplm.generation import staging
 from hplm.generation.cache import BATCH, EARLY
 from hplm.generation.sampling import Sampling
 from tests.generation.small import END, KINDS, MS, VOCABULARY, Generating, Small, decode, same_as_reference
@@ -110,6 +111,17 @@ def test_two_tenants_in_a_step_do_not_touch(small):
     together.run()
     assert [said.ids() for said in asked] == [said.ids() for said in alone]
     assert len({tuple(said.ids()) for said in asked}) == 3
+
+
+def test_attention_of_a_step_with_a_seed_must_not_depend_on_neighbours(small, monkeypatch):
+    asked = []
+    attention = staging.attention_over
+    monkeypatch.setattr(staging, "attention_over", lambda *given: asked.append(given[-1]) or attention(*given))
+    generating = Generating(small)
+    generating.ask([3, 4], Sampling(max_tokens=4, ignore_eos=True))
+    generating.ask([3, 4], Sampling(max_tokens=2, ignore_eos=True, seed=7))
+    generating.run()
+    assert asked == [True] * 2 + [False] * 2
 
 
 def test_the_same_seed_gives_the_same_text_in_any_company(small):

@@ -1,11 +1,13 @@
 """The loop when something fails: steps, copies and adapters, and deadlines, cancellations and the end of the server."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from hplm.errors import Broken, DeadlineMissed, Draining, Internal, InvalidInput
+from hplm.errors import Broken, DeadlineMissed, Draining, Internal, InvalidInput, OutOfCapacity
+from hplm.generation import loop
 from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
 from tests.generation.small import KINDS, MS, Generating, Small, decode, same_as_reference
@@ -92,6 +94,73 @@ def test_a_step_that_fails_ends_its_requests_and_no_other(small):
     second = generating.ask(range(3, 9), Sampling(max_tokens=20))
     generating.run()
     assert isinstance(first.error, Internal) and second.error is None
+    assert "gone" not in str(first.error), "the message of an unexpected error is for the log alone"
+
+
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch's words on a CPU
+
+
+@pytest.mark.parametrize("failing", ["computing", "choosing"])
+def test_a_step_that_the_device_has_no_memory_for_is_computed_in_halves(small, monkeypatch, failing):
+    """Down to single tokens, if need be. All answers are as ever."""
+    generating, sizes = Generating(small), []
+    run, choosing = generating.loop._decoder.run, loop.choose
+
+    def limited(function, size, most):
+        sizes.append(size)
+        if size > most:
+            raise RuntimeError(NO_MEMORY)
+        return function()
+
+    if failing == "computing":
+        generating.loop._decoder.run = lambda step: limited(partial(run, step), len(step.sums), 1)
+    else:
+        monkeypatch.setattr(loop, "choose", lambda *rows: limited(partial(choosing, *rows), len(rows[1]), 1))
+    sampling = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
+    asked = [generating.ask(range(3, 9 + i), sampling, tenant) for i, tenant in enumerate((0, 2, 3))]
+    generating.run()
+    assert max(sizes) > 1 and all(said.error is None for said in asked)
+    assert sum(same_as_reference(small, said) for said in asked) > 12
+
+
+def test_what_the_device_has_no_memory_for_even_alone_is_an_error_of_its_request(small):
+    generating = Generating(small)
+    run, sampling = generating.loop._decoder.run, Sampling(max_tokens=6, ignore_eos=True)
+    one, large, other = (generating.ask([3, 4, 5 + i], sampling) for i in range(3))
+
+    def limited(step):
+        if any(planned.sequence.request is large.request for planned in step.planned):
+            raise RuntimeError(NO_MEMORY)
+        return run(step)
+
+    generating.loop._decoder.run = limited
+    generating.run()
+    assert isinstance(large.error, OutOfCapacity) and names(large.error, "cache_tokens") and NO_MEMORY not in str(large.error)
+    assert not generating.loop.device_failed
+    for said in (one, other):
+        assert said.error is None and len(said.ids()) == 6
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_slots_and_rooms_are_free_only_when_the_device_has_computed(small, fails):
+    """After a step that failed, or that gave no token, nothing else has waited for the device."""
+    generating, order = Generating(small, step_tokens=16), []
+    decoder, stager, running = generating.loop._decoder, generating.stager, generating.loop.running
+    run, release, end = decoder.run, stager.release, running.end
+
+    def computing(step):
+        order.append("run")
+        return run(step) if not fails else 1 / 0
+
+    decoder.run, decoder.wait = computing, lambda: order.append("wait")
+    stager.release = lambda sequence: (order.append("release"), release(sequence))
+    running.end = lambda sequence: (order.append("end"), end(sequence))
+    said = generating.ask(range(3, 33), Sampling(max_tokens=6), tenant=2)
+    generating.loop.step()
+    assert not said.pieces and order[:2] == ["run", "wait"]
+    said.request.cancel()
+    generating.loop.step()
+    assert said.ended and order == ["run", "wait", "release", "end"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,7 +179,7 @@ def test_a_copy_that_fails_is_an_error_of_its_request_alone_and_keeps_no_room(sm
     cache.copy = failing
     like, other = (generating.ask([*range(3, 23), more], sampling) for more in (30, 31))
     generating.loop.step()
-    assert isinstance(like.error, Internal) and cache.copy is copy
+    assert isinstance(like.error, Internal) and cache.copy is copy and "out of memory" not in str(like.error)
     generating.run()
     for said in (first, other):
         assert said.error is None and same_as_reference(small, said) > 10
@@ -156,10 +225,29 @@ def test_adapters_whose_copy_failed_are_copied_for_the_next_request(small):
 
     generating.stager.hold = holding
     generating.loop.step()
-    assert isinstance(first.error, Internal) and len(fills) == 1
+    assert isinstance(first.error, Internal) and len(fills) == 1 and "busy" not in str(first.error)
     second = generating.ask(range(3, 9), sampling, tenant)
     generating.run()
     assert second.error is None and same_as_reference(small, second) == 20
+
+
+def test_slots_are_freed_of_layouts_that_no_tenant_has_any_more(small):
+    """When another layout needs memory, and no sequence holds one of them."""
+    generating, sampling = Generating(small), Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    one, other = (small.sources[tenant].adapter[1].layout for tenant in (2, 3))
+
+    def asked(*tenants):
+        said = [generating.ask(range(3, 9), sampling, tenant) for tenant in tenants]
+        generating.run()
+        assert all(same_as_reference(small, own) > 3 for own in said)
+        return generating.stager.slots().keys()
+
+    assert asked(2) == {one}
+    generating.layouts = {other}
+    assert asked(3) == {other}
+    assert asked(3, 2) == {one, other}, "a request of an older snapshot has its adapter, and takes it from nobody"
+    generating.layouts = {one, other}
+    assert asked(2) == {one, other}
 
 
 def test_a_broken_adapter_is_an_error_of_its_tenant_alone(small):

@@ -9,6 +9,7 @@ from hplm.generation.request import Sequence
 from hplm.generation.running import FINISHED
 from hplm.generation.sampling import Sampling
 from hplm.options import PAGED
+from hplm.plot.forest import Forest
 from tests.generation.small import KINDS, Generating, Small, same_as_reference
 
 
@@ -100,6 +101,23 @@ def test_what_a_finished_sequence_has_computed_serves_the_next_one_of_its_tenant
         small.sources.pop()
     generating.run()
     assert sum(same_as_reference(small, said) for said in asked) > 30
+
+
+def test_a_new_snapshot_of_the_same_tables_ends_no_sharing(small):
+    """A change of any tenant makes a new forest, with other chains over the same tables."""
+    generating, greedy = Generating(small), Sampling(temperature=0, max_tokens=4, ignore_eos=True)
+    forest, before = small.forest, small.sources[0]
+    newer = replace(before, chain=Forest([], forest.branches, before=forest).chain("root", 1))
+    other = replace(before, chain=small.sources[1].chain)  # it has one more table
+    small.sources += [newer, other]
+    try:
+        for source in (before, newer, other):
+            generating.ask(range(3, 36), greedy, small.sources.index(source))
+            while generating.loop.step():
+                pass
+    finally:
+        del small.sources[-2:]
+    assert generating.loop.counts.prompt_tokens == 34 + 0 + 34
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -122,3 +122,38 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     with pytest.raises(RuntimeError):
         answer.say(piece(LENGTH, is_last=True))
     assert counted == [Internal.word] and answer.ended
+
+
+def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones_in_turn(model):
+    """To ask is a round trip to the server process, and thousands may wait."""
+    many, looks = 3 * model.MOST_WAITING, 4
+    waits = [SimpleNamespace(first_token_ns=0, cancelled=False) for _ in range(many)]
+    grows = [SimpleNamespace(first_token_ns=1, cancelled=False) for _ in range(5)]
+    gone, ended = {id(waits[-1]), id(grows[-1])}, {id(waits[0]), id(grows[0])}
+    asked, so_far, waited = [], [], iter([False] * looks + [True])
+
+    class Answer:
+        def __init__(self, request):
+            self.request, self.ended = request, id(request) in ended
+
+        @property
+        def is_unwanted(self):
+            so_far.append(self.request)
+            return id(self.request) in gone
+
+    def wait(seconds):
+        asked.append([*so_far])
+        so_far.clear()
+        return next(waited)
+
+    served = model.TritonPythonModel()
+    served._open = {Answer(request): request for request in (*waits, *grows)}
+    served._ending = SimpleNamespace(wait=wait)
+    served._service = SimpleNamespace(cancel=lambda request: setattr(request, "cancelled", True))
+    served._look_for_cancelled()
+    of_waiting = [[request for request in look if not request.first_token_ns] for look in asked[1:]]
+    assert [len(look) for look in of_waiting] == [model.MOST_WAITING] * looks
+    assert {id(request) for look in of_waiting[:3] for request in look} == {id(request) for request in waits[1:]}
+    assert [sum(request is grows[1] for request in look) for look in asked[1:]] == [1] * looks
+    assert waits[-1].cancelled and grows[-1].cancelled
+    assert [request for request in served._open.values() if request.cancelled or id(request) in ended] == []

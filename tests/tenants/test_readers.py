@@ -5,13 +5,14 @@ import os
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from builder.store.store import TenantFile
-from hplm.engine.views import View, Watch
-from hplm.errors import Draining, NoTenant
+from hplm.engine.views import LONGEST_PAUSE, View, Watch
+from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.metrics import names
 from hplm.plot.rows import StoredRows
 from hplm.tenants.manager import Manager
@@ -173,6 +174,35 @@ def test_a_ticket_of_a_skipped_generation_is_valid(place):
     assert backbone.view.snapshot.generation == generations[2] and backbone.at(generations[1]) is between
     with pytest.raises(Draining):
         backbone.at(generations[2] + 1)
+
+
+def test_a_snapshot_is_not_read_again_while_nothing_changes(place, monkeypatch, caplog):
+    """At thousands of tenants that takes a third of a second, and a reader looks five times a second."""
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    older, newer = (live.add(name, knowledge(store, name)).generation for name in ("new-a", "new-b"))
+    backbone, read = served(place), []
+    load = backbone.state.load
+    monkeypatch.setattr(backbone.state, "load", lambda generation: read.append(generation) or load(generation))
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("hplm.engine.views.time", SimpleNamespace(monotonic=lambda: clock.now))
+    live.state.publish(older)  # as if a state was put back while it is served
+    for _ in range(20):
+        backbone.refresh()
+    assert not read and backbone.view.snapshot.generation == newer
+    assert names_in(caplog.text, "toy", older, newer)
+    live.state.publish(newer + 1)  # whose snapshot is missing
+    for _ in range(2):
+        with pytest.raises(InvalidInput):
+            backbone.refresh()
+        for _ in range(20):
+            backbone.refresh()
+        assert backbone.is_behind
+        clock.now += LONGEST_PAUSE
+    assert read == [newer + 1] * 2
+    live.state.publish(newer)
+    backbone.refresh()
+    assert len(read) == 2 and not backbone.is_behind
 
 
 def until_somebody_reads(live):
