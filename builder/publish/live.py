@@ -122,7 +122,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
     _check_store(manager, store)
     found = store.tenant(tenant_id)
     if found is None:
-        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     _check_same(manager, store, found.domain, found.domain_version)
     return _checked(manager, store, found)

@@ -112,7 +112,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     check_name("tenant", tenant_id)
     versions = store.tenant_versions(tenant_id)
     if not versions:
-        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
