@@ -128,11 +128,9 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
 def _report(asked: dict[str, Any], material: Material, parts: Parts, ground: Ground, trained: Trained) -> dict[str, Any]:
     counts = _counts(parts.training)
     training = {"file": str(material.train.resolve()), "digest": asked["training"]}
-    if material.dev is not None:
-        dev = {"file": str(material.dev.resolve()), "digest": asked["dev"]}
-    else:
-        dev = {**training, "below": parts.below}
+    dev = {"file": str(material.dev.resolve()), "digest": asked["dev"]} if material.dev is not None else training
     return {
+        **({"divided": asdict(parts.divided)} if parts.divided is not None else {}),
         "training": {**training, **_described(parts.training, ground.texts)},
         "dev": {**dev, **_described(parts.dev, ground.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
