@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from builder.store.savepoint import Savepoint
+from builder.training.model import Diverged
 from hplm.errors import InvalidInput
 
 WARM_UP = 0.1
@@ -164,11 +165,16 @@ class Learning:
                 loss, tokens = loss_of(next(following))
                 self._optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRADIENT_NORM)
+                norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRADIENT_NORM)
+                if not math.isfinite(value := loss.item()) or not math.isfinite(norm.item()):
+                    raise Diverged(
+                        f"{title} diverged: in step {course.steps + 1} the loss is {value:g} and its gradient {norm.item():g}. "
+                        "Start again with another --seed, with fewer --minutes or --steps, or with --minutes 0"
+                    )
                 self._optimizer.step()
                 course.steps += 1
                 course.tokens += tokens
-                course.losses.append(loss.item())
+                course.losses.append(value)
                 course.seconds = before + time.monotonic() - started
                 share = budget.used(course.steps, course.seconds)
                 if between is not None and between(share):
