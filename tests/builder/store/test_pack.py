@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +84,16 @@ def test_a_store_is_not_overwritten(store, tmp_path):
     with pytest.raises(InvalidInput, match=naming(store.folder, "--store")):
         unpack_root(tmp_path / "root.tar", store.folder)
     assert content(store.folder) == before
+
+
+def test_a_root_is_unpacked_into_the_current_folder(store, tmp_path, monkeypatch):
+    pack_root(store, tmp_path / "root.tar")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    unpack_root(tmp_path / "root.tar", Path("."))
+    assert content(Path(".")) == of_root(store)
+    with pytest.raises(InvalidInput, match=naming(".")):
+        pack_root(store, Path("."))
 
 
 def test_a_damaged_file_is_named_and_leaves_nothing_behind(store, tmp_path):

@@ -9,6 +9,7 @@ from builder.adaptation.learning import Budget
 from builder.importing.generative import plain_tenant
 from builder.publish.export import export, write_version
 from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.tables.domain import DomainOptions, build_domain
 from builder.tables.root import RootOptions, build_root
@@ -111,3 +112,9 @@ def test_commands_make_a_decoder_and_its_tenant(folder, tmp_path, capsys):
     assert main(["verify", "--store", store]) == 0
     export(Store(tmp_path / "store"), tmp_path / "repository", ServingOptions())
     assert {path.parent.name for path in (tmp_path / "repository").glob("*/config.pbtxt")} == {"tiny", ALIAS}
+
+
+def test_a_root_without_a_corpus_is_packed(folder, tmp_path):
+    store = whole(folder, tmp_path / "store")
+    pack_root(store, tmp_path / "root.tar")
+    assert unpack_root(tmp_path / "root.tar", tmp_path / "there").domains() == [("root", 1)]
