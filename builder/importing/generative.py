@@ -87,5 +87,6 @@ def import_generative(
             tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
             layers, megabytes = sorted(parts.lower), round(sum(table.meta.sizes().values()) / 1e6, 3)
             report["merged"] = {"domain": tenant.domain, "layers": layers, "ngrams": table.meta.keys, "mb": megabytes}
+        store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted meanwhile
         store.save_tenant(tenant, adapter, {}, report)
     return tenant, report

@@ -103,5 +103,6 @@ def _tabulated(
         merge(lower, changes)
         store.save_lower(new.name, 1, lower)
     counts = build.count(store, store.tokenizer(), store.counts_folder(new.name, 1))
+    store.chain(*parent)  # fails if the parent was deleted meanwhile
     spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
     return build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, build.folder)

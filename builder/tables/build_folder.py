@@ -30,8 +30,7 @@ ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a l
 @contextmanager
 def held(folder: Path, what: str) -> Iterator[None]:
     """Holds the folder in which `what` is built, for this process alone. Removes it in the end if it is empty."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = _opened(folder)
     try:
         if not _locked(handle, folder):
             raise InvalidInput(f"{what} is being built by another process: wait for it")
@@ -42,6 +41,24 @@ def held(folder: Path, what: str) -> Iterator[None]:
                 folder.rmdir()
     finally:
         os.close(handle)
+
+
+@contextmanager
+def held_next(store: Store, domain: str) -> Iterator[int]:
+    """Holds the folder in which the next version of a domain is built. Returns its number, which is sure from then on."""
+    while True:
+        version = store.latest(domain) + 1
+        with held(store.work_folder(domain, version), f"domain {domain!r}"):
+            if version == store.latest(domain) + 1:
+                yield version
+                return
+
+
+def _opened(folder: Path) -> int:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has just ended, and removed it
+            return os.open(folder, os.O_RDONLY)
 
 
 def _locked(handle: int, folder: Path) -> bool:

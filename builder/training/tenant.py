@@ -97,6 +97,7 @@ def build_tenant(
         if tried:
             report["grid"] = [point.described() for point in tried]
         title = f"{tenant_id} version {version}: {task} on {domain}"
+        store.chain(domain, material.domain_version)  # fails if the domain was deleted meanwhile
         store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
         put_away(working)
         if before is not None and (left := level_names(store, before)):
