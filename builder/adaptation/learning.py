@@ -185,9 +185,10 @@ class Learning:
                 elif steps == PACE_STEPS and show_progress:
                     pace = (steps - 1) / (time.monotonic() - after_first)
                     bar.write(f"{title}: {budget.outlook(pace)}", file=sys.stderr)
-                bar.n = min(100, round(100 * share))
                 left = max(0.0, course.seconds * (1 / share - 1))
-                bar.set_postfix_str(f"step {course.steps}, loss {course.losses[-1]:.3f}, {_duration(left)} left")
+                said = f"step {course.steps}, loss {course.losses[-1]:.3f}, {_duration(left)} left"
+                bar.set_postfix_str(said, refresh=False)
+                bar.update(min(100.0, 100 * share) - bar.n)
                 if self._savepoint.due:
                     self.save()
         self.save()

@@ -140,8 +140,8 @@ def train(
             for some in chosen[max(0, course.step - first) :]:
                 learner.set_rate(_warm_up_then_decay(total, options.warm_up, course.step))
                 loss = training.step(some, further)
+                bar.set_postfix_str(f"loss {loss:.3f}{course}", refresh=False)
                 bar.update()
-                bar.set_postfix_str(f"loss {loss:.3f}{course}")
                 training.save_if_due()
             first += len(chosen)
             if len(course.history) < epoch:
