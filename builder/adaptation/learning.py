@@ -74,9 +74,9 @@ class Budget:
         """Says what the budget amounts to, at this number of steps a second."""
         said = [f"{pace:.2g} steps a second here"]
         if self.steps is not None:
-            said.append(f"{self.steps:,} steps take {_duration(self.steps / pace)}")
+            said.append(f"{self.steps:,} steps take {duration(self.steps / pace)}")
         if self.minutes is not None:
-            said.append(f"{_duration(60 * self.minutes)} are some {round(60 * self.minutes * pace):,} steps")
+            said.append(f"{duration(60 * self.minutes)} are some {round(60 * self.minutes * pace):,} steps")
         return ", ".join(said)
 
 
@@ -186,7 +186,7 @@ class Learning:
                     pace = (steps - 1) / (time.monotonic() - after_first)
                     bar.write(f"{title}: {budget.outlook(pace)}", file=sys.stderr)
                 left = max(0.0, course.seconds * (1 / share - 1))
-                said = f"step {course.steps}, loss {course.losses[-1]:.3f}, {_duration(left)} left"
+                said = f"step {course.steps}, loss {course.losses[-1]:.3f}, {duration(left)} left"
                 bar.set_postfix_str(said, refresh=False)
                 bar.update(min(100.0, 100 * share) - bar.n)
                 if self._savepoint.due:
@@ -215,7 +215,7 @@ def _fall(share: float) -> float:
     return (1 + math.cos(math.pi * share)) / 2
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"

@@ -22,6 +22,8 @@ from builder.tables.counts import Counts
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
+from hplm.plot.keys import KeySpace
+from hplm.plot.writing import NoSpace
 
 PLAN = "plan.json"
 ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents
@@ -76,7 +78,7 @@ class BuildFolder:
     def __init__(self, folder: Path, corpus: list[Path], options: dict[str, Any], clear: Callable[[], object]) -> None:
         """`clear` removes what a build left outside of this folder, when the folder was removed to start again."""
         self.folder = folder
-        self._paths = corpus
+        self._paths, self._clear = corpus, clear
         plan = plan_of(corpus, options)
         file = folder / PLAN
         begun = json.loads(file.read_text("utf-8")) if file.exists() else None
@@ -107,9 +109,19 @@ class BuildFolder:
             readable(documents)
         return documents
 
-    def count(self, store: Store, tokenizer: Tokenizer, folder: Path) -> Counts:
+    def count(self, space: KeySpace, tokenizer: Tokenizer, folder: Path) -> Counts:
         """Counts the n-grams of the corpus into `folder`."""
-        return count_ngrams(self.corpus(tokenizer), store.space, folder)
+        return count_ngrams(self.corpus(tokenizer), space, folder)
+
+    @contextmanager
+    def refusable(self) -> Iterator[None]:
+        """Removes all that was made if the disk has no room for the table: with another --keep it is a new build."""
+        try:
+            yield
+        except NoSpace:
+            self._clear()
+            self.close()
+            raise
 
     def close(self) -> None:
         """Removes the folder: the branch is finished, or refused."""

@@ -19,6 +19,7 @@ from builder.tables.counting import add_counts
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
+from builder.tables.size import check_table, chosen_keep
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
@@ -32,14 +33,15 @@ NAMED = 20  # the most users of a domain that an error names
 @dataclass(frozen=True)
 class DomainOptions:
     parent: str = "root"
-    keep: float = 1.0
+    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
     dtype: str = "fp16"
     seed: int = 0
     learn: str = "masked"  # how the lower layers learn the corpus
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        if self.keep is not None:
+            check_keep(self.keep)
         check_seed(self.seed)
 
 
@@ -65,13 +67,17 @@ def build_domain(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
-        if not store.has_lower(name, 1):
+        if not (adapted := store.has_lower(name, 1)):
             _refuse_little(store, build, name, options)
-            _adapt(store, build, parent, (name, 1), options, budget, device)
-        counts = build.count(store, store.tokenizer(), store.counts_folder(name, 1))
-        store.chain(*parent)  # fails if the parent was deleted meanwhile
+        counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
+        keep = chosen_keep(counts, root=False, keep=options.keep)
         spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
-        table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, build.folder)
+        if not adapted:
+            with build.refusable():
+                check_table(store.folder, spec, counts, keep, store.lower(*parent), device)
+            _adapt(store, build, parent, (name, 1), options, budget, device)
+        store.chain(*parent)  # fails if the parent was deleted meanwhile
+        table = build_table(store, spec, counts, store.lower(name, 1), keep, device, build.folder)
         build.close()
         return table
 
@@ -115,13 +121,16 @@ def update_domain(
         keep = Ranking(old_counts, root=parent is None).keep_of(before.meta) if options.keep is None else options.keep
         working = store.work_folder(name, version)
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
-        if not store.has_lower(name, version):
-            _adapt(store, build, (name, version - 1), (name, version), options, budget, device)
-        new_counts = build.count(store, store.tokenizer(), build.folder / "counts")
+        new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
         counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
         learned = not budget.empty and not store.config.is_decoder
         known = before if not learned and dtype == before.meta.dtype else None
+        if not store.has_lower(name, version):
+            with build.refusable():
+                copied = known.meta.keys if known is not None else 0
+                check_table(store.folder, spec, counts, keep, store.lower(name, version - 1), device, copied)
+            _adapt(store, build, (name, version - 1), (name, version), options, budget, device)
         table = build_table(store, spec, counts, store.lower(name, version), keep, device, build.folder, known)
         store.sweep()
         build.close()

@@ -31,6 +31,14 @@ class NoSpace(HplmError):
     """The disk is full. Finished tables are untouched, and the batches written so far are kept."""
 
 
+def check_room(folder: Path, needed: int, what: str, way_out: str) -> None:
+    """Refuses to begin what the file system of a folder has no room for. The folder need not exist yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise NoSpace(f"{what} takes {needed / 1e9:,.2f} GB, but {there} has {free / 1e9:,.2f} GB of free space: {way_out}")
+
+
 def write_table(
     folder: Path,
     spec: TableSpec,
