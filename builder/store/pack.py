@@ -19,6 +19,7 @@ from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store, check_name, written_folder
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.plot.room import check_room
 
 FORMAT = 1
 MANIFEST = "root.json"
@@ -36,6 +37,8 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
     paths += [path for name in store.stacks() for path in store.stack_files(name) if path.exists()]
     for folder in (store.counts_folder("root", version), store.table_folder("root", version)):  # a decoder may lack counts
         paths += sorted(folder.glob("*"))
+    needed = sum(path.stat().st_size for path in paths)
+    check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
     files = {path.relative_to(store.folder).as_posix(): _described(path) for path in paths}
     manifest = {
         "format": FORMAT,
@@ -60,6 +63,7 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
         raise InvalidInput(f"{folder} is not empty: name a new --store")
     if name is not None:
         check_name("backbone", name)
+    check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
     unpacked = folder / UNPACKED  # and not instead of `folder`, which may be the current folder or a mount point
     try:
         with tarfile.open(file, "r:") as archive, written_folder(unpacked) as writing:

@@ -23,7 +23,7 @@ from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from hplm.plot.keys import KeySpace
-from hplm.plot.writing import NoSpace
+from hplm.plot.room import NoSpace
 
 PLAN = "plan.json"
 ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents

@@ -15,8 +15,9 @@ from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from hplm.model.stacks import LowerStack
 from hplm.plot.index import IndexMeta
+from hplm.plot.room import check_room
 from hplm.plot.table import TableMeta, TableSpec
-from hplm.plot.writing import BATCH, check_room
+from hplm.plot.writing import BATCH
 
 USUAL_NGRAMS = 1_000_000  # the most that a table takes if nothing else is asked for: 4.6 GB of a BERT-base in fp16
 PROBED = 256  # n-grams on a CPU

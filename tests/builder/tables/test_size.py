@@ -12,7 +12,7 @@ from builder.tables import root as roots
 from builder.tables import size
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
-from hplm.plot.writing import NoSpace, check_room
+from hplm.plot.room import NoSpace, check_room
 from tests.builder.adaptation.test_masked import save
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
