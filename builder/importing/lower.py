@@ -93,7 +93,7 @@ def merged(
 def _tabulated(
     store: Store, parent: tuple[str, int], changes: Changes, new: NewDomain, build: BuildFolder, device: torch.device
 ) -> Table:
-    if not (merged := store.has_lower(new.name, 1)):
+    if not (adapted := store.has_lower(new.name, 1)):
         tokens = build.corpus(store.tokenizer()).tokens
         if tokens < new.min_tokens:
             build.close()
@@ -104,7 +104,7 @@ def _tabulated(
     counts = build.count(store.space, store.tokenizer(), store.counts_folder(new.name, 1))
     keep = chosen_keep(counts, root=False, keep=new.keep)
     spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
-    if not merged:
+    if not adapted:
         lower = store.lower(*parent)
         with build.refusable():
             check_table(store.folder, spec, counts, keep, lower, device)

@@ -115,12 +115,16 @@ class BuildFolder:
 
     @contextmanager
     def refusable(self) -> Iterator[None]:
-        """Removes all that was made if the disk has no room for the table: with another --keep it is a new build."""
+        """Removes all that was made if the disk has no room for the table: with another --keep it is a new build.
+
+        What an interrupted call has learned stays: the same command goes on once the disk has room.
+        """
         try:
             yield
         except NoSpace:
-            self._clear()
-            self.close()
+            if not any(self.folder.glob("*.pt")):
+                self._clear()
+                self.close()
             raise
 
     def close(self) -> None:

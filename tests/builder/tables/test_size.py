@@ -50,6 +50,13 @@ def test_a_domain_without_room_is_refused_and_can_be_built_smaller(tmp_path, mon
     ):
         with pytest.raises(NoSpace, match=naming("GB", store.folder, "--keep")):
             call()
+    (store.work_folder("less", 1)).mkdir()
+    (learned := store.work_folder("less", 1) / "adaptation.pt").touch()
+    with pytest.raises(NoSpace):
+        build_domain(store, "less", files, options(), NO_TIME, CPU)
+    assert learned.exists()
+    shutil.rmtree(learned.parent)
+    store.remove_branch("less", 1)
     assert not list((store.folder / "building").iterdir()) and not store.counts_folder("less", 1).exists()
     monkeypatch.setattr(domains, "_adapt", adapt)
     with pytest.raises(NoSpace) as refused:
