@@ -151,7 +151,10 @@ def named(model: str) -> str:
 
 def fingerprint(*settings: object) -> str:
     """Returns a digest of all that the demo's files depend on: packages, whose docstrings it reads, settings, our formats."""
-    packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
+    read = {package.partition(".")[0] for domain in DOMAINS for package in (*domain.packages, *domain.further_packages)}
+    found = importlib.metadata.packages_distributions()
+    names = {name for package in read for name in found.get(package, [])}
+    packages = sorted(f"{name}=={importlib.metadata.version(name)}" for name in names)
     everything = [sys.version, packages, DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
 

@@ -30,6 +30,10 @@ class Domain:
         return tuple(sorted({source.package for area in self.areas for source in area.sources}))
 
     @property
+    def further_packages(self) -> tuple[str, ...]:
+        return tuple(sorted({source.package for source in self.further}))
+
+    @property
     def package_names(self) -> frozenset[str]:
         """The words that reveal the package of a text. Each part of "google.protobuf" does."""
         return frozenset(part for package in self.packages for part in package.split("."))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from builder.store.savepoint import Savepoint
+from builder.training.model import Diverged
 from hplm.errors import InvalidInput
 
 WARM_UP = 0.1
@@ -73,9 +74,9 @@ class Budget:
         """Says what the budget amounts to, at this number of steps a second."""
         said = [f"{pace:.2g} steps a second here"]
         if self.steps is not None:
-            said.append(f"{self.steps:,} steps take {_duration(self.steps / pace)}")
+            said.append(f"{self.steps:,} steps take {duration(self.steps / pace)}")
         if self.minutes is not None:
-            said.append(f"{_duration(60 * self.minutes)} are some {round(60 * self.minutes * pace):,} steps")
+            said.append(f"{duration(60 * self.minutes)} are some {round(60 * self.minutes * pace):,} steps")
         return ", ".join(said)
 
 
@@ -164,11 +165,16 @@ class Learning:
                 loss, tokens = loss_of(next(following))
                 self._optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRADIENT_NORM)
+                norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRADIENT_NORM)
+                if not math.isfinite(value := loss.item()) or not math.isfinite(norm.item()):
+                    raise Diverged(
+                        f"{title} diverged: in step {course.steps + 1} the loss is {value:g} and its gradient {norm.item():g}. "
+                        "Start again with another --seed, with fewer --minutes or --steps, or with --minutes 0"
+                    )
                 self._optimizer.step()
                 course.steps += 1
                 course.tokens += tokens
-                course.losses.append(loss.item())
+                course.losses.append(value)
                 course.seconds = before + time.monotonic() - started
                 share = budget.used(course.steps, course.seconds)
                 if between is not None and between(share):
@@ -179,9 +185,10 @@ class Learning:
                 elif steps == PACE_STEPS and show_progress:
                     pace = (steps - 1) / (time.monotonic() - after_first)
                     bar.write(f"{title}: {budget.outlook(pace)}", file=sys.stderr)
-                bar.n = min(100, round(100 * share))
                 left = max(0.0, course.seconds * (1 / share - 1))
-                bar.set_postfix_str(f"step {course.steps}, loss {course.losses[-1]:.3f}, {_duration(left)} left")
+                said = f"step {course.steps}, loss {course.losses[-1]:.3f}, {duration(left)} left"
+                bar.set_postfix_str(said, refresh=False)
+                bar.update(min(100.0, 100 * share) - bar.n)
                 if self._savepoint.due:
                     self.save()
         self.save()
@@ -208,7 +215,7 @@ def _fall(share: float) -> float:
     return (1 + math.cos(math.pi * share)) / 2
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"

@@ -107,6 +107,6 @@ def gathered(task: TrainingTask, learned: Sequence[Learned]) -> tuple[Labelled, 
 def _divided(task: TrainingTask, learned: Learned) -> tuple[Labelled, Labelled]:
     assert learned.train is not None
     training = task.read(learned.train)
-    if learned.dev is not None and learned.below is None:
+    if learned.dev is not None and learned.divided is None:
         return training, task.read(learned.dev)
-    return split_off(training, DEV_SHARE, learned.below)[:2]
+    return split_off(training, DEV_SHARE, learned.divided)[:2]

@@ -122,6 +122,6 @@ def opened(
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:
     tenant = store.tenant(tenant_id)
     if tenant is None:
-        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     return tenant

@@ -86,7 +86,9 @@ def read_adapterhub(folder: Path, model: str, task: str | None) -> tuple[FoundAd
         changes = _bottlenecks(config, source)
     elif architecture == "lora":
         _check(config, LORA_OPTIONS, path, "train a plain LoRAConfig")
-        changes = _loras(number(config, "alpha", path) / number(config, "r", path), source)
+        if (rank := number(config, "r", path)) <= 0:
+            raise InvalidInput(f"{path}: r is {rank}, but a LoRA has a rank of 1 or more: save the adapter again")
+        changes = _loras(number(config, "alpha", path) / rank, source)
     else:
         raise InvalidInput(f"{path}: architecture {architecture!r} is not supported: train a double_seq_bn or a LoRA")
     kind = architecture

@@ -26,17 +26,26 @@ APPROXIMATE = (
 )
 
 
-def plain_tenant(store: Store, tenant_id: str, domain: str = "root") -> TenantFile:
-    """Makes a tenant without an adapter. Returns the version before if it is the same."""
+def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantFile:
+    """Makes a tenant without an adapter, or the next version of a tenant: with its adapter, on the newest tables of its domain.
+
+    `domain`: default: that of the version before, or root. Returns the version before if it is the same.
+    """
     check_name("tenant", tenant_id)
     check_backbone(TASK, store.config)
     with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
         before = store.tenant(tenant_id)
-        version = before.version + 1 if before is not None else 1
-        tenant = TenantFile(tenant_id, version, domain, store.latest(domain), TASK, [], rank=0)
-        if before is not None and replace(tenant, version=before.version) == before:
-            return before
-        store.save_tenant(tenant, None, {}, {"task": TASK})
+        domain = domain or (before.domain if before is not None else "root")
+        if before is None:
+            tenant = TenantFile(tenant_id, 1, domain, store.latest(domain), TASK, [], rank=0)
+            weights, report = (None, {}), {"task": TASK}
+        else:
+            tenant = replace(before, domain=domain, domain_version=store.latest(domain))
+            if tenant == before:
+                return before
+            tenant = replace(tenant, version=before.version + 1)
+            weights, report = store.tenant_weights(before), store.report(before)
+        store.save_tenant(tenant, *weights, report)
     return tenant
 
 
@@ -78,5 +87,6 @@ def import_generative(
             tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
             layers, megabytes = sorted(parts.lower), round(sum(table.meta.sizes().values()) / 1e6, 3)
             report["merged"] = {"domain": tenant.domain, "layers": layers, "ngrams": table.meta.keys, "mb": megabytes}
+        store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted meanwhile
         store.save_tenant(tenant, adapter, {}, report)
     return tenant, report

@@ -13,6 +13,7 @@ from builder.importing.found import Changes, FoundAdapter
 from builder.options import check_keep
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
+from builder.tables.size import check_table, chosen_keep
 from builder.tables.table import build_table
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
@@ -25,12 +26,13 @@ from hplm.plot.table import Table
 class NewDomain:
     name: str
     corpus: list[Path]
-    keep: float = 1.0
+    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
     dtype: str = "fp16"
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        if self.keep is not None:
+            check_keep(self.keep)
 
 
 @torch.no_grad()
@@ -91,7 +93,7 @@ def merged(
 def _tabulated(
     store: Store, parent: tuple[str, int], changes: Changes, new: NewDomain, build: BuildFolder, device: torch.device
 ) -> Table:
-    if not store.has_lower(new.name, 1):
+    if not (adapted := store.has_lower(new.name, 1)):
         tokens = build.corpus(store.tokenizer()).tokens
         if tokens < new.min_tokens:
             build.close()
@@ -99,9 +101,14 @@ def _tabulated(
                 f"the corpus has {tokens:,} tokens, fewer than {new.min_tokens:,}: most lookups would fall back to "
                 f"{parent[0]!r}, which was built without the adapter. Give more text, or lower --min-tokens"
             )
-        lower = store.lower(*parent)
-        merge(lower, changes)
-        store.save_lower(new.name, 1, lower)
-    counts = build.count(store, store.tokenizer(), store.counts_folder(new.name, 1))
+    counts = build.count(store.space, store.tokenizer(), store.counts_folder(new.name, 1))
+    keep = chosen_keep(counts, root=False, keep=new.keep)
     spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
-    return build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, build.folder)
+    if not adapted:
+        lower = store.lower(*parent)
+        with build.refusable():
+            check_table(store.folder, spec, counts, keep, lower, device)
+        merge(lower.cpu(), changes)
+        store.save_lower(new.name, 1, lower)
+    store.chain(*parent)  # fails if the parent was deleted meanwhile
+    return build_table(store, spec, counts, store.lower(new.name, 1), keep, device, build.folder)

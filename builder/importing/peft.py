@@ -176,7 +176,8 @@ def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: dict[str
     """Folds the scale into B. The rank is the tensor's own."""
     if pair.keys() != {"a", "b"}:
         raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
-    rank = len(pair["a"])
+    if not (rank := len(pair["a"])):
+        raise InvalidInput(f"{source} has a LoRA of rank 0 of {module!r}: save the adapter again")
     scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
     return {"a": pair["a"], "b": pair["b"] * scale}
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
+from hplm.plot.room import bytes_in, check_room
 from hplm.server import folder_lock
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -67,8 +68,10 @@ def write_version(store: Store, tenants: list[TenantFile], version_folder: Path)
         for name in store.stacks():
             copy_file(store.stack_file(name), folder / Backbone.STACKS / store.stack_file(name).name)
         branches = assign_addresses(store.table(*branch) for branch in _needed(store, tenants))
-        for branch in branches:
-            for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
+        tables = [store.folder / "plot" / branch.folder for branch in branches]
+        check_copies(tables, folder)
+        for branch, table in zip(branches, tables, strict=True):
+            for file in sorted(table.iterdir()):
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
         exported = _write_banks(store, tenants, folder / Backbone.BANKS)
         Snapshot(0, branches, exported, export_digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
@@ -170,6 +173,12 @@ def export_digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -
         for header in Bank(bank).headers():
             content.update(header)
     return content.hexdigest()[:16]
+
+
+def check_copies(tables: Sequence[Path], folder: Path) -> None:
+    """Refuses tables that the file system of `folder` has no room for. Where `copy_file` links them, they need none."""
+    copied = [table for table in tables if table.stat().st_dev != folder.stat().st_dev]
+    check_room(folder, bytes_in(*copied), f"what is copied from {', '.join(map(str, copied[:3]))}", "free some space there")
 
 
 def copy_file(source: Path, target: Path) -> None:

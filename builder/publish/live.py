@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from builder.publish.export import copy_file
+from builder.publish.export import check_copies, copy_file
 from builder.store.calibrations import calibration_of
 from builder.store.levels import StoredLevel, ladder_of, levels_of
 from builder.store.links import link_of
@@ -122,7 +122,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
     _check_store(manager, store)
     found = store.tenant(tenant_id)
     if found is None:
-        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     _check_same(manager, store, found.domain, found.domain_version)
     return _checked(manager, store, found)
@@ -212,6 +212,7 @@ def _folder_of(table: Table) -> str:
 
 def _copy(table: Table, copies: Path) -> None:
     with written_folder(copies / _folder_of(table)) as folder:
+        check_copies([table.folder], folder)
         for file in sorted(table.folder.iterdir()):
             copy_file(file, folder / file.name)
 

@@ -32,18 +32,7 @@ class Branches:
     def table_spec(
         self, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
     ) -> TableSpec:
-        return TableSpec(
-            domain=domain,
-            version=version,
-            parent=parent[0] if parent else None,
-            parent_version=parent[1] if parent else None,
-            n=self.config.window.n,
-            causal=self.config.window.causal,
-            vocabulary=self.config.vocabulary,
-            hidden=self.config.hidden,
-            dtype=dtype,
-            corpus_tokens=corpus_tokens,
-        )
+        return table_spec(self.config, domain, version, parent, dtype, corpus_tokens)
 
     def domains(self) -> list[tuple[str, int]]:
         """Returns every table: the root first, then by name and version."""
@@ -86,3 +75,20 @@ class Branches:
         return Forest(
             [self.folder / "plot"], assign_addresses(self.table(*step) for step in reversed(self.chain(domain, version)))
         )
+
+
+def table_spec(
+    config: BackboneConfig, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
+) -> TableSpec:
+    return TableSpec(
+        domain=domain,
+        version=version,
+        parent=parent[0] if parent else None,
+        parent_version=parent[1] if parent else None,
+        n=config.window.n,
+        causal=config.window.causal,
+        vocabulary=config.vocabulary,
+        hidden=config.hidden,
+        dtype=dtype,
+        corpus_tokens=corpus_tokens,
+    )

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import tarfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -18,20 +19,26 @@ from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store, check_name, written_folder
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.plot.room import check_room
 
 FORMAT = 1
 MANIFEST = "root.json"
+UNPACKED = "unpacked"
 BLOCK = 1 << 20
 
 
 def pack_root(store: Store, file: Path) -> dict[str, Any]:
     """Writes the newest version of the store's root to a file, and returns its manifest. The same root gives the same bytes."""
+    if file.is_dir():
+        raise InvalidInput(f"{file} is a folder: name a file in it")
     version = store.latest("root")
     paths = [store.folder / name for name in ("store.json", "backbone.json", "tokenizer.json", "upper.safetensors")]
     paths += [path for path in store.lower_files("root", version) if path.exists()]
     paths += [path for name in store.stacks() for path in store.stack_files(name) if path.exists()]
-    for folder in (store.counts_folder("root", version), store.table_folder("root", version)):
-        paths += sorted(folder.iterdir())
+    for folder in (store.counts_folder("root", version), store.table_folder("root", version)):  # a decoder may lack counts
+        paths += sorted(folder.glob("*"))
+    needed = sum(path.stat().st_size for path in paths)
+    check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
     files = {path.relative_to(store.folder).as_posix(): _described(path) for path in paths}
     manifest = {
         "format": FORMAT,
@@ -51,20 +58,30 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
 
 def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | None = None) -> Store:
     """Makes a store from a packed root. `name`: of the backbone. `model`: the original model, if it lies elsewhere here."""
-    if folder.exists() and any(folder.iterdir()):
+    existed = folder.exists()
+    if existed and any(path.name != f"{UNPACKED}.writing" for path in folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty: name a new --store")
     if name is not None:
         check_name("backbone", name)
+    check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
+    unpacked = folder / UNPACKED  # and not instead of `folder`, which may be the current folder or a mount point
     try:
-        with tarfile.open(file, "r:") as archive, written_folder(folder) as writing:
+        with tarfile.open(file, "r:") as archive, written_folder(unpacked) as writing:
             _unpack(archive, file, writing)
             if name is not None:
                 replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
             if model is not None:
                 given = str(Path(model).absolute()) if Path(model).is_dir() else model
                 write_json(writing / "store.json", {"format": STORE_FORMAT, "model": given})
+        for path in sorted(unpacked.iterdir(), key=lambda path: path.name == "store.json"):  # which makes it a store
+            path.rename(folder / path.name)
+        unpacked.rmdir()
     except tarfile.TarError as error:
         raise InvalidInput(f"{file} is not a packed root, or was cut off ({error}): name a file of `hplm root pack`") from None
+    finally:
+        if not existed:
+            with suppress(OSError):  # it is a store, or was not made
+                folder.rmdir()
     return Store(folder)
 
 

@@ -216,24 +216,29 @@ class Store(Branches, Stacks):
                     self.remove_branch(domain, int(version))
                 shutil.rmtree(folder)
 
+    def tenant_ids(self) -> list[str]:
+        found = self.folder.glob("tenants/*/*/tenant.json")
+        return sorted({path.parent.parent.name for path in found if path.parent.name.isdecimal()})  # others are unfinished
+
     def tenants(self) -> list[TenantFile]:
         """Returns the newest version of every tenant, ordered by id."""
-        newest: dict[str, TenantFile] = {}
-        for path in self.folder.glob("tenants/*/*/tenant.json"):
-            if not path.parent.name.isdecimal():  # a build was killed while it wrote this
-                continue
-            tenant = TenantFile.read(path)
-            if tenant.id not in newest or newest[tenant.id].version < tenant.version:
-                newest[tenant.id] = tenant
-        return [newest[name] for name in sorted(newest)]
+        return [tenant for name in self.tenant_ids() if (tenant := self.tenant(name)) is not None]
 
     def tenant(self, tenant_id: str) -> TenantFile | None:
-        """Returns the tenant's newest version; None if it has none."""
-        return next((tenant for tenant in self.tenants() if tenant.id == tenant_id), None)
+        """Returns the tenant's newest version; None if it has none. Reads no other tenant: its file may be broken."""
+        versions = self.tenant_versions(tenant_id)
+        if not versions:
+            return None
+        try:
+            return self.tenant_version(tenant_id, versions[-1])
+        except Broken:
+            if versions[-1] in self.tenant_versions(tenant_id):
+                raise
+            return self.tenant(tenant_id)  # another process has just deleted it
 
     def tenant_versions(self, tenant_id: str) -> list[int]:
         """Returns the versions of a tenant, oldest first."""
-        found = self.folder.glob(f"tenants/{tenant_id}/*/tenant.json")
+        found = (self.folder / "tenants" / tenant_id).glob("*/tenant.json")
         return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
 
     def remove_tenant(self, tenant_id: str) -> None:

@@ -22,6 +22,8 @@ from builder.tables.counts import Counts
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
+from hplm.plot.keys import KeySpace
+from hplm.plot.room import NoSpace
 
 PLAN = "plan.json"
 ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents
@@ -30,8 +32,7 @@ ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a l
 @contextmanager
 def held(folder: Path, what: str) -> Iterator[None]:
     """Holds the folder in which `what` is built, for this process alone. Removes it in the end if it is empty."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = _opened(folder)
     try:
         if not _locked(handle, folder):
             raise InvalidInput(f"{what} is being built by another process: wait for it")
@@ -42,6 +43,24 @@ def held(folder: Path, what: str) -> Iterator[None]:
                 folder.rmdir()
     finally:
         os.close(handle)
+
+
+@contextmanager
+def held_next(store: Store, domain: str) -> Iterator[int]:
+    """Holds the folder in which the next version of a domain is built. Returns its number, which is sure from then on."""
+    while True:
+        version = store.latest(domain) + 1
+        with held(store.work_folder(domain, version), f"domain {domain!r}"):
+            if version == store.latest(domain) + 1:
+                yield version
+                return
+
+
+def _opened(folder: Path) -> int:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has just ended, and removed it
+            return os.open(folder, os.O_RDONLY)
 
 
 def _locked(handle: int, folder: Path) -> bool:
@@ -59,7 +78,7 @@ class BuildFolder:
     def __init__(self, folder: Path, corpus: list[Path], options: dict[str, Any], clear: Callable[[], object]) -> None:
         """`clear` removes what a build left outside of this folder, when the folder was removed to start again."""
         self.folder = folder
-        self._paths = corpus
+        self._paths, self._clear = corpus, clear
         plan = plan_of(corpus, options)
         file = folder / PLAN
         begun = json.loads(file.read_text("utf-8")) if file.exists() else None
@@ -90,9 +109,23 @@ class BuildFolder:
             readable(documents)
         return documents
 
-    def count(self, store: Store, tokenizer: Tokenizer, folder: Path) -> Counts:
+    def count(self, space: KeySpace, tokenizer: Tokenizer, folder: Path) -> Counts:
         """Counts the n-grams of the corpus into `folder`."""
-        return count_ngrams(self.corpus(tokenizer), store.space, folder)
+        return count_ngrams(self.corpus(tokenizer), space, folder)
+
+    @contextmanager
+    def refusable(self) -> Iterator[None]:
+        """Removes all that was made if the disk has no room for the table: with another --keep it is a new build.
+
+        What an interrupted call has learned stays: the same command goes on once the disk has room.
+        """
+        try:
+            yield
+        except NoSpace:
+            if not any(self.folder.glob("*.pt")):
+                self._clear()
+                self.close()
+            raise
 
     def close(self) -> None:
         """Removes the folder: the branch is finished, or refused."""

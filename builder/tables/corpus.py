@@ -86,7 +86,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
             read = {"lines": growing.done["lines"] + len(batch), "documents": growing.done["documents"] + len(documents)}
             growing.record(**read, tokens=int(ends[-1]))
             seconds += time.perf_counter() - started
-            bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s")
+            bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s", refresh=False)
         growing.finish(growing.done | task)
     return Corpus(folder)
 

@@ -14,11 +14,12 @@ from builder.adaptation.learning import Budget
 from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
 from builder.options import check_keep, check_seed
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import BuildFolder, held, parent_version_begun, put_away, was_just_finished
+from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
 from builder.tables.counting import add_counts
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
+from builder.tables.size import check_table, chosen_keep
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
@@ -32,14 +33,15 @@ NAMED = 20  # the most users of a domain that an error names
 @dataclass(frozen=True)
 class DomainOptions:
     parent: str = "root"
-    keep: float = 1.0
+    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
     dtype: str = "fp16"
     seed: int = 0
     learn: str = "masked"  # how the lower layers learn the corpus
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        if self.keep is not None:
+            check_keep(self.keep)
         check_seed(self.seed)
 
 
@@ -65,12 +67,17 @@ def build_domain(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
-        if not store.has_lower(name, 1):
+        if not (adapted := store.has_lower(name, 1)):
             _refuse_little(store, build, name, options)
-            _adapt(store, build, parent, (name, 1), options, budget, device)
-        counts = build.count(store, store.tokenizer(), store.counts_folder(name, 1))
+        counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
+        keep = chosen_keep(counts, root=False, keep=options.keep)
         spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
-        table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, build.folder)
+        if not adapted:
+            with build.refusable():
+                check_table(store.folder, spec, counts, keep, store.lower(*parent), device)
+            _adapt(store, build, parent, (name, 1), options, budget, device)
+        store.chain(*parent)  # fails if the parent was deleted meanwhile
+        table = build_table(store, spec, counts, store.lower(name, 1), keep, device, build.folder)
         build.close()
         return table
 
@@ -96,31 +103,34 @@ def update_domain(
     Without adaptation, the lower stack and all existing rows stay, and only new n-grams are computed. With it, the lower
     stack learns on, and every row is new.
     """
-    working, what = store.work_folder(name, store.latest(name) + 1), f"domain {name!r}"
     plan = {**asdict(options), **asdict(budget)}
-    with held(working, what):
-        before = store.table(name, store.latest(name))
-        with held(finished := store.work_folder(name, before.meta.version), what):
+    with held_next(store, name) as version:
+        before = store.table(name, version - 1)
+        with held(finished := store.work_folder(name, version - 1), f"domain {name!r}"):
             if was_just_finished(finished, corpus, plan):
                 store.sweep()  # before the plan is removed: if this fails, the same command is recognised
                 put_away(finished)
                 return before
-        version = before.meta.version + 1
         dtype = options.dtype or before.meta.dtype
         parent = before.meta.parent_branch
         if parent is None and not budget.empty:
             raise InvalidInput(
                 "the root's lower stack and the shared upper half were adapted together: give --minutes 0, or build a new root"
             )
-        old_counts = Counts(store.counts_folder(name, before.meta.version))
+        old_counts = Counts(store.counts_folder(name, version - 1))
         keep = Ranking(old_counts, root=parent is None).keep_of(before.meta) if options.keep is None else options.keep
+        working = store.work_folder(name, version)
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
-        if not store.has_lower(name, version):
-            _adapt(store, build, (name, before.meta.version), (name, version), options, budget, device)
-        new_counts = build.count(store, store.tokenizer(), build.folder / "counts")
+        new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
         counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
-        known = before if budget.empty and dtype == before.meta.dtype else None
+        learned = not budget.empty and not store.config.is_decoder
+        known = before if not learned and dtype == before.meta.dtype else None
+        if not store.has_lower(name, version):
+            with build.refusable():
+                copied = known.meta.keys if known is not None else 0
+                check_table(store.folder, spec, counts, keep, store.lower(name, version - 1), device, copied)
+            _adapt(store, build, (name, version - 1), (name, version), options, budget, device)
         table = build_table(store, spec, counts, store.lower(name, version), keep, device, build.folder, known)
         store.sweep()
         build.close()
@@ -136,22 +146,38 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
     with held(build, f"domain {name!r}"):
         if (name, 1) in store.domains():
             return store.table(name, 1)
+        store.remove_branch(name, 1)  # of an interrupted call, perhaps with another size
+        put_away(build)
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
+        store.save_lower(name, 1, lower)  # before the table, which makes it a branch
         spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
         table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
-        store.save_lower(name, 1, lower)
         put_away(build)
         return table
 
 
 def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:
     """Deletes all versions of a domain, or one. Refuses while tenants or other domains need it."""
-    versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
-    if not versions:
-        store.latest(name)  # its error names the known domains
-        raise InvalidInput(f"domain {name!r} has no version {version}")
+    newest = store.latest(name)  # its error names the known domains
     if name == "root" and version is None:
         raise InvalidInput("the root cannot be deleted, since every domain falls back to it: remove the store instead")
+    if version in (None, newest):
+        holding = held_next(store, name)
+    else:
+        holding = held(store.work_folder(name, version), f"domain {name!r}")
+    with holding:
+        versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
+        if not versions:
+            raise InvalidInput(f"domain {name!r} has no version {version}")
+        _refuse_used(store, name, versions, version)
+        if store.latest(name) in versions:
+            store.remove_unfinished(name)
+        for found in versions:
+            store.remove_branch(name, found)
+    return versions
+
+
+def _refuse_used(store: Store, name: str, versions: list[int], version: int | None) -> None:
     users = store.users()
     standing = sorted(user for found in versions for user in users[name, found])
     if standing:
@@ -161,13 +187,6 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
             f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain. "
             "Finish an interrupted build with its command, or remove its folder"
         )
-    newest = store.latest(name)
-    with held(store.work_folder(name, newest + 1 if newest in versions else max(versions)), f"domain {name!r}"):
-        if newest in versions:
-            store.remove_unfinished(name)
-        for found in versions:
-            store.remove_branch(name, found)
-    return versions
 
 
 def _refuse_little(store: Store, build: BuildFolder, name: str, options: DomainOptions) -> None:

@@ -39,13 +39,22 @@ class Ranking:
 
     def keep_of(self, meta: TableMeta) -> float:
         """Returns the largest `keep` of a table that is not larger than this one."""
-        if self._size(1.0, meta) <= meta.keys:
+        return self.keep_for(meta.keys)
+
+    def keep_for(self, number: int) -> float:
+        """Returns the largest `keep` of a table with at most so many n-grams."""
+        if self.size(1.0) <= number:
             return 1.0
         least, most = 0.0, 1.0
         for _ in range(BISECTIONS):
             middle = (least + most) / 2
-            least, most = (middle, most) if self._size(middle, meta) <= meta.keys else (least, middle)
+            least, most = (middle, most) if self.size(middle) <= number else (least, middle)
         return least
+
+    def size(self, keep: float) -> int:
+        """Returns the n-grams of a table. A root has all single tokens whatever it takes."""
+        taken = self._taken(keep)
+        return sum(taken[:-1]) + self._counts.space.vocabulary if self.root else sum(taken)
 
     def keys(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:
         """Yields the first `number` keys, `chunk` at a time."""
@@ -57,11 +66,6 @@ class Ranking:
         """Returns how many keys of each level a table takes."""
         levels = zip(self._counts.levels, self._factors, strict=True)
         return [min(rows, int(keep * factor * rows + 0.5)) for rows, factor in levels]
-
-    def _size(self, keep: float, meta: TableMeta) -> int:
-        """Returns the n-grams of a table. A root has all single tokens whatever it takes."""
-        taken = self._taken(keep)
-        return sum(taken[:-1]) + meta.vocabulary if self.root else sum(taken)
 
     def _advancing(self, number: int, chunk: int) -> Iterator[np.ndarray]:
         """Yields at least the first `number` keys. All levels advance together, about `chunk` keys at a time.

@@ -15,15 +15,19 @@ from builder.adaptation.learning import Budget
 from builder.adaptation.learning_curve import draw_adaptation
 from builder.adaptation.masked import further_pretrain, given_head
 from builder.options import check_keep, check_seed
+from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
 from builder.tables.counts import Counts
+from builder.tables.size import check_table, chosen_keep
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint, split
+from hplm.model.checkpoint import Checkpoint, load_checkpoint, split
+from hplm.model.stacks import LowerStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import TRIGRAMS, Window
+from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table
 
 
@@ -33,13 +37,14 @@ class RootOptions:
     lower: int | None = None  # default: half the layers
     upper: int | None = None  # default: the rest
     window: Window = TRIGRAMS
-    keep: float = 1.0
+    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
     dtype: str = "fp16"
     seed: int = 0
     masked: float = 0.0  # share of the time in which the lower layers then guess masked words
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        if self.keep is not None:
+            check_keep(self.keep)
         check_seed(self.seed)
         if not 0 <= self.masked < 1:
             raise InvalidInput(f"--masked {self.masked:g}: give a share of the time, from 0 to less than 1")
@@ -64,9 +69,10 @@ def build_root(
         build = BuildFolder(working, corpus, plan, clear=lambda: _clear(folder))
         begun = (folder / "store.json").exists()
         store = Store(folder) if begun else _adapted(model, build, folder, options, budget, device)
-        counts = build.count(store, store.tokenizer(), store.counts_folder("root", 1)) if corpus else None
+        counts = build.count(store.space, store.tokenizer(), _counts(folder)) if corpus else None
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
-        table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, build.folder)
+        keep = chosen_keep(counts, root=True, keep=options.keep)
+        table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
         build.close()
         return store, table
 
@@ -92,7 +98,13 @@ def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) 
     return table
 
 
+def _counts(folder: Path) -> Path:
+    """As `Store.counts_folder` of the root: it is there before the store is."""
+    return folder / "counts" / "root" / "1"
+
+
 def _clear(folder: Path) -> None:
+    shutil.rmtree(_counts(folder), ignore_errors=True)
     if (folder / "store.json").exists():
         Store(folder).remove_branch("root", 1)
         (folder / "store.json").unlink()
@@ -104,13 +116,14 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     if checkpoint.config.lower_layers and not build.has_corpus:
         without = ", or --lower 0, which needs none" if checkpoint.config.is_decoder else ""
         raise InvalidInput(f"the n-grams of a table come from a corpus: give --corpus FILE...{without}")
+    lower, upper = split(checkpoint)
+    _refuse_large(build, folder, checkpoint, lower, options, device)
     if checkpoint.skipbert or checkpoint.config.is_decoder:
         if checkpoint.config.lower_layers and not budget.empty:
             why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
             print(f"{model}: {why}; nothing is adapted", file=sys.stderr, flush=True)
-        return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
+        return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, lower, upper)
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
-    lower, upper = split(checkpoint)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
     distilling = replace(budget.part(1 - options.masked), until=budget.until)
     saved = build.folder / "adaptation.pt"
@@ -124,6 +137,19 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
         report["masked"] = asdict(guessing)
     save_report(folder, "root", 1, report)
     return Store.create(folder, model, config, checkpoint.tokenizer_json, lower, upper, head)
+
+
+def _refuse_large(
+    build: BuildFolder, folder: Path, checkpoint: Checkpoint, lower: LowerStack, options: RootOptions, device: torch.device
+) -> None:
+    """Counts the n-grams before anything learns, so that a table that has no room is refused at once."""
+    config, counts = checkpoint.config, None
+    if build.has_corpus:
+        tokenizer = Tokenizer(checkpoint.tokenizer_json, config.positions, config.start_id)
+        counts = build.count(KeySpace(config.vocabulary, config.window), tokenizer, _counts(folder))
+    spec = table_spec(config, "root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
+    with build.refusable():
+        check_table(folder, spec, counts, chosen_keep(counts, True, options.keep), lower, device)
 
 
 def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -149,34 +150,58 @@ class Reader:
         return encoded, spans, False
 
 
-def split_off(labelled: Labelled, share: float, below: float | None = None) -> tuple[Labelled, Labelled, float]:
+@dataclass(frozen=True)
+class Divided:
+    """How a file was divided into training and dev part. Later versions divide theirs alike: no learned text comes to dev.
+
+    Each text has a number from 0 to 1 that depends on nothing else; those with the lowest go to dev.
+    """
+
+    below: float  # numbers up to this are in dev,
+    by: str | None = None  # what has a number; None, in older reports: what the file at hand suggests
+    learned: tuple[float, ...] = ()  # and the lower numbers that are in training all the same
+
+    @classmethod
+    def of(cls, report: dict[str, Any]) -> Divided | None:
+        """Reads a version's report; None if its training file was not divided."""
+        if (stored := report.get("divided")) is not None:
+            return cls(stored["below"], stored["by"], tuple(stored["learned"]))
+        below = report.get("dev", {}).get("below")  # in older reports
+        return cls(below) if below is not None else None
+
+
+def split_off(labelled: Labelled, share: float, start: Divided | None = None) -> tuple[Labelled, Labelled, Divided]:
     """Splits into training and dev part. Every label stays in training; no text is in both parts.
 
-    Each text has a number from 0 to 1 that depends on nothing else; those with the lowest go to dev. Also returns the highest
-    of these. With it as `below`, a file that has grown is split at the same number, so that each text stays on its side.
+    `start`: how the data were divided that the weights have learned already. Then each text stays on its side.
     """
     examples = labelled.examples
-    groups = sorted((_number_of(key), group) for key, group in _alike(labelled).items())
+    by = start.by if start is not None and start.by is not None else _shared(labelled)
+    groups = sorted((_number_of(key), group) for key, group in _alike(labelled, by).items())
     wanted = max(1, round(share * len(examples)))
     left = Counter(label for example in examples for label in set(example.labels))
+    learned = set(start.learned) if start is not None else set()
     taken: set[int] = set()
     bound = 0.0
     for number, group in groups:
-        if number > below if below is not None else len(taken) >= wanted:
+        if number > start.below if start is not None else len(taken) >= wanted:
             break
         own = Counter(label for number in group for label in set(examples[number].labels))
-        if len(group) <= wanted and all(left[label] > count for label, count in own.items()):
+        if number not in learned and len(group) <= wanted and all(left[label] > count for label, count in own.items()):
             taken.update(group)
             left.subtract(own)
             bound = number
-    if not taken and below is not None:
-        return split_off(labelled, share)  # so few texts that none is below
+        else:
+            learned.add(number)
+    divided = Divided(start.below if start is not None else bound, by, tuple(sorted(learned)))
+    if not taken and start is not None:
+        return *split_off(labelled, share)[:2], divided  # so few texts that none is below; later versions keep to the start
     if not 0 < len(taken) < len(examples):
         raise InvalidInput(f"{labelled.path}: too few different texts to take some for dev: add more, or give a --dev file")
     parts: tuple[list[Example], list[Example]] = ([], [])
     for number, example in enumerate(examples):
         parts[number in taken].append(example)
-    return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1]), bound if below is None else below
+    return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1]), divided
 
 
 def _number_of(key: object) -> float:
@@ -184,14 +209,19 @@ def _number_of(key: object) -> float:
     return int.from_bytes(digest, "little") / (1 << 64)
 
 
-def _alike(labelled: Labelled) -> dict[object, list[int]]:
-    """Groups examples that share a text or one side of a pair: split up, dev would ask what training has shown."""
+def _shared(labelled: Labelled) -> str:
+    """Returns what many examples share: a text or one side of a pair. Split up, dev would ask what training has shown."""
     examples = labelled.examples
-    texts, pairs = [example.text for example in examples], [example.pair for example in examples]
-    sides = [pairs] if any(example.answers for example in examples) else [texts, pairs]  # for questions, the passage
-    shared = [side for side in sides if FEW_ALIKE < len(set(side)) < len(examples)]
-    keys = min(shared, key=lambda side: len(set(side))) if shared else zip(texts, pairs, strict=True)
+    different = {side: len({getattr(example, side) for example in examples}) for side in ("text", "pair")}
+    if any(example.answers for example in examples):  # for questions, the passage
+        del different["text"]
+    shared = [side for side, count in different.items() if FEW_ALIKE < count < len(examples)]
+    return min(shared, key=different.__getitem__) if shared else "both"
+
+
+def _alike(labelled: Labelled, by: str) -> dict[object, list[int]]:
     groups: dict[object, list[int]] = {}
-    for number, key in enumerate(keys):
+    for number, example in enumerate(labelled.examples):
+        key = (example.text, example.pair) if by == "both" else getattr(example, by)
         groups.setdefault(key, []).append(number)
     return groups

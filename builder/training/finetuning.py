@@ -140,8 +140,8 @@ def train(
             for some in chosen[max(0, course.step - first) :]:
                 learner.set_rate(_warm_up_then_decay(total, options.warm_up, course.step))
                 loss = training.step(some, further)
+                bar.set_postfix_str(f"loss {loss:.3f}{course}", refresh=False)
                 bar.update()
-                bar.set_postfix_str(f"loss {loss:.3f}{course}")
                 training.save_if_due()
             first += len(chosen)
             if len(course.history) < epoch:
@@ -201,7 +201,12 @@ class _Learner:
     def learn(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
+            raise Diverged(
+                f"training diverged, the loss is {loss.item():g} and its gradient {norm.item():g}: use a smaller "
+                f"--learning-rate{' and --upper-rate' if self._options.body_rate else ''}"
+            )
         self.optimizer.step()
 
     def weights(self) -> dict[str, Tensor]:
@@ -280,8 +285,6 @@ class _Training:
         """Scores the weights, keeps them if they are to be kept, and returns the mean loss."""
         course = self.course
         mean_loss = course.loss_sum / steps
-        if not math.isfinite(mean_loss):
-            raise Diverged("training diverged, the loss is NaN: use a smaller --learning-rate")
         held = self._learner.cut()
         scores, dev_loss = self._take(epoch)
         course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main, **held})

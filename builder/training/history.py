@@ -10,6 +10,7 @@ from typing import Any
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
+from builder.training.examples import Divided
 from hplm.errors import InvalidInput
 
 
@@ -19,7 +20,7 @@ class Learned:
 
     train: Path | None
     dev: Path | None
-    below: float | None  # where the training file was divided, if it is also the dev file (`split_off`)
+    divided: Divided | None  # how the training file was divided, if it is also the dev file
 
 
 def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path] = ()) -> Iterator[Learned]:
@@ -34,7 +35,7 @@ def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path] = ()) -> 
     while version:
         report = store.report(store.tenant_version(tenant.id, version))
         train, dev = (_found(tenant.id, version, report.get(part), by_digest) for part in ("training", "dev"))
-        yield Learned(train, dev, report.get("dev", {}).get("below"))
+        yield Learned(train, dev, Divided.of(report))
         version = report.get("from_version", 0)
 
 

@@ -12,11 +12,12 @@ from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
 from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, split_off
+from builder.training.examples import Divided, Reader, split_off
 from builder.training.finetuning import Ground, TrainingOptions
 from builder.training.labelled import Labelled
 from builder.training.labels import check_labels
 from builder.training.tasks import training_task
+from hplm.errors import InvalidInput
 
 DEV_SHARE = 0.1
 
@@ -25,7 +26,7 @@ class Parts(NamedTuple):
     training: Labelled
     dev: Labelled
     labels: list[str]  # of the head's rows
-    below: float | None = None  # where the training file was divided, if there is no dev file (`split_off`)
+    divided: Divided | None = None  # how the training file was divided, if there is no dev file
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class Material:
         if set(labels) == known or (self.start is not None and set(labels) < known):
             labels = list(self.labels)  # the start knows labels that the new data lack
         if self.dev is not None:
-            dev, below = task.read(self.dev), None
+            dev, divided = task.read(self.dev), None
             check_labels(dev, labels, str(self.train))
         else:
-            training, dev, below = split_off(training, DEV_SHARE, self._divided_below())
+            training, dev, divided = split_off(training, DEV_SHARE, self._divided_before())
         task.check(training, self.dtype)
-        return Parts(training, dev, labels, below)
+        return Parts(training, dev, labels, divided)
 
     def open(self, device: torch.device, show_progress: bool = False) -> tuple[Ground, PlotBody]:
         store, task, parts = Store(self.store), training_task(self.task), self.read()
@@ -73,9 +74,17 @@ class Material:
             "dev": _digest(self.dev) if self.dev is not None else None,
         }
 
-    def _divided_below(self) -> float | None:
-        """Returns where the start's data were divided: a text that it has learned must not come to dev."""
-        return Store(self.store).report(self.start).get("dev", {}).get("below") if self.start is not None else None
+    def _divided_before(self) -> Divided | None:
+        """Returns how the start's data were divided: a text that it has learned must not come to dev."""
+        if self.start is None:
+            return None
+        report = Store(self.store).report(self.start)
+        if (divided := Divided.of(report)) is None and "training" in report:  # an import has learned from no file
+            raise InvalidInput(
+                f"version {self.start.version} of tenant {self.start.id!r} was trained with a dev file, so any text of "
+                f"{self.train} may be one that it has learned: give --dev FILE, or --fresh to train anew"
+            )
+        return divided
 
 
 def _digest(path: Path) -> str:

@@ -97,6 +97,7 @@ def build_tenant(
         if tried:
             report["grid"] = [point.described() for point in tried]
         title = f"{tenant_id} version {version}: {task} on {domain}"
+        store.chain(domain, material.domain_version)  # fails if the domain was deleted meanwhile
         store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
         put_away(working)
         if before is not None and (left := level_names(store, before)):
@@ -112,7 +113,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     check_name("tenant", tenant_id)
     versions = store.tenant_versions(tenant_id)
     if not versions:
-        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
@@ -128,11 +129,9 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
 def _report(asked: dict[str, Any], material: Material, parts: Parts, ground: Ground, trained: Trained) -> dict[str, Any]:
     counts = _counts(parts.training)
     training = {"file": str(material.train.resolve()), "digest": asked["training"]}
-    if material.dev is not None:
-        dev = {"file": str(material.dev.resolve()), "digest": asked["dev"]}
-    else:
-        dev = {**training, "below": parts.below}
+    dev = {"file": str(material.dev.resolve()), "digest": asked["dev"]} if material.dev is not None else training
     return {
+        **({"divided": asdict(parts.divided)} if parts.divided is not None else {}),
         "training": {**training, **_described(parts.training, ground.texts)},
         "dev": {**dev, **_described(parts.dev, ground.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,

@@ -92,10 +92,9 @@ def _table(step: argparse.ArgumentParser, minutes: float, without: str = "") -> 
     step.add_argument(
         "--keep",
         type=float,
-        default=1.0,
         metavar="SHARE",
         help="share of the corpus's different windows to store, the most frequent first; shorter n-grams are stored beside "
-        "them (default: %(default)s)",
+        "them (default: 1, or less for a table of a million n-grams)",
     )
     step.add_argument(
         "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"

@@ -162,7 +162,8 @@ def _plain_tenant(args: argparse.Namespace, store: Store) -> dict:
 
     if args.train is not None:
         raise InvalidInput("tenants of a decoder do not learn here yet: leave --train out, or import a LoRA that peft trained")
-    tenant = plain_tenant(store, args.id, args.domain or "root")
+    tenant = plain_tenant(store, args.id, args.domain)
     if not args.json:
-        print(f"tenant {tenant.id} version {tenant.version}: {tenant.task}, as backbone {store.config.name} does")
+        how = f"with its {tenant.adapter}" if tenant.rank else f"as backbone {store.config.name} does"
+        print(f"tenant {tenant.id} version {tenant.version}: {tenant.task} on {tenant.domain}, {how}")
     return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task}

@@ -42,9 +42,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--keep",
         type=float,
-        default=1.0,
         metavar="SHARE",
-        help="for --as-domain: share of the different windows to store, as for `hplm build domain` (default: %(default)s)",
+        help="for --as-domain: share of the different windows to store, as for `hplm build domain`, also by default",
     )
     command.add_argument(
         "--dtype",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -53,8 +54,15 @@ def _refuse(error: HplmError, _: argparse.Namespace) -> NoReturn:
     raise error
 
 
+def _calm_bars() -> None:
+    """Lets progress bars write one line a second at most if nobody watches them. tqdm reads this when it is imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "1")
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    _calm_bars()
     try:
         result = args.run(args)
     except HplmError as error:

@@ -15,9 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.errors import Broken, InvalidInput, OutOfCapacity
+from hplm.errors import Broken, InvalidInput
 from hplm.model.tensors import array_of
 from hplm.plot.index import write_index
+from hplm.plot.room import NoSpace
 from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.plot.values import LEAST_COSINE, closeness
 
@@ -25,10 +26,6 @@ BATCH = 4096
 CLOSENESS = "closeness"  # a file that exists while a table is written: the lowest cosine of each batch
 
 ValuesOf = Callable[[Array], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
-
-
-class NoSpace(OutOfCapacity):
-    """The disk is full. Finished tables are untouched, and the batches written so far are kept."""
 
 
 def write_table(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import Broken, InvalidInput
+from hplm.plot.room import bytes_in, check_room
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import needed_banks
 from hplm.tenants.snapshot import Snapshot
@@ -33,6 +34,8 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     linked: list[str] = []
     with state.aside() as aside:
         with manager.registry.frozen() as (snapshot, database):
+            needed = bytes_in(state.banks, *(state.tables / branch.folder for branch in snapshot.branches))
+            check_room(writing, needed, f"the backup of {state.folder}", "name a folder on a larger disk")
             copy.snapshots.mkdir(parents=True)
             with sqlite3.connect(copy.registry) as registry:
                 for line in database.iterdump():
@@ -80,6 +83,7 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")
     if state.folder.exists() and any(state.folder.iterdir()):
         raise InvalidInput(f"{state.folder} contains a state: stop its servers and move it away, or name another --state")
+    check_room(state.folder, bytes_in(source), f"the backup in {source}", "name a --state on a larger disk")
     writing = state.folder.with_name(f"{state.folder.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     shutil.copytree(source, writing, ignore=shutil.ignore_patterns(MANIFEST))

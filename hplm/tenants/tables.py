@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hplm.errors import InvalidInput
 from hplm.plot.branch import Branch
+from hplm.plot.room import bytes_in, check_room
 from hplm.plot.table import Table
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot
@@ -68,6 +69,7 @@ class Tables:
     def copy(self, source: Path, aside: Path) -> Path:
         """Returns a synced copy of a table's folder, for `take`."""
         copy = aside / source.name
+        check_room(aside, bytes_in(source), f"the table in {source}", f"free some space for {self._state.folder}")
         shutil.copytree(source, copy)
         copy.chmod(copy.stat().st_mode | 0o700)  # a folder that its owner may not write cannot be moved
         for path in (*copy.iterdir(), copy):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,3 +119,14 @@ def test_verify_of_a_broken_live_bank_names_hplm_restore(place, capsys):
         file.write(b"?")
     said = refused(capsys, "verify", *places)
     assert names(said, bank, "hplm restore") and "hplm export" not in said
+
+
+def test_copies_without_room_are_refused_before_anything_is_copied(place, capsys, monkeypatch):
+    places = ["--repository", place / "repository", "--state"]
+    run(capsys, "backup", "--to", place / "saved", *places, place / "state")
+    before = {path for path in place.rglob("*") if path.is_file()}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    for command in (["backup", "--to", place / "again"], ["restore", "--from", place / "saved"]):
+        state = place / ("state" if command[0] == "backup" else "other")
+        assert names(refused(capsys, *command, *places, state), "GB", "larger disk")
+    assert {path for path in place.rglob("*") if path.is_file() and ".writing" not in str(path)} == before

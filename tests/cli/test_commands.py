@@ -133,3 +133,14 @@ def test_every_command_has_a_help_text(command, capsys):
     with pytest.raises(SystemExit) as ended:
         parser().parse_args([*command.split(), "--help"])
     assert ended.value.code == 0 and f"usage: hplm {command}".strip() in capsys.readouterr().out
+
+
+def test_bars_are_written_once_a_second_at_most_if_nobody_watches():
+    code = """
+from hplm.cli.main import main
+assert main(["verify", "--store", "nowhere"]) == 1
+from tqdm import tqdm
+print(tqdm([]).mininterval)
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
+    assert float(said) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo import DemoData, write_demo_data
+from demo.__main__ import fingerprint
 from demo.data import data_of, stored_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
@@ -136,3 +137,14 @@ def test_existing_data_are_not_written_again(tmp_path: Path, monkeypatch: pytest
     moved = data_of(tmp_path.rename(tmp_path.with_name("moved")))
     assert all(file.exists() for tenant in moved.tenants for file in (tenant.train, tenant.dev, tenant.test))
     assert all(domain.corpus.exists() for domain in moved.domains)
+
+
+def test_only_packages_that_the_demo_reads_change_its_folder(tmp_path, monkeypatch):
+    before = fingerprint("model")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, package, changes in (("other", "other_package", False), ("more", "numpy", True)):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "top_level.txt").write_text(f"{package}\n")
+        assert (fingerprint("model") != before) is changes

@@ -14,8 +14,9 @@ import torch
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
+from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
-from hplm.plot.writing import NoSpace, write_table
+from hplm.plot.writing import write_table
 from tests.naming import naming
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
 

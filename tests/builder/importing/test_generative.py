@@ -1,6 +1,7 @@
 """LoRAs of decoders, in the files that `peft` writes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
+from builder.tables.domain import UpdateOptions, update_domain
 from builder.tables.root import RootOptions, build_root
+from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from testing.generative import GenerativeReference
@@ -86,6 +89,13 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
     (text,) = store.tokenizer().encode_documents(["abc"])
     found = GenerativeReference.open(tmp_path / "1").logits(text.tolist(), "acme")
     assert torch.allclose(found, model(torch.tensor([text.tolist()])).logits[0], atol=0.05)
+
+    assert main(["build", "tenant", "--id", "acme", "--store", str(store.folder)]) == 0 and store.tenant("acme") == tenant
+    update_domain(store, "law", [corpus], UpdateOptions(), NO_TIME, CPU)
+    assert main(["build", "tenant", "--id", "acme", "--store", str(store.folder)]) == 0
+    assert store.tenant("acme") == replace(tenant, version=2, domain_version=2) and tenant.rank == RANK
+    weights = [store.tenant_weights(store.tenant_version("acme", version))[0] for version in (1, 2)]
+    assert all(torch.equal(old[name], new[name]) for old, new in zip(*weights, strict=True) for name in old)
 
 
 @pytest.mark.parametrize(

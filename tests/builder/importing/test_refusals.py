@@ -102,10 +102,10 @@ def test_unsupported_options_of_adapterhubs_lora_are_refused(store, tmp_path, op
     refused(store, folder, ImportOptions(), f"{option}={value!r}", "LoRAConfig")
 
 
-@pytest.mark.parametrize("option", ["alpha", "r"])
-def test_options_of_adapterhubs_lora_that_must_be_numbers_are_refused(store, tmp_path, option):
-    folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value="eight")
-    refused(store, folder, ImportOptions(), folder / "adapter_config.json", option, "'eight'")
+@pytest.mark.parametrize("option, value", [("alpha", "eight"), ("r", "eight"), ("r", 0)])
+def test_options_of_adapterhubs_lora_that_must_be_numbers_are_refused(store, tmp_path, option, value):
+    folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value=value)
+    refused(store, folder, ImportOptions(), folder / "adapter_config.json", option, repr(value))
 
 
 def test_adapterhubs_usual_bottleneck_is_refused(store):
@@ -209,6 +209,10 @@ LAYER = "base_model.model.bert.encoder.layer.2.attention.self.query"
     [
         (lambda t: t.pop(f"{LAYER}.lora_B.weight"), [f"'{LAYER.removeprefix('base_model.model.')}'"]),
         (lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 48)}), ["(4, 48)", "'tiny'", "(4, 32)"]),
+        (
+            lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(0, 32)}),
+            [f"'{LAYER.removeprefix('base_model.model.')}'", 0],
+        ),
         (lambda t: t.update({f"{LAYER}.lora_magnitude_vector": torch.ones(32)}), ["lora_magnitude_vector"]),
         (lambda t: t.update({"base_model.model.bert.embeddings.lora_embedding_A": torch.ones(1)}), ["lora_embedding_A"]),
         (lambda t: t.update({f"base_model.model.x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}), ["'x'"]),

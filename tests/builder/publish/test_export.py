@@ -1,7 +1,9 @@
 import json
 import re
 import shutil
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import FORMAT
+from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from research.schemes.export import export_scheme
@@ -210,3 +213,14 @@ def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
 def test_names_are_safe_as_folders(name):
     with pytest.raises(InvalidInput, match=naming("tenant", repr(name))):
         check_name("tenant", name)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs another file system")
+def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    export(toy.store, tmp_path, ServingOptions())  # links, which take no room
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as there:
+        if Path(there).stat().st_dev == toy.store.folder.stat().st_dev:
+            pytest.skip("the store is on this file system")
+        with pytest.raises(NoSpace, match=naming("GB", there)):
+            export(toy.store, Path(there), ServingOptions())

@@ -2,7 +2,10 @@
 
 import io
 import json
+import shutil
 import tarfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +15,7 @@ from builder.store.verification import store_parts
 from builder.tables.domain import UpdateOptions, update_domain
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
+from hplm.plot.room import NoSpace
 from testing.random_store import random_stack, random_table, random_tenant
 from tests.builder.killing import content
 from tests.builder.tables.branches import CPU
@@ -83,6 +87,26 @@ def test_a_store_is_not_overwritten(store, tmp_path):
     with pytest.raises(InvalidInput, match=naming(store.folder, "--store")):
         unpack_root(tmp_path / "root.tar", store.folder)
     assert content(store.folder) == before
+
+
+def test_a_root_is_unpacked_into_the_current_folder(store, tmp_path, monkeypatch):
+    pack_root(store, tmp_path / "root.tar")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    unpack_root(tmp_path / "root.tar", Path("."))
+    assert content(Path(".")) == of_root(store)
+    with pytest.raises(InvalidInput, match=naming(".")):
+        pack_root(store, Path("."))
+
+
+def test_what_has_no_room_is_neither_packed_nor_unpacked(store, tmp_path, monkeypatch):
+    pack_root(store, tmp_path / "root.tar")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(NoSpace, match=naming("GB", tmp_path)):
+        pack_root(store, tmp_path / "again.tar")
+    with pytest.raises(NoSpace, match=naming("GB", tmp_path, "--store")):
+        unpack_root(tmp_path / "root.tar", tmp_path / "there")
+    assert not (tmp_path / "there").exists() and not list(tmp_path.glob("again*"))
 
 
 def test_a_damaged_file_is_named_and_leaves_nothing_behind(store, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from builder.evaluation.tenant import find_tenant
 from builder.store.store import Store, TenantFile
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
@@ -113,3 +114,31 @@ def test_a_damaged_description_is_named(store, name, content):
     (store.folder / name).write_text(content)
     with pytest.raises(Broken, match=naming(store.folder / name)):
         Store(store.folder).tenants()
+
+
+def test_a_broken_tenant_stops_no_command_for_another(store):
+    path = store.folder / "tenants" / "bare" / "1" / "tenant.json"
+    path.write_text("{")
+    assert store.tenant("acme") == store.tenant_version("acme", 1) and store.tenant("*") is None
+    with pytest.raises(InvalidInput, match=naming("'none'", "acme, bare")):
+        find_tenant(store, "none")
+    with pytest.raises(Broken, match=naming(path)):
+        store.tenant("bare")
+
+
+def test_only_the_newest_versions_of_tenants_are_read(store):
+    old = store.folder / "tenants" / "acme" / "1" / "tenant.json"
+    random_tenant(store, TenantFile("acme", 10, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
+    random_tenant(store, TenantFile("acme", 9, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
+    old.write_text("{")
+    assert [(tenant.id, tenant.version) for tenant in store.tenants()] == [("acme", 10), ("bare", 1)]
+
+
+def test_a_tenant_that_another_process_deletes_is_not_missed(store, monkeypatch):
+    def deleted(path):
+        monkeypatch.undo()
+        store.remove_tenant("acme")
+        return TenantFile.read(path)
+
+    monkeypatch.setattr("builder.store.store.TenantFile.read", deleted)
+    assert [tenant.id for tenant in store.tenants()] == ["bare"]

@@ -1,12 +1,15 @@
 """Folders of unfinished branches: one process at a time, and after a refusal another command may build the branch."""
 
+import os
+from dataclasses import replace
+
 import pytest
 
 from builder.adaptation.learning import Budget
 from builder.importing.lower import NewDomain
 from builder.store.store import Store
 from builder.tables.build_folder import held
-from builder.tables.domain import DomainOptions, UpdateOptions, build_domain
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, recut_domain
 from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
@@ -81,3 +84,72 @@ def test_a_wrong_share_is_refused_before_any_work(keep):
         with pytest.raises(InvalidInput, match=naming(f"keep {keep}")):
             options(keep=keep)
         options(keep=0.0)
+
+
+def test_a_folder_that_vanishes_before_it_is_opened_is_made_again(tmp_path, monkeypatch):
+    folder, opened = tmp_path / "work", os.open
+
+    def vanished(path, flags):
+        monkeypatch.undo()
+        folder.rmdir()
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", vanished)
+    with held(folder, "this"):
+        assert folder.is_dir()
+
+
+def test_an_update_that_another_process_finishes_meanwhile_is_followed_by_the_next(tmp_path, monkeypatch):
+    store, latest = rooted(tmp_path), Store.latest
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+
+    def overtaken(self, domain):
+        version = latest(self, domain)
+        monkeypatch.undo()
+        grow(store, tmp_path, "bio", 2)
+        return version
+
+    monkeypatch.setattr(Store, "latest", overtaken)
+    assert grow(store, tmp_path, "bio", 3).meta.version == 3
+
+
+def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path, monkeypatch):
+    store, users = rooted(tmp_path), Store.users
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+
+    def read(self):
+        with pytest.raises(InvalidInput, match=BUSY), held(store.work_folder("bio", 2), "'bio'"):
+            pass
+        return users(self)
+
+    monkeypatch.setattr(Store, "users", read)
+    assert delete_domain(store, "bio") == [1]
+
+
+def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path, monkeypatch):
+    store, save_lower = rooted(tmp_path), Store.save_lower
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+
+    def deleted(self, domain, version, lower):
+        save_lower(self, domain, version, lower)
+        store.remove_branch("bio", 1)
+
+    monkeypatch.setattr(Store, "save_lower", deleted)
+    with pytest.raises(InvalidInput, match=naming(store.table_folder("bio", 1))):
+        build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
+    assert store.domains() == [("root", 1)]
+
+
+def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("builder.tables.table.write_table", killed)
+        recut_domain(store, "bio", store, "less", 0.5, "fp16", CPU)
+    table = recut_domain(store, "bio", store, "less", 0.25, "fp16", CPU)
+    assert table.meta.keys == recut_domain(store, "bio", store, "same", 0.25, "fp16", CPU).meta.keys
+    assert store.has_lower("less", 1)

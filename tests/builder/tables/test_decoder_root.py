@@ -9,8 +9,10 @@ from builder.adaptation.learning import Budget
 from builder.importing.generative import plain_tenant
 from builder.publish.export import export, write_version
 from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
-from builder.tables.domain import DomainOptions, build_domain
+from builder.tables import domain as domains
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
@@ -66,7 +68,7 @@ def test_its_table_holds_the_words_and_nothing_else(model, folder, tmp_path):
     assert torch.equal(torch.stack([table.rows.vectors(int(row))[0] for row in rows]), words)
 
 
-def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path):
+def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path, monkeypatch):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXTS, "utf-8")
     options = RootOptions(lower=2, window=Window(3))
@@ -86,6 +88,11 @@ def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path):
     more.write_text("the lazy fox\n", "utf-8")
     branch = build_domain(store, "foxes", [more], DomainOptions(min_tokens=1), Budget(minutes=5), CPU)
     assert branch.meta.parent == "root" and branch.meta.keys > 0
+
+    known, built = [], domains.build_table
+    monkeypatch.setattr(domains, "build_table", lambda *given: known.append(given[-1]) or built(*given))
+    update_domain(store, "foxes", [corpus], UpdateOptions(), Budget(minutes=5), CPU)
+    assert known[0].meta == branch.meta  # nothing has learned, so no row is computed again
 
 
 def test_a_table_of_windows_needs_a_corpus(folder, tmp_path):
@@ -111,3 +118,9 @@ def test_commands_make_a_decoder_and_its_tenant(folder, tmp_path, capsys):
     assert main(["verify", "--store", store]) == 0
     export(Store(tmp_path / "store"), tmp_path / "repository", ServingOptions())
     assert {path.parent.name for path in (tmp_path / "repository").glob("*/config.pbtxt")} == {"tiny", ALIAS}
+
+
+def test_a_root_without_a_corpus_is_packed(folder, tmp_path):
+    store = whole(folder, tmp_path / "store")
+    pack_root(store, tmp_path / "root.tar")
+    assert unpack_root(tmp_path / "root.tar", tmp_path / "there").domains() == [("root", 1)]

@@ -1,9 +1,22 @@
 """Dev examples are not used in training, nor in checks of the training data."""
 
+import json
+import random
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
+from builder.store.resumable import write_json
+from builder.store.store import TenantFile
+from builder.training.examples import Divided, split_off
+from builder.training.labelled import Example, Labelled
 from builder.training.material import Material
 from hplm.errors import InvalidInput
+from hplm.model.windows import TRIGRAMS
+from testing.random_store import random_tenant
+from tests.builder.tables.branches import make_store
 from tests.builder.training.small_tenants import write
 from tests.naming import naming
 
@@ -68,3 +81,33 @@ def test_questions_on_one_of_many_passages_stay_together(tmp_path, passages, sha
     training, dev, *_ = Material(tmp_path, "root", 1, "span", path, None).read()
     both = {example.pair for example in training.examples} & {example.pair for example in dev.examples}
     assert len(dev.examples) == 10 and len(both) == shared
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_learned_text_never_comes_to_dev_in_later_versions(seed):
+    """Not when its label gets more examples, its group becomes a small one, or the new examples share texts."""
+    chance = random.Random(seed)
+    texts = [f"{seed} {chance.randrange(150) if number >= 100 else number}" for number in range(400)]
+    examples = [Example(n, text, labels=(str(int(chance.expovariate(0.2))),)) for n, text in enumerate(texts)]
+    learned, divided = set(), None
+    for start, stop in ((0, 50), (0, 90), (90, 100), (0, 150), (0, 400)):
+        labelled = Labelled(Path("file"), examples[start:stop])
+        training, dev, now = split_off(labelled, 0.1, divided)
+        assert not learned & {example.text for example in dev.examples}
+        learned |= {example.text for example in training.examples}
+        divided = Divided.of(json.loads(json.dumps({"divided": asdict(now)})))
+        assert split_off(labelled, 0.1, divided)[:2] == (training, dev)  # which cascades rely on
+
+
+def test_after_a_dev_file_the_next_version_needs_one_too(tmp_path):
+    store, train = (
+        make_store(tmp_path, TRIGRAMS),
+        write(tmp_path / "a.jsonl", [{"text": str(i), "label": "ab"[i % 2]} for i in range(20)]),
+    )
+    start = TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 0)
+    random_tenant(store, start, 0.3, seed=1)
+    for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
+        write_json(store.tenant_folder("acme", 1) / "report.json", report)
+        material = Material(store.folder, "root", 1, "classify", train, None, ("a", "b"), start=start)
+        with pytest.raises(InvalidInput, match=naming("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
+            assert len(material.read().dev.examples) == 2

@@ -1,8 +1,12 @@
 """Data and options that no tenant can learn with are refused, and named."""
 
 import pytest
+import torch
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.store import savepoint
+from builder.training.finetuning import train
+from builder.training.model import Diverged
 from hplm.errors import InvalidInput
 from tests.builder.training.small_tenants import CPU, learn, made, write
 from tests.naming import naming
@@ -57,3 +61,23 @@ def test_a_text_too_long_for_a_server_is_refused(store, tmp_path):
     train = write(tmp_path / "long.jsonl", [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}])
     with pytest.raises(InvalidInput, match=naming(f"{train}:2", "100,000")):
         learn(store, "classify", train, train)
+
+
+def test_a_training_that_diverges_ends_before_it_is_saved(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    with pytest.raises(Diverged, match="--learning-rate"):
+        learn(store, "classify", made(tmp_path, "classify", 60, 1), learning_rate=1e30)
+    saved = torch.load(store.tenant_work_folder("acme") / "training.pt")["learner"]
+    assert all(weight.isfinite().all() for weight in saved.values())
+
+
+def test_a_tenant_whose_domain_is_deleted_meanwhile_is_not_stored(store, tmp_path, monkeypatch):
+    def deleted(*given):
+        trained = train(*given)  # on mapped rows, which stay readable
+        store.remove_branch("root", 1)
+        return trained
+
+    monkeypatch.setattr("builder.training.tenant.train", deleted)
+    with pytest.raises(InvalidInput, match=naming(store.table_folder("root", 1))):
+        learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    assert store.tenants() == []

@@ -1,0 +1,25 @@
+"""Whether a disk has room for what is about to be written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hplm.errors import OutOfCapacity
+
+
+class NoSpace(OutOfCapacity):
+    """The disk is full. Finished tables are untouched, and the batches written so far are kept."""
+
+
+def check_room(folder: Path, needed: int, what: str, way_out: str) -> None:
+    """Refuses to begin what the file system of a folder has no room for. The folder need not exist yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise NoSpace(f"{what} takes {needed / 1e9:,.2f} GB, but {there} has {free / 1e9:,.2f} GB of free space: {way_out}")
+
+
+def bytes_in(*folders: Path) -> int:
+    """Returns the size of all files in these folders, of which some may not exist."""
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
