@@ -85,6 +85,15 @@ def test_every_request_names_its_tenant_in_a_header(name, call):
     assert seen[0].items() >= {"hplm-tenant": "acme", **KEY}.items()
 
 
+@pytest.mark.parametrize("name", ["grpc", "grpc-asyncio"])
+def test_a_call_that_ends_before_its_prompt_is_sent_raises_the_error_of_the_server(name):
+    long = "a" * 10_000_000  # more than the server takes before it reads
+    with over_grpc([]) as url:
+        for _ in range(5):
+            with pytest.raises(InvalidInput):
+                Way("grpc", name != "grpc").call(url, lambda client: client.generate(long, tenant="acme"), backbone="toy")
+
+
 @pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])
 def test_a_name_that_is_no_value_of_a_header_is_not_sent_in_one(tenant):
     assert Settings("a:1", api_key="K3Y").headers_for({"tenant": tenant} if tenant is not None else {}) == KEY
