@@ -185,6 +185,13 @@ def before_the_first_part(prompt: Prompt, backbone: str) -> Iterator[None]:
         ) from error
 
 
+def begun(first: Outputs | None, backbone: str) -> Outputs:
+    """Returns the first response of a stream. None: it ended without one."""
+    if first is None:
+        raise UnexpectedAnswer(f"model {backbone!r} ended its stream without an answer: is it a decoder of hPLM?")
+    return first
+
+
 def pieces_in(responses: Generator[Outputs]) -> Iterator[Piece]:
     """Yields what is new in each choice."""
     with closing(responses):
@@ -206,14 +213,22 @@ def _pieces(response: Outputs) -> Iterator[Piece]:
             yield Piece(text, number, reason or None, tokens)
 
 
+def object_in(body: bytes, url: str) -> dict[str, Any]:
+    """Returns the JSON object that a body is."""
+    try:
+        answer = json.loads(body)
+    except ValueError:  # a proxy's page, not Triton's JSON
+        answer = None
+    if not isinstance(answer, dict):
+        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {body[:80]!r}")
+    return answer
+
+
 def event_in(line: bytes, url: str) -> Outputs | None:
     """Returns the outputs in a line of a stream of events, or None if it has none."""
     if not line.startswith(EVENT):
         return None
-    try:
-        event = json.loads(line[len(EVENT) :])
-    except ValueError as error:
-        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {line[:80]!r}") from error
+    event = object_in(line[len(EVENT) :], url)
     if "error" in event:
         raise refusal(f"{event['error']} (HTTP from {url})", None)
     return event

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
+from client_stand_ins import grpc_server
 from client_ways import WAYS, Way
-from tritonclient.grpc import service_pb2_grpc
 
 from hplm_client import InvalidInput
 from hplm_client.settings import Settings
@@ -41,26 +40,12 @@ def over_http(seen):
     server.server_close()
 
 
-@contextmanager
 def over_grpc(seen):
     def refuse(_, context):
         seen.append(dict(context.invocation_metadata()))
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, REFUSAL)
 
-    class Refusing(service_pb2_grpc.GRPCInferenceServiceServicer):
-        def ModelInfer(self, request, context):
-            refuse(request, context)
-
-        def ModelStreamInfer(self, request_iterator, context):
-            yield refuse(request_iterator, context)
-
-    with ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Refusing(), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        server.stop(None)
+    return grpc_server(refuse)
 
 
 def first_piece(client):
