@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hplm.cli import inspection
 from hplm.cli.options import CORPUS, device_of, learn_option
-from hplm.cli.served import check_state, open_manager, served_options
+from hplm.cli.served import check_state, open_manager, print_late, served_options
 from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
 from hplm.options import TABLE_DTYPES
@@ -91,7 +91,7 @@ def run_list(args: argparse.Namespace) -> dict:
         from hplm.tenants.listing import served_branches
 
         check_state(args.state)
-        rows = served_branches(open_manager(args))
+        rows = served_branches(args.repository, args.state, args.backbone)
     else:
         from builder.store.store import Store
         from builder.tables.inspection import built_branches
@@ -161,7 +161,8 @@ def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> No
         raise InvalidInput(f"{', '.join(given)}: {reason}")
 
 
-def _said(args: argparse.Namespace, change: DomainChange) -> dict:
+def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False) -> dict:
+    late = open_manager(args).settle(change.generation, removes)
     if not args.json:
         print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
         for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
@@ -170,13 +171,14 @@ def _said(args: argparse.Namespace, change: DomainChange) -> dict:
                 print(f"  {what:<10} {', '.join(names[:10])}{more}")
         if change.removed:
             print(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
-    return asdict(change)
+        print_late(late)
+    return {**asdict(change), "late": late}
 
 
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
         _refuse(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
-        return _said(args, open_manager(args).delete_domain(args.name))
+        return _said(args, open_manager(args).delete_domain(args.name), removes=True)
     from builder.store.store import Store
     from builder.tables.domain import delete_domain
 
