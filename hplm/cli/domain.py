@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli import inspection
-from hplm.cli.options import CORPUS, device_of, learn_option
+from hplm.cli.options import CORPUS, device_of, learn_option, refuse_given
 from hplm.cli.served import check_state, open_manager, print_late, served_options
 from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
@@ -107,9 +107,9 @@ def run_update(args: argparse.Namespace) -> dict:
         raise InvalidInput("give either --corpus to build a version, or --repository and --state to serve it")
     if args.corpus is None:
         building = ("keep", "dtype", "minutes", "learn", "seed", "device")
-        _refuse(args, building, "works only with --corpus, which builds a version: leave it out with --repository")
+        refuse_given(args, building, "works only with --corpus, which builds a version: leave it out with --repository")
         return _serve_update(args)
-    _refuse(args, ("canary", "state", "backbone"), "works only with --repository, which serves a version: leave it out")
+    refuse_given(args, ("canary", "state", "backbone"), "works only with --repository, which serves a version: leave it out")
     return _build_update(args)
 
 
@@ -150,15 +150,8 @@ def _is_live(args: argparse.Namespace) -> bool:
     if (args.store is None) == (args.repository is None):
         raise InvalidInput("give either --store for a store, or --repository for served domains")
     if args.repository is None:
-        _refuse(args, ("state", "backbone"), "works only with --repository: leave it out with --store")
+        refuse_given(args, ("state", "backbone"), "works only with --repository: leave it out with --store")
     return args.repository is not None
-
-
-def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
-    """Raises if options were given that have no effect here."""
-    given = [f"--{name}" for name in names if getattr(args, name) != args.default_of(name)]
-    if given:
-        raise InvalidInput(f"{', '.join(given)}: {reason}")
 
 
 def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False) -> dict:
@@ -177,7 +170,7 @@ def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False)
 
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
-        _refuse(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
+        refuse_given(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
         return _said(args, open_manager(args).delete_domain(args.name), removes=True)
     from builder.store.store import Store
     from builder.tables.domain import delete_domain
