@@ -68,6 +68,18 @@ def test_a_whole_stream_is_an_answer(is_async):
 
 @both
 @pytest.mark.parametrize(
+    ("ask", "changed"),
+    [(generate, {"num_output_tokens": None}), (generate, {"num_input_tokens": []}), (read, {"finish_reason": ["", "stop"]})],
+)
+def test_outputs_that_are_none_of_a_decoder_are_errors(ask, changed, is_async):
+    outputs = {"text_output": "a", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 1, **changed}
+    answer = http("200 OK", b"data: " * (ask is read) + json.dumps(outputs).encode())
+    with Canned(answer) as server, pytest.raises(UnexpectedAnswer):
+        Way("http", is_async).call(server.url, ask, backbone="toy")
+
+
+@both
+@pytest.mark.parametrize(
     ("answer", "kind"),
     [
         (http("502 Bad Gateway", b"<html>proxy</html>"), Unavailable),
