@@ -217,7 +217,7 @@ def object_in(body: bytes, url: str) -> dict[str, Any]:
     """Returns the JSON object that a body is."""
     try:
         answer = json.loads(body)
-    except ValueError:  # a proxy's page, not Triton's JSON
+    except (ValueError, RecursionError):  # a proxy's page, not Triton's JSON
         answer = None
     if not isinstance(answer, dict):
         raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {body[:80]!r}")

@@ -86,6 +86,7 @@ def test_outputs_that_are_none_of_a_decoder_are_errors(ask, changed, is_async):
         (http("502 Bad Gateway", b"[]"), Unavailable),
         (http("200 OK", b"<html>hello</html>"), UnexpectedAnswer),
         (http("200 OK", b"[]"), UnexpectedAnswer),
+        (http("200 OK", b"[" * 10_000), UnexpectedAnswer),
         (http("200 OK", b"data: 7\n"), UnexpectedAnswer),
     ],
 )
