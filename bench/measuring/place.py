@@ -114,7 +114,7 @@ def _fig2(case: PlaceBench, cv: float, shares: tuple[float, float]) -> float:
 
 def _filled(problem: Problem, parallel: Parallel) -> Attained:
     """Gives each unit to the first group that has room for it."""
-    groups = groups_of(problem.cluster, parallel)
+    groups = groups_of(problem, parallel)
     for unit in problem.units:
         grown = (problem.room.added(groups, at, unit.name) for at in range(len(groups)))
         groups = next((own for own in grown if own is not None), groups)
@@ -124,7 +124,7 @@ def _filled(problem: Problem, parallel: Parallel) -> Attained:
 def _heuristic(case: PlaceBench, seed: int) -> dict[str, float]:
     """Compares both ways of Algorithm 1, on pipelines of four stages."""
     problem = table2_problem(case, seed, rate=60.0)
-    groups = groups_of(problem.cluster, Parallel(4, 1))
+    groups = groups_of(problem, Parallel(4, 1))
     problem.screen.attained(groups)  # loads the kernel
     timed = []
     for select in (fast, beam):
@@ -174,7 +174,7 @@ def _batched(case: PlaceBench) -> tuple[Groups, Problem]:
     trace = synthetic({units[0].name: 0.8 * 4 * 1280 / 20 / 0.030}, case.seconds / 20, 1.0, Lengths(20, 100))
     trace = trace.with_timeouts(np.random.default_rng(0).uniform(50e6, 300e6, len(trace)))
     problem = Problem(cluster_of(4), profile, units, trace)
-    groups = groups_of(problem.cluster, Parallel(1, 1))
+    groups = groups_of(problem, Parallel(1, 1))
     for at in range(len(groups)):
         groups = problem.room.added(groups, at, units[0].name) or groups
     return groups, problem

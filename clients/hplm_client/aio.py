@@ -38,8 +38,9 @@ class AsyncHplmClient:
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
-        self._backbone = backbone
-        self._decoder: str | None = None  # found on first use, if no backbone was given
+        self._named = backbone
+        self._encoder: str | None = None  # both are found on first use, if no backbone was named
+        self._decoder: str | None = None
         self._bound: tuple[asyncio.AbstractEventLoop, AsyncTransport] | None = None
         self._closed = False
 
@@ -148,7 +149,7 @@ class AsyncHplmClient:
                 backbone = await self._find_decoder(attempts.network_s)
                 responses = self._ask(transport, backbone, prompt, attempts.timeout_us, attempts.network_s)
                 with generation.before_the_first_part(prompt, backbone):
-                    first = await anext(responses)
+                    first = generation.begun(await anext(responses, None), backbone)
                 break
             except SafeToRetry as error:
                 pause = attempts.pause_s(error)
@@ -181,7 +182,7 @@ class AsyncHplmClient:
         """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""
         transport = self._transport()
         try:
-            return await transport.ready(self._backbone, self._settings.network_timeout)
+            return await transport.ready(self._named or self._encoder, self._settings.network_timeout)
         except ConnectionFailed:
             return False
 
@@ -191,16 +192,18 @@ class AsyncHplmClient:
             await self._bound[1].close()
 
     async def _find_backbone(self, seconds: float) -> str:
-        if self._backbone is None:
+        if self._named is not None:
+            return self._named
+        if self._encoder is None:
             with listing("backbones"):
                 statistics = await self._transport().statistics(min(seconds, self._settings.network_timeout))
                 names = wire.backbones_in(statistics)
-            self._backbone = wire.only_backbone(names)
-        return self._backbone
+            self._encoder = wire.only_backbone(names)
+        return self._encoder
 
     async def _find_decoder(self, seconds: float) -> str:
-        if self._backbone is not None:
-            return self._backbone
+        if self._named is not None:
+            return self._named
         if self._decoder is None:
             transport, seconds = self._transport(), min(seconds, self._settings.network_timeout)
             with listing("models"):

@@ -40,8 +40,9 @@ class HplmClient:
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
-        self._backbone = backbone
-        self._decoder: str | None = None  # found on first use, if no backbone was given
+        self._named = backbone
+        self._encoder: str | None = None  # both are found on first use, if no backbone was named
+        self._decoder: str | None = None
         self._transport = transports.blocking(self._settings)
         self._closed = False
 
@@ -156,7 +157,7 @@ class HplmClient:
                 backbone = self._find_decoder(attempts.network_s)
                 responses = self._ask(backbone, prompt, attempts.timeout_us, attempts.network_s)
                 with generation.before_the_first_part(prompt, backbone):
-                    first = next(responses)
+                    first = generation.begun(next(responses, None), backbone)
                 break
             except SafeToRetry as error:
                 pause = attempts.pause_s(error)
@@ -187,7 +188,7 @@ class HplmClient:
         """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""
         self._check_open()
         try:
-            return self._transport.ready(self._backbone, self._settings.network_timeout)
+            return self._transport.ready(self._named or self._encoder, self._settings.network_timeout)
         except ConnectionFailed:
             return False
 
@@ -196,15 +197,17 @@ class HplmClient:
         self._transport.close()
 
     def _find_backbone(self, seconds: float) -> str:
-        if self._backbone is None:
+        if self._named is not None:
+            return self._named
+        if self._encoder is None:
             with listing("backbones"):
                 names = wire.backbones_in(self._transport.statistics(min(seconds, self._settings.network_timeout)))
-            self._backbone = wire.only_backbone(names)
-        return self._backbone
+            self._encoder = wire.only_backbone(names)
+        return self._encoder
 
     def _find_decoder(self, seconds: float) -> str:
-        if self._backbone is not None:
-            return self._backbone
+        if self._named is not None:
+            return self._named
         if self._decoder is None:
             seconds = min(seconds, self._settings.network_timeout)
             with listing("models"):

@@ -196,3 +196,12 @@ def listing(names: str) -> Iterator[None]:
         if not isinstance(error, Forbidden) and error.status not in NOT_SERVED:
             raise
         raise NoBackbone(f"the server does not list its {names} ({error}): name one with `backbone` (--backbone)") from error
+
+
+@contextmanager
+def expecting(what: str) -> Iterator[None]:
+    """While an answer is read: raises UnexpectedAnswer if it has another form."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnexpectedAnswer(f"the answer is not {what} ({type(error).__name__}: {error}): is this hPLM's server?") from error

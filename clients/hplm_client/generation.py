@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, NoBackbone, UnexpectedAnswer, refusal
+from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, NoBackbone, UnexpectedAnswer, expecting, refusal
 from hplm_client.wire import ALIAS, Tensors
 
 EVENT = b"data: "
@@ -185,6 +185,13 @@ def before_the_first_part(prompt: Prompt, backbone: str) -> Iterator[None]:
         ) from error
 
 
+def begun(first: Outputs | None, backbone: str) -> Outputs:
+    """Returns the first response of a stream. None: it ended without one."""
+    if first is None:
+        raise UnexpectedAnswer(f"model {backbone!r} ended its stream without an answer: is it a decoder of hPLM?")
+    return first
+
+
 def pieces_in(responses: Generator[Outputs]) -> Iterator[Piece]:
     """Yields what is new in each choice."""
     with closing(responses):
@@ -199,21 +206,29 @@ async def async_pieces_in(responses: AsyncGenerator[Outputs]) -> AsyncIterator[P
                 yield piece
 
 
-def _pieces(response: Outputs) -> Iterator[Piece]:
+@expecting("that of a decoder")
+def _pieces(response: Outputs) -> list[Piece]:
     parts = (_list(response, name) for name in (OUTPUT, "finish_reason", "num_output_tokens"))
-    for number, (text, reason, tokens) in enumerate(zip(*parts, strict=True)):
-        if text or reason or tokens:
-            yield Piece(text, number, reason or None, tokens)
+    found = [Piece(text, i, reason or None, tokens) for i, (text, reason, tokens) in enumerate(zip(*parts, strict=True))]
+    return [piece for piece in found if piece.text or piece.finish_reason or piece.tokens]
+
+
+def object_in(body: bytes, url: str) -> dict[str, Any]:
+    """Returns the JSON object that a body is."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):  # a proxy's page, not Triton's JSON
+        answer = None
+    if not isinstance(answer, dict):
+        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {body[:80]!r}")
+    return answer
 
 
 def event_in(line: bytes, url: str) -> Outputs | None:
     """Returns the outputs in a line of a stream of events, or None if it has none."""
     if not line.startswith(EVENT):
         return None
-    try:
-        event = json.loads(line[len(EVENT) :])
-    except ValueError as error:
-        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {line[:80]!r}") from error
+    event = object_in(line[len(EVENT) :], url)
     if "error" in event:
         raise refusal(f"{event['error']} (HTTP from {url})", None)
     return event
@@ -230,14 +245,16 @@ def only(responses: Iterable[Outputs]) -> Outputs:
 def whole_in(responses: Iterable[Outputs]) -> Generated:
     """Returns the only response as an answer."""
     response = only(responses)
-    return Generated(
-        tuple(_list(response, OUTPUT)),
-        tuple(_list(response, "finish_reason")),
-        _list(response, "num_input_tokens")[0],
-        sum(_list(response, "num_output_tokens")),
-    )
+    with expecting("that of a decoder"):
+        return Generated(
+            tuple(_list(response, OUTPUT)),
+            tuple(_list(response, "finish_reason")),
+            _list(response, "num_input_tokens")[0],
+            sum(_list(response, "num_output_tokens")),
+        )
 
 
+@expecting("Triton's description of a model")
 def reads_prompts(metadata: Mapping[str, Any]) -> bool:
     """Whether the model with this metadata is a decoder."""
     return any(tensor.get("name") == PROMPT for tensor in metadata.get("inputs", []))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hplm_client.answer import Answer, Row
-from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer
+from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer, expecting
 
 UNKNOWN = -1.0  # the confidence of a tenant without calibration
 ALIAS = "hplm"  # the model that forwards to backbones
@@ -78,6 +78,7 @@ def encode(question: Question, library: Any) -> dict[str, Any]:
     }
 
 
+@expecting("that of a backbone")
 def decode(result: Tensors, question: Question) -> list[Answer]:
     """Returns an answer for each text, without the rows that fill short answers up to the longest."""
     batch = len(question.texts)
@@ -98,6 +99,7 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
     ]
 
 
+@expecting("Triton's statistics")
 def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models."""
     ready = ready_in(statistics)
@@ -105,6 +107,7 @@ def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in ready & computed if f"{name}-lookup" in ready)
 
 
+@expecting("Triton's statistics")
 def others_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the ready models that are no backbone of encoders and no part of one, nor the model that forwards to all."""
     backbones = backbones_in(statistics)
@@ -122,15 +125,13 @@ def _computed_by(upper: str) -> list[str]:
     return upper.removesuffix(UPPER).split("+")
 
 
+@expecting("Triton's statistics")
 def ready_in(statistics: Mapping[str, Any]) -> set[str]:
     """Returns the models in Triton's statistics, which are those that are ready.
 
     Statistics are open to clients, while the repository index is for operators only.
     """
-    try:
-        return {entry["name"] for entry in statistics.get("model_stats", [])}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UnexpectedAnswer(f"the answer is not Triton's statistics: {str(statistics)[:80]}") from error
+    return {entry["name"] for entry in statistics.get("model_stats", [])}
 
 
 def only_backbone(names: list[str]) -> str:

@@ -44,12 +44,10 @@ class Decoders:
         for name in await self._names():
             async with aclosing(self._transport.generate(name, asked, asked.timeout_us, self._seconds)) as responses:
                 try:
-                    first = await anext(responses, None)
+                    first = generation.begun(await anext(responses, None), name)
                 except (NoTenant, NoBackbone) as error:  # no backbone: it was unloaded meanwhile
                     refused = error if isinstance(refused, NoBackbone) else refused
                     continue
-                if first is None:
-                    raise UnexpectedAnswer(f"model {name!r} ended its stream without an answer: is it a decoder of hPLM?")
                 yield first
                 async for response in responses:
                     yield response

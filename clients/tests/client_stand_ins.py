@@ -6,7 +6,12 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
 
 from hplm_client.retry import Attempts
 
@@ -136,3 +141,23 @@ def before_each_pause(monkeypatch, act: Callable[[], None]) -> None:
         return decide(self, error)
 
     monkeypatch.setattr(Attempts, "pause_s", acting)
+
+
+@contextlib.contextmanager
+def grpc_server(answer: Callable[[Any, grpc.ServicerContext], Any]) -> Iterator[str]:
+    """Answers every inference over gRPC, a stream with what `answer` iterates over. Gives its address."""
+
+    class Answering(service_pb2_grpc.GRPCInferenceServiceServicer):
+        def ModelInfer(self, request, context):
+            return answer(request, context)
+
+        def ModelStreamInfer(self, request_iterator, context):
+            return answer(request_iterator, context)
+
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Answering(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
+from client_stand_ins import grpc_server
 from client_ways import WAYS, Way
-from tritonclient.grpc import service_pb2_grpc
 
 from hplm_client import InvalidInput
 from hplm_client.settings import Settings
@@ -41,26 +40,12 @@ def over_http(seen):
     server.server_close()
 
 
-@contextmanager
 def over_grpc(seen):
     def refuse(_, context):
         seen.append(dict(context.invocation_metadata()))
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, REFUSAL)
 
-    class Refusing(service_pb2_grpc.GRPCInferenceServiceServicer):
-        def ModelInfer(self, request, context):
-            refuse(request, context)
-
-        def ModelStreamInfer(self, request_iterator, context):
-            yield refuse(request_iterator, context)
-
-    with ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Refusing(), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        server.stop(None)
+    return grpc_server(refuse)
 
 
 def first_piece(client):
@@ -83,6 +68,15 @@ def test_every_request_names_its_tenant_in_a_header(name, call):
     with (over_http if protocol == "http" else over_grpc)(seen) as url, pytest.raises(InvalidInput):
         Way(protocol, bool(is_async)).call(url, CALLS[call], backbone="toy", api_key="K3Y")
     assert seen[0].items() >= {"hplm-tenant": "acme", **KEY}.items()
+
+
+@pytest.mark.parametrize("name", ["grpc", "grpc-asyncio"])
+def test_a_call_that_ends_before_its_prompt_is_sent_raises_the_error_of_the_server(name):
+    long = "a" * 10_000_000  # more than the server takes before it reads
+    with over_grpc([]) as url:
+        for _ in range(5):
+            with pytest.raises(InvalidInput):
+                Way("grpc", name != "grpc").call(url, lambda client: client.generate(long, tenant="acme"), backbone="toy")
 
 
 @pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])

@@ -81,6 +81,8 @@ def test_options_and_key_reach_the_server(server, monkeypatch):
     assert parameters == {"tenant": "acme", "truncate": True, "top_k": 1} | headers
     assert 0 < timeout <= 90_000_500
     assert told("--rung", "1")[0]["hplm_rung"] == 1
+    monkeypatch.setenv("HPLM_API_KEY", "")
+    assert "authorization" not in told()[0]
     monkeypatch.setenv("HPLM_API_KEY", "FROM_ENVIRONMENT")
     assert told()[0]["authorization"] == "Bearer FROM_ENVIRONMENT"
 

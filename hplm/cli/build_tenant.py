@@ -6,12 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.options import TaskNames, build_step, device_of
+from hplm.cli.options import TaskNames, build_step, device_of, refuse_given
 from hplm.errors import InvalidInput
 from hplm.options import BANK_DTYPES
 
 if TYPE_CHECKING:
     from builder.store.store import Store
+
+TRAINING = (
+    *("train", "dev", "from_version", "fresh", "adapter", "places", "dtype", "rank", "epochs", "patience", "learning_rate"),
+    *("upper_rate", "batch_texts", "dropout", "grid"),
+)
 
 
 def register(steps: argparse._SubParsersAction) -> None:
@@ -34,13 +39,12 @@ def register(steps: argparse._SubParsersAction) -> None:
     )
     start.add_argument(
         "--fresh",
-        dest="from_version",
-        action="store_const",
-        const=0,
+        action="store_true",
         help="start anew, from random weights",
     )
     _form_options(tenant)
     _training_options(tenant)
+    tenant.set_defaults(default_of=tenant.get_default)
 
 
 def _form_options(tenant: argparse.ArgumentParser) -> None:
@@ -133,7 +137,7 @@ def run(args: argparse.Namespace) -> dict:
         args.train,
         args.dev,
         grid=args.grid,
-        from_version=args.from_version,
+        from_version=0 if args.fresh else args.from_version,
         device=device_of(args),
         **{name: value for name, value in form.items() if value is not None},
         epochs=args.epochs,
@@ -160,8 +164,7 @@ def run(args: argparse.Namespace) -> dict:
 def _plain_tenant(args: argparse.Namespace, store: Store) -> dict:
     from builder.importing.generative import plain_tenant
 
-    if args.train is not None:
-        raise InvalidInput("tenants of a decoder do not learn here yet: leave --train out, or import a LoRA that peft trained")
+    refuse_given(args, TRAINING, "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained")
     tenant = plain_tenant(store, args.id, args.domain)
     if not args.json:
         how = f"with its {tenant.adapter}" if tenant.rank else f"as backbone {store.config.name} does"

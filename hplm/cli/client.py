@@ -47,7 +47,8 @@ def open_client(args: argparse.Namespace, backbone: str | None) -> Iterator[Hplm
     except ModuleNotFoundError as error:
         raise HplmError(f"{error}: install our client in the checkout with `.venv/bin/pip install -e clients`") from error
     try:
-        url, key = args.url or DEFAULT_URLS[args.protocol], args.key or os.environ.get("HPLM_API_KEY")
+        url = args.url or DEFAULT_URLS[args.protocol]
+        key = args.key or os.environ.get("HPLM_API_KEY") or None  # an empty variable counts as unset
         with HplmClient(url, args.protocol, backbone, key, tls=args.tls, ca_file=args.ca_file) as client:
             yield client
     except HplmClientError as error:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli import inspection
-from hplm.cli.options import CORPUS, device_of, learn_option
-from hplm.cli.served import check_state, open_manager, served_options
+from hplm.cli.options import CORPUS, device_of, learn_option, refuse_given
+from hplm.cli.served import check_state, open_manager, print_late, served_options
 from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
 from hplm.options import TABLE_DTYPES
@@ -91,7 +91,7 @@ def run_list(args: argparse.Namespace) -> dict:
         from hplm.tenants.listing import served_branches
 
         check_state(args.state)
-        rows = served_branches(open_manager(args))
+        rows = served_branches(args.repository, args.state, args.backbone)
     else:
         from builder.store.store import Store
         from builder.tables.inspection import built_branches
@@ -107,9 +107,9 @@ def run_update(args: argparse.Namespace) -> dict:
         raise InvalidInput("give either --corpus to build a version, or --repository and --state to serve it")
     if args.corpus is None:
         building = ("keep", "dtype", "minutes", "learn", "seed", "device")
-        _refuse(args, building, "works only with --corpus, which builds a version: leave it out with --repository")
+        refuse_given(args, building, "works only with --corpus, which builds a version: leave it out with --repository")
         return _serve_update(args)
-    _refuse(args, ("canary", "state", "backbone"), "works only with --repository, which serves a version: leave it out")
+    refuse_given(args, ("canary", "state", "backbone"), "works only with --repository, which serves a version: leave it out")
     return _build_update(args)
 
 
@@ -150,18 +150,12 @@ def _is_live(args: argparse.Namespace) -> bool:
     if (args.store is None) == (args.repository is None):
         raise InvalidInput("give either --store for a store, or --repository for served domains")
     if args.repository is None:
-        _refuse(args, ("state", "backbone"), "works only with --repository: leave it out with --store")
+        refuse_given(args, ("state", "backbone"), "works only with --repository: leave it out with --store")
     return args.repository is not None
 
 
-def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
-    """Raises if options were given that have no effect here."""
-    given = [f"--{name}" for name in names if getattr(args, name) != args.default_of(name)]
-    if given:
-        raise InvalidInput(f"{', '.join(given)}: {reason}")
-
-
-def _said(args: argparse.Namespace, change: DomainChange) -> dict:
+def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False) -> dict:
+    late = open_manager(args).settle(change.generation, removes)
     if not args.json:
         print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
         for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
@@ -170,13 +164,14 @@ def _said(args: argparse.Namespace, change: DomainChange) -> dict:
                 print(f"  {what:<10} {', '.join(names[:10])}{more}")
         if change.removed:
             print(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
-    return asdict(change)
+        print_late(late)
+    return {**asdict(change), "late": late}
 
 
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
-        _refuse(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
-        return _said(args, open_manager(args).delete_domain(args.name))
+        refuse_given(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
+        return _said(args, open_manager(args).delete_domain(args.name), removes=True)
     from builder.store.store import Store
     from builder.tables.domain import delete_domain
 

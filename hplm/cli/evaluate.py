@@ -42,7 +42,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, default_of=command.get_default)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -50,8 +50,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     from builder.evaluation.tenant import evaluate_tenant
     from builder.store.store import Store
-    from hplm.cli.options import device_of
+    from hplm.cli.options import device_of, refuse_given
 
+    if args.url is None:
+        refuse_given(args, ("protocol", "tls", "ca_file", "key", "backbone"), "works only with --url: leave it out")
+    if not args.against:
+        refuse_given(args, ("train", "dev"), "works only with --against: leave it out")
     store, device = Store(args.store), device_of(args)
     rivals = {name: chosen(RIVALS, name, "--against") for name in args.against}
     if args.picture is not None:

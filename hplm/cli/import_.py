@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.options import CORPUS, TaskNames, device_of
+from hplm.cli.options import CORPUS, TaskNames, device_of, refuse_given
 from hplm.errors import InvalidInput
 from hplm.options import MIN_TOKENS, TABLE_DTYPES
 
@@ -60,12 +60,14 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, default_of=command.get_default)
 
 
 def run(args: argparse.Namespace) -> dict:
     if bool(args.as_domain) != bool(args.corpus):
         raise InvalidInput("--as-domain NAME and --corpus FILE... need each other: give both or neither")
+    if not args.as_domain:
+        refuse_given(args, ("keep", "dtype", "min_tokens"), "works only with --as-domain, which builds a table: leave it out")
     from builder.importing.lower import NewDomain
     from builder.importing.tenant import ImportOptions, import_tenant
     from builder.store.store import Store

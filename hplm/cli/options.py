@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
 
 if TYPE_CHECKING:
@@ -65,3 +66,10 @@ def device_of(args: argparse.Namespace) -> torch.device:
     from hplm.engine.engine import resolve_device
 
     return resolve_device(args.device)
+
+
+def refuse_given(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Raises if options were given that have no effect here. The command sets `default_of`, its `get_default`."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != args.default_of(name)]
+    if given:
+        raise InvalidInput(f"{', '.join(given)}: {reason}")

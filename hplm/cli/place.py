@@ -91,11 +91,12 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.cli.round_trips import round_trips
     from hplm.engine.profiling import check_devices, cores_of, profile_repository, sources_of
     from hplm.errors import InvalidInput
+    from hplm.placement.profile import KIND
 
     check_state(args.state)
     if args.rounds < 1:
         raise InvalidInput(f"--rounds {args.rounds}: give 1 or more")
-    check_target(args.to)
+    check_target(args.to, KIND)
     check_devices(args.devices, args.intra)
     sources = sources_of(args.repository, args.backbone)
     cores = cores_of(args.devices)[: min(args.intra)]

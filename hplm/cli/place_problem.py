@@ -123,7 +123,11 @@ def check_seconds(option: str, seconds: float) -> None:
         raise InvalidInput(f"{option} {seconds:g}: give seconds from 0 to {MOST:,}")
 
 
-def check_target(path: Path) -> None:
-    """Refuses a file whose folder does not exist, before anything is computed for it."""
+def check_target(path: Path, kind: str) -> None:
+    """Refuses a file whose folder does not exist, or that is of another kind, before anything is computed for it."""
+    from hplm.placement.fields import kind_of
+
     if not path.parent.is_dir():
         raise InvalidInput(f"--to {path}: the folder {path.parent} does not exist: make it, or name another file")
+    if path.exists() and kind_of(path) != kind:
+        raise InvalidInput(f"--to {path} exists, and is no {kind.removeprefix('hplm ')}: name another file")

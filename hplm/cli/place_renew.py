@@ -113,7 +113,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses wrong options before anything is read."""
-    check_target(args.to)
+    from hplm.placement.placement import KIND
+
+    check_target(args.to, KIND)
     if os.path.realpath(args.to) == os.path.realpath(args.placement):
         raise InvalidInput(f"--to {args.to} is the current placement, which servers still follow: name another file")
     for option in ("confirm", "search", "test"):

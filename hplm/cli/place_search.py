@@ -110,12 +110,12 @@ def confirm_option(command: argparse.ArgumentParser) -> None:
 
 def run_search(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.placement.baselines import baseline
-    from hplm.placement.placement import Placement
+    from hplm.placement.placement import KIND, Placement
     from hplm.placement.search import NothingFound, nothing_found
     from hplm.placement.selection import selector
 
     _check_picture(args)
-    check_target(args.to)
+    check_target(args.to, KIND)
     check_seconds("--confirm-seconds", args.confirm_seconds)
     serving = serving_of(args)
     problem = problem_of(args, args.slo_scale)

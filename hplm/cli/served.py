@@ -31,5 +31,11 @@ def open_manager(args: argparse.Namespace) -> Manager:
     from hplm.tenants.manager import Manager
 
     if args.state is None:
-        raise InvalidInput("changes need the live state: give --state DIR, the folder of `hplm serve --state DIR`")
+        raise InvalidInput("--state is missing: give the folder of `hplm serve --state`, which holds all changes")
     return Manager.open(args.repository, args.state, args.backbone)
+
+
+def print_late(late: list[str]) -> None:
+    """Prints which servers have not taken a change."""
+    if late:
+        print(f"  not yet taken by {', '.join(late)}: check that these servers are running")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.served import check_state, open_manager, served_options
+from hplm.cli.served import check_state, open_manager, print_late, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def run_key_add(args: argparse.Namespace) -> dict:
         print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}", flush=True)
     late = manager.settle_now()
     if not args.json:
-        _print_late(late)
+        print_late(late)
     return {"tenant": args.id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
 
@@ -185,7 +185,7 @@ def run_key_revoke(args: argparse.Namespace) -> dict:
     late = manager.settle_now(removes=True)
     if not args.json:
         print(f"key {args.key} of tenant {args.id} is revoked")
-        _print_late(late)
+        print_late(late)
     return {"tenant": args.id, "revoked": args.key, "late": late}
 
 
@@ -212,7 +212,7 @@ def run_limit(args: argparse.Namespace) -> dict:
     late = manager.settle_now(removes=True)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
-        _print_late(late)
+        print_late(late)
     return {"tenant": args.id, **limits, "late": late}
 
 
@@ -256,13 +256,8 @@ def _said(args: argparse.Namespace, change: TenantChange) -> dict:
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")
-        _print_late(late)
+        print_late(late)
     return {**asdict(change), "late": late}
-
-
-def _print_late(late: list[str]) -> None:
-    if late:
-        print(f"  not yet taken by {', '.join(late)}: check that these servers are running")
 
 
 def _find(args: argparse.Namespace) -> tuple[str, Tenant]:

@@ -67,7 +67,7 @@ def clockwork(problem: Problem, select: Selector, numbers: list[float]) -> Found
 
 def round_robin(problem: Problem, select: Selector, numbers: list[float]) -> Found:
     parallel = _pipelines(problem, numbers)
-    groups = groups_of(problem.cluster, parallel)
+    groups = groups_of(problem, parallel)
     at, grew = 0, True
     while grew:
         grew = False
@@ -88,7 +88,7 @@ def manual(problem: Problem, select: Selector, numbers: list[float]) -> Found:
     if len(numbers) != 2:
         raise ValueError(f"{len(numbers)} numbers instead of STAGES,INTRA")
     parallel = _parallel(problem, *numbers)
-    groups = groups_of(problem.cluster, parallel)
+    groups = groups_of(problem, parallel)
     for unit, at in zip(problem.units, cycle(range(len(groups))), strict=False):
         grown = problem.room.added(groups, at, unit.name)
         groups = groups if grown is None else grown
@@ -96,7 +96,7 @@ def manual(problem: Problem, select: Selector, numbers: list[float]) -> Found:
 
 
 def _selected(problem: Problem, select: Selector, parallel: Parallel, name: str) -> Found:
-    selection = select(problem, groups_of(problem.cluster, parallel))
+    selection = select(problem, groups_of(problem, parallel))
     return _found(problem, selection.groups, f"{name}, {parallel.stages}x{parallel.intra}", selection.screened)
 
 

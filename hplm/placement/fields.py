@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -101,10 +103,25 @@ class Fields:
 
 
 def write(path: Path, kind: str, number: int, content: dict[str, Any]) -> None:
-    """Writes a file under a temporary name, and renames it when it is complete."""
-    temporary = path.with_name(f"{path.name}.writing")
-    temporary.write_text(json.dumps({"kind": kind, "format": number, **content}, indent=1) + "\n", "utf-8")
-    temporary.replace(path)
+    """Writes a file under a temporary name of its own, and renames it when it is complete and synced."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.writing")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "format": number, **content}, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def kind_of(path: Path) -> object:
+    """Returns the kind of a file, or None if it is of none."""
+    try:
+        stored = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, object]", stored).get("kind") if isinstance(stored, dict) else None
 
 
 def digest(content: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from itertools import combinations, islice
 from hplm.placement.cluster import Cluster, Machine
 from hplm.placement.placement import Group
 from hplm.placement.problem import Groups, Problem
-from hplm.placement.profile import Terms
+from hplm.placement.profile import BackboneProfile, Terms
 from hplm.placement.stages import equal_cut, stage_times
 
 CONVOY = 3.0  # backbones whose texts take so many times as long as another's are kept apart
@@ -84,30 +84,53 @@ def part_of(cluster: Cluster, first: int, count: int) -> Cluster:
 
 def parallels(problem: Problem, most_stages: int | None = None) -> list[Parallel]:
     """Returns all ways to cut a group that the backbones and machines allow, the smallest groups first."""
-    backbones = [problem.profile.backbones[name] for name in sorted({unit.backbone for unit in problem.units})]
-    intras = {intra for intra in backbones[0].times if all(intra in own.times for own in backbones)}
-    layers = min(own.layers for own in backbones)
+    layers = min(own.layers for own in _backbones(problem))
     largest = max(len(machine.devices) for machine in problem.cluster.machines)
     found = [
         Parallel(size // intra, intra)
         for size in _powers(largest)
-        for intra in sorted(intras)
+        for intra in _widths(problem)
         if size % intra == 0 and size // intra <= min(layers, most_stages or layers)
     ]
     return sorted(found, key=lambda one: (one.devices, one))
 
 
-def groups_of(cluster: Cluster, parallel: Parallel) -> Groups:
-    """Returns equal groups on each machine, and for its remaining devices groups in powers of two."""
+def groups_of(problem: Problem, parallel: Parallel) -> Groups:
+    """Returns equal groups on each machine, and for its remaining devices smaller ones.
+
+    Devices stay idle where no measured number of devices a stage makes a group of them.
+    """
     groups: list[Group] = []
-    for machine in cluster.machines:
+    for machine in problem.cluster.machines:
         names = [device.name for device in machine.devices]
         while names:
-            size = parallel.devices if len(names) >= parallel.devices else max(_powers(len(names)))
-            intra = next(n for n in range(min(parallel.intra, size), 0, -1) if size % n == 0 and parallel.intra % n == 0)
-            groups.append(Group(f"g{len(groups)}", machine.name, tuple(names[:size]), intra, {}, ()))
-            names = names[size:]
+            own = parallel if len(names) >= parallel.devices else _smaller(problem, parallel, len(names))
+            if own is None:
+                break
+            groups.append(Group(f"g{len(groups)}", machine.name, tuple(names[: own.devices]), own.intra, {}, ()))
+            names = names[own.devices :]
     return tuple(groups)
+
+
+def _smaller(problem: Problem, parallel: Parallel, most_devices: int) -> Parallel | None:
+    """Returns the largest group in a power of two with no more stages, and no wider ones, that was measured."""
+    fitting = [
+        Parallel(size // intra, intra)
+        for size in _powers(most_devices)
+        for intra in _widths(problem)
+        if intra <= parallel.intra and size % intra == 0 and size // intra <= parallel.stages
+    ]
+    return max(fitting, key=lambda one: (one.devices, one.intra), default=None)
+
+
+def _widths(problem: Problem) -> list[int]:
+    """Returns the numbers of devices a stage for which all backbones were measured."""
+    first, *others = _backbones(problem)
+    return sorted(intra for intra in first.times if all(intra in own.times for own in others))
+
+
+def _backbones(problem: Problem) -> list[BackboneProfile]:
+    return [problem.profile.backbones[name] for name in sorted({unit.backbone for unit in problem.units})]
 
 
 def _counts(devices: int, buckets: int) -> Iterator[tuple[int, ...]]:

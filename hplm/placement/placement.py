@@ -204,7 +204,11 @@ def _check_group(where: str, group: Group, placement: Placement) -> None:
     named = f"{where}: group {group.name!r}"
     if len(group.devices) % group.intra:
         raise InvalidInput(f"{named} has {len(group.devices)} devices, which do not make stages of {group.intra}: {WAY_OUT}")
+    if not group.units:
+        raise InvalidInput(f"{named} has no units: {WAY_OUT}")
     for unit in group.units:
+        if group.units.count(unit) > 1:
+            raise InvalidInput(f"{named} has unit {unit!r} twice: {WAY_OUT}")
         if unit not in placement.unit:
             raise InvalidInput(f"{named} has unit {unit!r}, which is not among the units: {WAY_OUT}")
         if placement.unit[unit].backbone not in group.cuts:

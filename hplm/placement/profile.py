@@ -196,7 +196,8 @@ def _backbone(fields: Fields) -> BackboneProfile:
         record_bytes=fields.whole("record_bytes"),
         slots=fields.whole("slots"),
         slot_bytes=fields.whole("slot_bytes"),
-        times={_intra(times, name): _layer_times(times, name, layers) for name in times.names()},
+        times={_intra(times, name): _layer_times(times, name, layers) for name in times.names()}
+        or fields.refuse("times", "times of 1 or more devices a stage"),
         around=_terms(fields.fields("around")),
         core=_terms(fields.fields("core")),
     )

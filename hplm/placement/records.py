@@ -184,7 +184,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
     """Returns None of a line that is no JSON object."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", row) if isinstance(row, dict) else None
 

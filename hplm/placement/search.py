@@ -125,7 +125,7 @@ class _Search:
         names = {unit.name for unit in self._problem.units if unit.backbone in bucket}
         part = self._problem.of(names, part_of(self._problem.cluster, first, count))
         for parallel in parallels(part, self._most_stages):
-            selection = self._select(part, groups_of(part.cluster, parallel))
+            selection = self._select(part, groups_of(part, parallel))
             self.screened += selection.screened
             how = f"{parallel.stages}x{parallel.intra} on {count}"
             self._say(f"{len(bucket)} backbones, {how} devices: {selection.share:.2%} after {selection.screened} screens")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import InvalidInput
-from hplm.plot.table import TableMeta
+from hplm.plot.table import Table, TableMeta
 from hplm.tenants.keys import Key
-from hplm.tenants.manager import Manager
+from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS
 
 
 def served_tenants(repository: Path, state: Path | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
@@ -62,12 +62,18 @@ def key_rows(keys: tuple[Key, ...]) -> list[dict[str, Any]]:
     return [{"id": key.id, "expires": key.expires} for key in keys]
 
 
-def served_branches(manager: Manager) -> list[dict[str, Any]]:
-    """Returns every served branch with the number of its tenants."""
-    snapshot = manager.current()
+def served_branches(repository: Path, state: Path | None = None, backbone: str | None = None) -> list[dict[str, Any]]:
+    """Returns every branch of a backbone with the number of its tenants. Without a state: those of the export."""
+    folder = exported_folder(repository, backbone)
+    manager = Manager(folder, state) if state is not None else None
+    snapshot = manager.current() if manager is not None else Snapshot.load(folder / EXPORTED_TENANTS)
     tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
-    branches = sorted((branch.domain, branch.version) for branch in snapshot.branches)
-    return [branch_row(manager.tables.open(*branch).meta, tenants[branch]) for branch in branches]
+    rows: list[dict[str, Any]] = []
+    for branch in sorted(snapshot.branches, key=lambda one: (one.domain, one.version)):
+        key, exported = (branch.domain, branch.version), folder / EXPORTED_TABLES / branch.folder
+        table = manager.tables.open(*key) if manager is not None else Table(exported)
+        rows.append(branch_row(table.meta, tenants[key]))
+    return rows
 
 
 def branch_row(meta: TableMeta, tenants: int) -> dict[str, Any]:

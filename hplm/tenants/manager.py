@@ -74,11 +74,7 @@ class Manager:
     @classmethod
     def open(cls, repository: Path, state: Path, backbone: str | None = None) -> Manager:
         """Opens the manager of the named backbone, or of the repository's only one."""
-        found = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
-        if len(found) != 1:
-            which = ", ".join(path.parent.parent.name for path in found) or "none"
-            raise InvalidInput(f"{repository} contains {len(found)} backbones ({which}): name one of them with --backbone")
-        return cls(found[0].parent, state)
+        return cls(exported_folder(repository, backbone), state)
 
     def current(self) -> Snapshot:
         """Returns the snapshot that readers see now. Writes nothing."""
@@ -283,6 +279,15 @@ class Manager:
         """The width of the exported tenants' vectors; None if no exported tenant has a head or an adapter."""
         served = next((record for tenant in self.exported.tenants for record in tenant.records()), None)
         return Bank(self.folder / EXPORTED_BANKS / served.bank).layout.hidden if served is not None else None
+
+
+def exported_folder(repository: Path, backbone: str | None = None) -> Path:
+    """Returns the folder of the named backbone, or of the repository's only one."""
+    found = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+    if len(found) != 1:
+        which = ", ".join(path.parent.parent.name for path in found) or "none"
+        raise InvalidInput(f"{repository} contains {len(found)} backbones ({which}): name one of them with --backbone")
+    return found[0].parent
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:

@@ -91,6 +91,9 @@ def test_a_mistyped_state_is_neither_saved_nor_created(place, capsys):
     for command in (["backup", "--to", place / "saved"], ["tenant", "log"]):
         assert names(refused(capsys, *command, *places), place / "mistyped/toy")
     assert names(refused(capsys, "tenant", "list", *places), place / "mistyped")
+    for command in (["backup", "--to", place / "saved"], ["tenant", "log"]):
+        said = refused(capsys, *command, *places[:2])
+        assert names(said, "--state") and "changes need" not in said
     assert not (place / "mistyped").exists() and not list(place.glob("saved*"))
 
 

@@ -86,6 +86,8 @@ def test_served_answers_have_the_same_score(built, material, capsys):  # noqa: F
         (["--against", "bigger"], ["--against", "'bigger'", "dedicated"]),
         (["--against", "plot", "--train", "gone.jsonl"], ["gone.jsonl", "'classify'", "--train"]),
         (["--url", "127.0.0.1:1"], ["127.0.0.1:1"]),
+        (["--protocol", "grpc", "--ca-file", "door.pem"], ["--protocol", "--ca-file", "--url"]),
+        (["--train", "gone.jsonl"], ["--train", "--against"]),
         (["--test", "gone.jsonl", "--picture", "out.txt"], ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
     ],
 )

@@ -46,6 +46,11 @@ def test_a_lora_on_every_layer_becomes_a_domain_and_a_tenant(command, capsys, tm
     assert Store(command[2]).tenants()[0].domain == "low"
 
 
+def test_options_of_a_domain_are_refused_without_one(command, capsys):
+    assert run(*command, FIXTURES / "adapters-lora-tag", "--keep", "0.5", "--min-tokens", 1) == 1
+    assert names(capsys.readouterr().err, "--keep", "--min-tokens", "--as-domain")
+
+
 def test_a_domain_needs_a_corpus(command, capsys):
     assert run(*command, FIXTURES / "peft-lower", "--as-domain", "low") == 1
     assert names(capsys.readouterr().err, "--as-domain", "--corpus")

@@ -35,6 +35,8 @@ def test_a_served_domain_is_updated_listed_and_rolled_back(served, capsys):
     assert (len(first["moved"]), len(first["waiting"]), first["behind"]) == (1, 2, ["tenant-3"])
     rows = {(row["domain"], row["version"]): row["tenants"] for row in run(capsys, "domain", "list", *places)["domains"]}
     assert rows == {("root", 1): 0, ("bio", 1): 3, ("bio", 2): 1}
+    exported = run(capsys, "domain", "list", *places[:2])["domains"]
+    assert {(row["domain"], row["version"]): row["tenants"] for row in exported} == {("root", 1): 0, ("bio", 1): 4}
     assert run(capsys, "domain", "rollback", "--name", "bio", *places)["moved"] == first["moved"]
     assert main(["domain", "update", "--name", "bio", *store, *places]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -50,12 +52,29 @@ def test_a_domain_is_added_to_served_ones_and_deleted(served, capsys, tmp_path):
     assert names(refused(capsys, "domain", "delete", "--name", "bio", *places), "'bio'", "tenant-0")
 
 
+def test_changes_wait_for_the_servers_and_name_those_that_are_late(served, capsys, monkeypatch, tmp_path):
+    store, places = served
+    random_table(Store(tmp_path / "store"), "law", 1, ("root", 1), 500, seed=3)
+    waited = []
+
+    def wait(_, generation, removes=False):
+        waited.append((generation, removes))
+        return ["elsewhere-1-abc"]
+
+    monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", wait)
+    for action in (["update", "--name", "bio", *store], ["rollback", "--name", "bio"], ["add", "--name", "law", *store]):
+        assert run(capsys, "domain", *action, *places)["late"] == ["elsewhere-1-abc"]
+    assert main(["domain", "delete", "--name", "law", *places]) == 0
+    assert names(capsys.readouterr().out, "elsewhere-1-abc")
+    assert waited == [(1, False), (2, False), (3, False), (4, True)]
+
+
 def test_missing_and_contradictory_options_are_refused(served, capsys):
     store, places = served
     for arguments, named in [
         (["list"], ["--store", "--repository"]),
         (["update", "--name", "bio", *store], ["--corpus", "--repository", "--state"]),
-        (["list", *places[:2]], ["--state", "hplm serve"]),
+        (["rollback", "--name", "bio", *places[:2]], ["--state", "hplm serve"]),
         (["update", "--name", "bio", *store, *places, "--canary", "2"], ["canary", 2.0]),
         (["update", "--name", "bio", *store, *places, "--keep", "0.5", "--learn", "distil"], ["--keep", "--learn"]),
         (["update", "--name", "bio", *store, "--corpus", "x", "--canary", "0.5"], ["--canary"]),

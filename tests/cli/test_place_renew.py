@@ -70,6 +70,15 @@ def test_what_an_earlier_run_has_found_is_removed_when_the_current_placement_sta
     assert not (tmp_path / "next.json").exists() and (tmp_path / "now.json").exists()
 
 
+@pytest.mark.parametrize("file", ["c.json", "p.json", "t.jsonl", "notes.txt"])
+@pytest.mark.parametrize("command", ["renew now.json", "search"])
+def test_a_file_that_is_no_placement_is_neither_removed_nor_replaced(command, file, tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    before = (tmp_path / file).read_bytes()
+    assert main(["place", *command.split(), *PROBLEM, *(SPANS if "renew" in command else ()), "--to", file]) == 1
+    assert names(capsys.readouterr().err, "--to", file) and (tmp_path / file).read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "changed, named",
     [
@@ -132,11 +141,12 @@ def test_requests_of_tenants_that_the_profile_does_not_know_are_left_out_and_nam
 
 
 def test_too_many_requests_of_unknown_tenants_are_refused(capsys, tmp_path):
-    (tmp_path / "next.json").write_text("of yesterday")
+    yesterday = (tmp_path / "now.json").read_text()
+    (tmp_path / "next.json").write_text(yesterday)
     status, printed = _renew(capsys, "--trace", str(_journal(tmp_path, [f"b0/new-{number}" for number in range(9)])))
     assert status == 1 and names(printed.err, "journal.jsonl", "b0/new-0", "hplm place profile")
     assert "b0/new-8" not in printed.err and names(printed.err, "4 more")
-    assert (tmp_path / "next.json").read_text() == "of yesterday"
+    assert (tmp_path / "next.json").read_text() == yesterday
 
 
 def test_held_out_requests_of_mostly_unknown_tenants_are_refused(capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -73,6 +74,9 @@ def test_what_is_written_is_read_again(tmp_path, kind):
         ("placement", ["groups", 0, "devices"], ["cpu:1"], ["'one'", "'two'", "'cpu:1'"]),
         ("placement", ["groups", 0, "devices"], ["gpu"], ["'one'", "'gpu'", "cuda:0"]),
         ("placement", ["groups", 0, "units"], ["bert/art"], ["'one'", "'bert/art'"]),
+        ("placement", ["groups", 0], {**asdict(GROUPS[0]), "cuts": {}, "units": []}, ["'one'", "no units"]),
+        ("placement", ["groups", 0, "units"], ["bert/law", "bert/law"], ["'one'", "'bert/law'", "twice"]),
+        ("profile", ["backbones", "bert", "times"], {}, ["bert", "times"]),
         ("placement", ["groups", 0, "cuts"], {}, ["'one'", "'bert/law'"]),
         ("placement", ["groups", 0, "cuts", "bert"], [[0, 1], [2, 2]], ["'one'", "'bert'", "2"]),
         ("placement", ["groups", 0, "cuts", "bert"], [[1, 2]], ["cuts", "'bert'"]),
@@ -92,6 +96,14 @@ def test_a_field_that_does_not_fit_is_named_with_its_file(tmp_path, kind, way, v
     path.write_text(json.dumps(stored))
     with pytest.raises(InvalidInput, match=naming(path.name, *named)):
         type(FILES[kind]).read(path)
+
+
+def test_a_file_gets_its_name_once_it_is_synced(tmp_path, monkeypatch):
+    path, synced = tmp_path / "file.json", []
+    (tmp_path / "file.json.writing").mkdir()  # of another process
+    monkeypatch.setattr("os.fsync", lambda _: synced.append(path.exists()))
+    PLACEMENT.write(path)
+    assert synced == [False] and Placement.read(path) == PLACEMENT
 
 
 @pytest.mark.parametrize("kind", FILES)

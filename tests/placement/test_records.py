@@ -110,6 +110,7 @@ def test_what_a_killed_server_has_left_before_the_next_one_began_is_counted_and_
     [
         ([CLOCK, HALF, ASKED, CLOCK], 2),
         ([CLOCK, ASKED, HALF, HALF], 3),
+        ([CLOCK, ASKED, "[" * 10_000], 3),
         ([CLOCK, ASKED, HALF + CLOCK, ASKED], 3),
         ([HALF, json.dumps({"arrival": 1, "tokens": 2, "tenant": "x"})], 1),
     ],

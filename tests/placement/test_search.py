@@ -79,12 +79,26 @@ def test_a_part_of_a_cluster_has_its_devices_and_its_share_of_memory():
 
 @pytest.mark.parametrize("devices, expected", [(8, [4, 4]), (6, [4, 2]), (7, [4, 2, 1]), (3, [2, 1])])
 def test_groups_are_equal_and_the_remainder_is_powers_of_two(devices, expected):
-    groups = groups_of(cluster_of(devices=devices, machines=2), Parallel(2, 2))
+    problem = replace(problem_of(8.0), cluster=cluster_of(devices=devices, machines=2))
+    groups = groups_of(problem, Parallel(2, 2))
     sizes = [len(group.devices) for group in groups if group.machine == "m0"]
     assert sizes == expected == [len(group.devices) for group in groups if group.machine == "m1"]
     named = [(group.machine, device) for group in groups for device in group.devices]
     assert len(named) == len(set(named)) == 2 * devices
     assert all(len(group.devices) % group.intra == 0 for group in groups)
+
+
+@pytest.mark.parametrize(
+    "measured, parallel, expected",
+    [((1, 4), (1, 4), [4, 1, 1, 1]), ((1, 4), (2, 4), [4, 2, 1]), ((4,), (1, 4), [4]), ((2, 4), (1, 4), [4, 2])],
+)
+def test_a_remainder_has_stages_as_wide_as_some_that_were_measured(measured, parallel, expected):
+    problem = problem_of(8.0, devices=7)
+    own = problem.profile.backbones["b0"]
+    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
+    groups = groups_of(replace(problem, profile=profile), Parallel(*parallel))
+    assert [len(group.devices) for group in groups] == expected
+    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
 
 
 def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
@@ -152,7 +166,7 @@ def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirme
     problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=60.0, seconds=10.0)
     half = problem.trace.arrival_ns > problem.trace.arrival_ns[-1] // 3
     problem = problem.on(replace(problem.trace, unit=np.where(half, 0, 1)))  # the busiest part has requests of b0 alone
-    groups = groups_of(problem.cluster, Parallel(1, 1))
+    groups = groups_of(problem, Parallel(1, 1))
     both = problem.room.added(groups, 0, "b0/law")
     both = both and problem.room.added(both, 1, "b1/law")
     twice = problem.room.added(groups, 0, "b0/law")

@@ -31,14 +31,14 @@ def _exhaustive(problem, groups):
 @pytest.mark.parametrize("stages, memory_mb", [(1, 40), (1, 80), (2, 20), (2, 40)])
 def test_a_wide_beam_is_an_exhaustive_search(stages, memory_mb, seed):
     problem = problem_of(8.0, 6.0, 8.0, devices=2, memory_mb=memory_mb, rate=110.0, seed=seed, seconds=10.0)
-    groups = groups_of(problem.cluster, Parallel(stages, 1))
+    groups = groups_of(problem, Parallel(stages, 1))
     assert beam(problem, groups, 1000).share == _exhaustive(problem, groups)
 
 
 @pytest.mark.parametrize("select", ["fast", "beam:1", "beam:3"])
 def test_a_selection_fits_and_the_same_seed_gives_the_same(select):
     first, second = (
-        selector(select)(problem, groups_of(problem.cluster, Parallel(2, 1)))
+        selector(select)(problem, groups_of(problem, Parallel(2, 1)))
         for problem in (problem_of(8.0, 6.0, 9.0, devices=4, memory_mb=60) for _ in range(2))
     )
     assert first.groups == second.groups and first.share == second.share > 0.5
@@ -48,14 +48,14 @@ def test_a_selection_fits_and_the_same_seed_gives_the_same(select):
 
 def test_the_heuristic_is_nearly_as_good_as_the_beam_and_screens_less():
     problem = problem_of(8.0, 6.0, 9.0, 7.0, devices=4, memory_mb=80, rate=220.0)
-    groups = groups_of(problem.cluster, Parallel(1, 1))
+    groups = groups_of(problem, Parallel(1, 1))
     wide, quick = beam(problem, groups), fast(problem, groups)
     assert quick.share >= 0.95 * wide.share and quick.screened < wide.screened / 3
 
 
 def test_a_unit_that_would_make_others_late_is_left_out():
     problem = problem_of(1.0, 100.0, devices=1, memory_mb=80, rate=300.0, scale=2.0)
-    groups = problem.room.added(groups_of(problem.cluster, Parallel(1, 1)), 0, "b0/law")
+    groups = problem.room.added(groups_of(problem, Parallel(1, 1)), 0, "b0/law")
     assert groups is not None and completed(problem, groups) == groups
     silent = problem.of({"b0/law", "b1/law"}).on(problem.trace.only(problem.trace.unit == 0))
     assert completed(silent, groups)[0].units == ("b0/law", "b1/law")
@@ -63,7 +63,7 @@ def test_a_unit_that_would_make_others_late_is_left_out():
 
 def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
     problem = problem_of(8.0, 8.0, devices=2, memory_mb=40)
-    groups = groups_of(problem.cluster, Parallel(2, 1))
+    groups = groups_of(problem, Parallel(2, 1))
     for unit in problem.units:
         groups = problem.room.added(groups, 0, unit.name) or groups
     assert set(groups[0].cuts) == {"b0", "b1"}
@@ -72,7 +72,7 @@ def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
 
 def test_memory_of_devices_and_machines_is_a_limit():
     small = problem_of(8.0, 8.0, devices=1, memory_mb=40)
-    groups = groups_of(small.cluster, Parallel(1, 1))
+    groups = groups_of(small, Parallel(1, 1))
     filled = small.room.added(groups, 0, "b0/law")
     assert filled is not None and small.room.added(filled, 0, "b1/law") is None
 

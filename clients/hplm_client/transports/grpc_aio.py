@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import grpc
+import grpc.aio
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from tritonclient.grpc import InferResult
+from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import ClientTimeout, HplmClientError
-from hplm_client.generation import Asked, Outputs, listed, tensors_of
+from hplm_client.generation import Asked, Outputs, listed
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc import CHANNEL, credentials, failure, refused, tells_no_more
 from hplm_client.waiting import within
+
+messages: Any = service_pb2  # protobuf makes its classes at run time
+KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 class AsyncGrpcTransport:
@@ -24,8 +28,19 @@ class AsyncGrpcTransport:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._client = tritonclient.grpc.aio.InferenceServerClient(
-            settings.address, creds=credentials(settings), channel_args=CHANNEL
+        creds = credentials(settings)
+        self._client = tritonclient.grpc.aio.InferenceServerClient(settings.address, creds=creds, channel_args=CHANNEL)
+        self._channel = (
+            grpc.aio.insecure_channel(settings.address, CHANNEL)
+            if creds is None
+            else grpc.aio.secure_channel(settings.address, creds, CHANNEL)
+        )
+        # tritonclient's own call sends its requests one after another. If the server ends the call before the first is sent,
+        # grpc.aio reports that the sending failed, and drops the server's error. A call with one request reports the error.
+        self._stream: Any = self._channel.unary_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=messages.ModelInferRequest.SerializeToString,
+            response_deserializer=messages.ModelStreamInferResponse.FromString,
         )
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
@@ -33,22 +48,16 @@ class AsyncGrpcTransport:
 
     async def generate(self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request."""
-
-        async def asked() -> AsyncIterator[dict[str, Any]]:
-            yield {
-                "model_name": backbone,
-                "inputs": tensors_of(prompt.inputs(), self.library, [1]),
-                "timeout": timeout_us,
-                "parameters": prompt.parameters(),
-            }
-
-        responses: Any = self._client.stream_infer(asked(), headers=self._settings.headers_for(prompt.parameters()))
+        metadata = tuple(self._settings.headers_for(prompt.parameters()).items())
+        call = self._stream(_request(backbone, prompt, timeout_us), metadata=metadata)
+        responses = aiter(call)
         try:
             while True:
-                result, error = await within(anext(responses), seconds)
-                if error is not None:
-                    raise failure(error, self._settings, seconds)
-                yield {output.name: listed(result, output.name) for output in result.get_response().outputs}
+                response = await within(anext(responses), seconds)
+                if response.error_message:
+                    raise refused(response.error_message, None, self._settings)
+                result, outputs = InferResult(response.infer_response), response.infer_response.outputs
+                yield {output.name: listed(result, output.name) for output in outputs}
         except StopAsyncIteration:
             return
         except asyncio.TimeoutError as error:
@@ -56,7 +65,7 @@ class AsyncGrpcTransport:
         except grpc.RpcError as error:
             raise refused(error.details() or "", str(error.code()), self._settings) from error
         finally:
-            responses.cancel()
+            call.cancel()
 
     async def metadata(self, model: str, seconds: float) -> dict[str, Any]:
         return await self._call(self._client.get_model_metadata, seconds, model_name=model, as_json=True)
@@ -75,6 +84,7 @@ class AsyncGrpcTransport:
         return await self._call(self._client.get_inference_statistics, seconds, as_json=True)
 
     async def close(self) -> None:
+        await self._channel.close()
         await self._client.close()
 
     async def _call(self, method: Callable[..., Awaitable[Any]], seconds: float, **arguments: Any) -> Any:
@@ -83,3 +93,17 @@ class AsyncGrpcTransport:
             return await method(headers=headers, client_timeout=seconds, **arguments)
         except InferenceServerException as error:
             raise failure(error, self._settings, seconds) from error
+
+
+def _request(backbone: str, prompt: Asked, timeout_us: int | None) -> Any:
+    request = messages.ModelInferRequest(model_name=backbone)
+    for name, value in prompt.inputs().items():
+        tensor = request.inputs.add(name=name, datatype="BOOL" if isinstance(value, bool) else "BYTES", shape=[1])
+        if isinstance(value, bool):
+            tensor.contents.bool_contents.append(value)
+        else:
+            tensor.contents.bytes_contents.append(value.encode())
+    parameters = prompt.parameters() if timeout_us is None else {**prompt.parameters(), "timeout": timeout_us}
+    for name, value in parameters.items():
+        setattr(request.parameters[name], KINDS[type(value)], value)
+    return request

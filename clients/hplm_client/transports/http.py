@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ import tritonclient.http
 from tritonclient.http import InferenceServerClient, InferResult
 
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
-from hplm_client.generation import EVENT, Outputs, Prompt, event_in
+from hplm_client.generation import EVENT, Outputs, Prompt, event_in, object_in
 from hplm_client.settings import Settings, host_and_port
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
 from hplm_client.transports.sockets import TimedConnection, TimedSocket, connected, encrypted, is_quiet
@@ -41,26 +41,30 @@ class HttpTransport:
         body, json_bytes = InferenceServerClient.generate_request_body(**arguments)
         headers = self._settings.headers_for(arguments["parameters"]) | {"inference-header-content-length": str(json_bytes)}
         path = f"/v2/models/{quote(backbone, safe='')}/infer"
-        answer, json_length = self._expect_ok(*self._exchange("POST", path, seconds, body, headers))
+        status, answer, json_length = self._exchange("POST", path, seconds, body, headers)
+        expect_ok(status, answer, self._settings.url)
         try:
             return InferenceServerClient.parse_response_body(answer, header_length=json_length)
         except (ValueError, KeyError, TypeError) as error:
-            raise self._unexpected(answer) from error
+            raise UnexpectedAnswer(f"the answer of {self._settings.url} is not one of Triton's: {answer[:80]!r}") from error
 
     def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
         """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
         path, asked = prompt.path(backbone), prompt.body(timeout_us, self._settings.api_key)
         headers = self._settings.headers_for(prompt.parameters())
         if not prompt.stream:
-            yield self._json(self._expect_ok(*self._exchange("POST", path, seconds, asked, headers))[0])
+            yield self._json("POST", path, seconds, asked, headers)
             return
         with self._sent("POST", path, seconds, asked, headers) as (response, sock):
             if response.status != 200:
-                self._expect_ok(response.status, response.read().removeprefix(EVENT), None)
+                expect_ok(response.status, response.read().removeprefix(EVENT), self._settings.url)
             while line := response.readline():
                 if (event := event_in(line, self._settings.url)) is not None:
                     yield event
                 sock.ends = time.monotonic() + seconds
+            is_cut_off = response.chunk_left is not None if response.chunked else bool(response.length)
+            if is_cut_off:  # `readline` returns nothing then, as at the end
+                raise IncompleteRead(b"")
 
     def ready(self, backbone: str | None, seconds: float) -> bool:
         ends = time.monotonic() + seconds
@@ -72,10 +76,10 @@ class HttpTransport:
         return status == 200 or tells_no_more(status, body)
 
     def statistics(self, seconds: float) -> dict[str, Any]:
-        return self._json(self._expect_ok(*self._exchange("GET", "/v2/models/stats", seconds))[0])
+        return self._json("GET", "/v2/models/stats", seconds)
 
     def metadata(self, model: str, seconds: float) -> dict[str, Any]:
-        return self._json(self._expect_ok(*self._exchange("GET", f"/v2/models/{quote(model, safe='')}", seconds))[0])
+        return self._json("GET", f"/v2/models/{quote(model, safe='')}", seconds)
 
     def close(self) -> None:
         self._closed = True
@@ -160,23 +164,21 @@ class HttpTransport:
         if self._closed:  # closed during this request: its connection must be closed here
             self.close()
 
-    def _unexpected(self, body: bytes) -> UnexpectedAnswer:
-        return UnexpectedAnswer(f"the answer of {self._settings.url} is not one of Triton's: {body[:80]!r}")
+    def _json(self, method: str, path: str, seconds: float, body: bytes = b"", headers: dict[str, str] | None = None) -> Any:
+        status, answer, _ = self._exchange(method, path, seconds, body, headers)
+        expect_ok(status, answer, self._settings.url)
+        return object_in(answer, self._settings.url)
 
-    def _json(self, body: bytes) -> dict[str, Any]:
-        try:
-            return json.loads(body)
-        except ValueError as error:
-            raise self._unexpected(body) from error
 
-    def _expect_ok(self, status: int, body: bytes, json_length: int | None) -> tuple[bytes, int | None]:
-        if status == 200:
-            return body, json_length
-        try:
-            message = json.loads(body)["error"]
-        except (ValueError, KeyError, TypeError):  # a proxy's page, not Triton's JSON
-            message = body[:200].decode(errors="replace").strip() or "no message"
-        raise refusal(f"{message} (HTTP {status} from {self._settings.url})", str(status))
+def expect_ok(status: int, body: bytes, url: str) -> None:
+    """Raises the error of an answer that is one."""
+    if status == 200:
+        return
+    try:
+        message = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):  # a proxy's page, not Triton's JSON
+        message = body[:200].decode(errors="replace").strip() or "no message"
+    raise refusal(f"{message} (HTTP {status} from {url})", str(status))
 
 
 def tells_no_more(status: int, body: bytes) -> bool:

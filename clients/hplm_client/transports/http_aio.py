@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Any
@@ -16,13 +15,13 @@ from tritonclient.http import InferResult
 from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
-from hplm_client.generation import EVENT, Outputs, Prompt, event_in
+from hplm_client.generation import EVENT, Outputs, Prompt, event_in, object_in
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
-from hplm_client.transports.http import tells_no_more
+from hplm_client.transports.http import expect_ok, tells_no_more
 from hplm_client.waiting import within
 
-CONNECTIONS = 256  # further requests wait for a connection, within their time limit
+CONNECTIONS = 256  # of `infer`; further requests wait for a connection, within their time limit
 
 
 class AsyncHttpTransport:
@@ -53,8 +52,9 @@ class AsyncHttpTransport:
         response = await self._call(self._session.post(prompt.path(backbone), data=asked, headers=headers), seconds)
         try:
             if response.status != 200 or not prompt.stream:
-                body = await self._call(response.read(), seconds)
-                yield _ok(body.removeprefix(EVENT), response.status, self._settings.url)
+                body = (await self._call(response.read(), seconds)).removeprefix(EVENT)
+                expect_ok(response.status, body, self._settings.url)
+                yield object_in(body, self._settings.url)
                 return
             while line := await self._call(response.content.readline(), seconds):
                 if (event := event_in(line, self._settings.url)) is not None:
@@ -63,33 +63,40 @@ class AsyncHttpTransport:
             response.close()
 
     async def metadata(self, model: str, seconds: float) -> dict[str, Any]:
-        return await self._call(self._client.get_model_metadata(model, headers=self._settings.headers), seconds)
+        return await self._json(f"/v2/models/{quote(model, safe='')}", seconds)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
-        if not await self._call(self._client.is_server_ready(headers=self._settings.headers), seconds):
-            return False
-        if backbone is None:
-            return True
-        path = f"/v2/models/{quote(backbone, safe='')}/ready"
-        async with await self._call(self._session.get(path, headers=self._settings.headers), seconds) as response:
-            return response.status == 200 or tells_no_more(response.status, await self._call(response.read(), seconds))
+        status, _ = await self._get("/v2/health/ready", seconds)
+        if status != 200 or backbone is None:
+            return status == 200
+        status, body = await self._get(f"/v2/models/{quote(backbone, safe='')}/ready", seconds)
+        return status == 200 or tells_no_more(status, body)
 
     async def statistics(self, seconds: float) -> dict[str, Any]:
-        return await self._call(self._client.get_inference_statistics(headers=self._settings.headers), seconds)
+        return await self._json("/v2/models/stats", seconds)
 
     async def close(self) -> None:
         await self._client.close()
         if self._own is not None:
             await self._own.close()
 
+    async def _json(self, path: str, seconds: float) -> dict[str, Any]:
+        status, body = await self._get(path, seconds)
+        expect_ok(status, body, self._settings.url)
+        return object_in(body, self._settings.url)
+
+    async def _get(self, path: str, seconds: float) -> tuple[int, bytes]:
+        async with await self._call(self._session.get(path, headers=self._settings.headers), seconds) as response:
+            return response.status, await self._call(response.read(), seconds)
+
     @property
     def _session(self) -> aiohttp.ClientSession:
-        """For requests that tritonclient does not have."""
+        """For requests that tritonclient does not have. Each has a connection at once: a stream would keep others waiting."""
         if self._own is None:
             context = self._settings.context
             self._own = aiohttp.ClientSession(
                 f"{'http' if context is None else 'https'}://{self._settings.address}",
-                connector=None if context is None else aiohttp.TCPConnector(ssl=context),
+                connector=aiohttp.TCPConnector(ssl=True if context is None else context, limit=0),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
             )
@@ -116,13 +123,3 @@ class AsyncHttpTransport:
             raise ConnectionLost(f"connection to {url} lost after sending ({reason}){advice}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error
-
-
-def _ok(body: bytes, status: int, url: str) -> dict[str, Any]:
-    try:
-        answer = json.loads(body)
-    except ValueError as error:  # a proxy's page, not Triton's JSON
-        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {body[:80]!r}") from error
-    if status != 200:
-        raise refusal(f"{answer.get('error', 'no message')} (HTTP {status} from {url})", str(status))
-    return answer
