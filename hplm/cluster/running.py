@@ -25,7 +25,7 @@ from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
 from hplm.server.triton import DRAIN_SECONDS
-from hplm.tenants.state import State
+from hplm.tenants.state import State, states_of
 
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
 PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
@@ -143,7 +143,8 @@ class Cluster:
 
     def _start_source(self, pool: LocalPool, token_file: Path) -> str:
         """Starts the file server of a pool's truth. Returns its address."""
-        pool.state.mkdir(parents=True, exist_ok=True)
+        for state in states_of(pool.repository, pool.state):
+            state.begin()
         port = next(self._free)
         own = self._folder / f"source-{pool.name}"
         own.mkdir(exist_ok=True)

@@ -92,10 +92,12 @@ class Copy:
         wanted, self._wanted = self._wanted, None  # a source that was away or strange may come back as another one
         generation = self._source.current(self.backbone)
         try:
-            if wanted is None or generation != wanted.generation:
+            if wanted is None or (generation or 0) != wanted.generation:
                 wanted = self._taken(generation)
             self._wanted = wanted
             self._take_over(wanted)
+            if generation is not None and not self.state.current_file.exists():
+                self.state.publish(self.newest.generation)  # the source has a state, which says what the export says
         except (Unlike, Absent):
             if self._source.current(self.backbone) == generation:  # else a newer generation no longer needs it
                 raise
@@ -161,7 +163,7 @@ class Copy:
         """Marks the state as a copy, or goes on with one. Raises if it is something else."""
         source = self._source.address
         if not self.state.followed.exists():
-            if self.state.registry.exists() or self.state.current_file.exists():
+            if self.state.registry.exists() or self.state.current():
                 raise InvalidInput(f"{self.state.folder} is a state of its own and no copy: name another --state")
             Followed(source).save(self.state.followed)
         followed = Followed.load(self.state.followed)
@@ -191,7 +193,7 @@ class Copy:
             raise InvalidInput(f"{self.state.folder} belongs to another export of {self.backbone!r}: name an empty --state")
         return newest
 
-    def _taken(self, generation: int) -> Snapshot:
+    def _taken(self, generation: int | None) -> Snapshot:
         """Returns the source's snapshot of a generation. Raises if it cannot be one of the same state."""
         place, known = f"{self._source.address}/{self.backbone}", self._followed.newest
         if not generation:
@@ -200,7 +202,8 @@ class Copy:
                     f"{place} has gone back from generation {known} to 0: if its disk is missing, bring it back; if it was "
                     f"restored, {ANEW}"
                 )
-            self._expect_source(place)
+            if generation is None:
+                self._expect_source(place)
             return self._exported
         if self._has_gone_back(generation):
             if not self._followed.went_back:
@@ -218,7 +221,7 @@ class Copy:
         except HplmError as error:
             raise InvalidInput(
                 f"{place} has no CURRENT and takes no reports, so it may be no source: check the address in --from; if it is a "
-                "bucket, change a tenant first"
+                "bucket, copy a state that `hplm begin` has begun"
             ) from error
 
     def _has_gone_back(self, generation: int) -> bool:

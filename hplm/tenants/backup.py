@@ -41,7 +41,7 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
             registry.close()
             if snapshot.generation:
                 snapshot.save(copy.snapshots / str(snapshot.generation))
-                copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
+            copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
             for name in needed_banks(snapshot, database):
                 if state.bank(name).exists():
                     copy.banks.mkdir(exist_ok=True)

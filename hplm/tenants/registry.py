@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hplm.adapters.record import Record
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import Broken, HplmError
 from hplm.plot.branch import Branch
 from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import REST_SECONDS, State
@@ -146,13 +146,10 @@ class Registry:
             log.warning("the change is made; the next change finishes the clean-up of %s: %s", self.state.folder, error)
 
     def check_begun(self) -> None:
-        """Raises if there is no state yet, so that a mistaken path does not become a new state."""
+        """Raises if there is no state, so that a mistaken path does not become one. A lost CURRENT is published again."""
         self.state.refuse_copy()
         if not self.state.registry.exists():
-            raise InvalidInput(
-                f"{self.state.folder} contains no live state ({self.state.registry.name} is missing): nothing was changed "
-                "there yet, or `hplm serve` has another --state"
-            )
+            self.state.check_begun()
 
     def current(self) -> Snapshot:
         """Returns the published snapshot. First publishes a decided change that was interrupted."""
