@@ -1,5 +1,7 @@
 """`hplm begin`, and changes of a state that nobody has begun."""
 
+from dataclasses import replace
+
 import pytest
 
 from builder.publish.export import export
@@ -59,3 +61,11 @@ def test_a_state_without_changes_is_saved_and_restored(places, capsys, tmp_path)
     assert run(capsys, "backup", "--to", tmp_path / "saved", *places)["generation"] == 0
     run(capsys, "restore", "--from", tmp_path / "saved", *places[:3], tmp_path / "again")
     assert (tmp_path / "again/toy/CURRENT").read_text() == "0\n"
+
+
+def test_of_several_backbones_with_a_tenant_one_has_to_be_named(places, capsys, tmp_path):
+    tenants = random_tenants(1, 4, 2)
+    export(random_store(tmp_path / "other", replace(CONFIG, name="other"), tenants), tmp_path / "repository", ServingOptions())
+    for command in (["tenant", "show", "tenant-0"], ["tenant", "key", "list", "tenant-0"]):
+        assert names(refused(capsys, *command, *places[:2]), "'tenant-0'", "toy", "other", "--backbone"), command
+    assert run(capsys, "tenant", "show", "tenant-0", *places[:2], "--backbone", "other")["backbone"] == "other"
