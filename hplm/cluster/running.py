@@ -122,9 +122,7 @@ class Cluster:
 
     def _start(self) -> None:
         token_file = self._folder / TOKEN
-        token_file.unlink(missing_ok=True)
-        token_file.touch(0o600)
-        token_file.write_text(secrets.token_hex(16), "utf-8")
+        _write_private(token_file, secrets.token_hex(16))
         for pool in self._pools:
             source = self._start_source(pool, token_file)
             for replica in pool.replicas:
@@ -149,8 +147,7 @@ class Cluster:
         own = self._folder / f"source-{pool.name}"
         own.mkdir(exist_ok=True)
         config = own / "nginx.conf"
-        config.write_text(source_config(pool.state.resolve(), LOOPBACK, port, token_file.read_text("utf-8"), own), "utf-8")
-        config.chmod(0o600)
+        _write_private(config, source_config(pool.state.resolve(), LOOPBACK, port, token_file.read_text("utf-8"), own))
         source = Process(
             f"nginx of {pool.name}", [self._nginx, "-c", str(config), "-p", str(own), "-g", "daemon off;"], self._log("nginx")
         )
@@ -269,6 +266,13 @@ class Cluster:
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner may read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    path.touch(0o600)
+    path.write_text(text, "utf-8")
 
 
 def _listens(port: int) -> bool:
