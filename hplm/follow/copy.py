@@ -32,6 +32,8 @@ from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, 
 
 SWEEPING_SECONDS = 1.0
 HEARD_SECONDS = 1.0  # between two times that are written down
+LOCK_ATTEMPTS = 10
+SECONDS_BETWEEN_ATTEMPTS = 0.1
 ANEW = "stop the servers of this copy, and begin it anew in an empty --state"
 BRINGING_SECONDS = 0.2  # how long records are brought before the source is asked for a newer generation
 
@@ -150,14 +152,16 @@ class Copy:
     def _locked(self) -> int:
         self.state.folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.state.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise InvalidInput(
-                f"another `hplm follow` writes into {self.state.folder}: stop it, or give this one a --state of its own"
-            ) from None
-        return descriptor
+        for _ in range(LOCK_ATTEMPTS):  # `hplm doctor` holds it for a moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        os.close(descriptor)
+        raise InvalidInput(
+            f"another `hplm follow` writes into {self.state.folder}: stop it, or give this one a --state of its own"
+        )
 
     def _begun(self) -> Followed:
         """Marks the state as a copy, or goes on with one. Raises if it is something else."""
