@@ -279,6 +279,7 @@ class Copy:
             if self._arrivals.arrived(branch) is not None:
                 self._arrivals.take(branch)
                 self._tables.add(branch)
+        self.state.sync_folders()
         self.state.publish(generation)
         self.newest = snapshot
         self._tables &= set(snapshot.branches)

@@ -58,6 +58,7 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
     _sync_all(writing)
     writing.rename(target)
+    sync(target.parent)
     return manifest
 
 
@@ -87,6 +88,7 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
         state.folder.rmdir()
     _sync_all(writing)
     writing.rename(state.folder)
+    sync(state.folder.parent)
     return manifest
 
 

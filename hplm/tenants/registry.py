@@ -229,6 +229,7 @@ class Registry:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
         snapshot = Snapshot(change.generation, change.branches, tenants, self._exported.export)
         snapshot.save(self.state.snapshots / str(change.generation))
+        self.state.sync_folders()
         database.execute("DELETE FROM before")
         entries = [(tenant.id, json.dumps(asdict(tenant))) for tenant in change.before.values()]
         database.executemany("INSERT INTO before VALUES (?, ?)", entries)

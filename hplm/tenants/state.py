@@ -137,6 +137,12 @@ class State:
             ) from error
         return True
 
+    def sync_folders(self) -> None:
+        """Syncs the folders of snapshots, banks and tables: without it, a power cut may take away a new file's name."""
+        for folder in (self.snapshots, self.banks, self.tables, self.folder):
+            if folder.exists():
+                sync(folder)
+
     def publish(self, generation: int) -> None:
         """Makes a generation the newest one, whose files are all here."""
         fresh = self.current_file.with_name(f"CURRENT.{secrets.token_hex(3)}.writing")  # two servers may begin at a time
