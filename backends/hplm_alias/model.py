@@ -32,6 +32,7 @@ from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
 from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.directory import Directory
+from hplm.tenants.state import EXPORTED_TENANTS
 from hplm.tenants.ticket import ACROSS
 
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
@@ -107,7 +108,9 @@ class Lane:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-        self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
+        repository = Path(args["model_repository"]).parent
+        state = replies.state_folder(path.parent for path in repository.glob(f"*/1/{EXPORTED_TENANTS}"))
+        self._directory = Directory(repository, state)
         self._held = Held(args["model_name"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)

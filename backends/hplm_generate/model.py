@@ -165,7 +165,7 @@ class TritonPythonModel:
         self._preload = yes_or_no(parameters, "plot_preload")
         folder = Path(args["model_repository"]).parent / name / "1"
         folder_lock.share(folder.parent)
-        self._backbone = Backbone(folder, replies.state_folder(), self._prepare)
+        self._backbone = Backbone(folder, replies.state_folder([folder]), self._prepare)
         self._prompts = Prompts.load(folder / Backbone.TOKENIZER, self._backbone.config)
         self._meter = Meter()
         self._service = apart(lambda: Service(self._backbone, self._prompts, settings, self._meter))

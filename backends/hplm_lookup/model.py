@@ -43,7 +43,7 @@ class TritonPythonModel:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         folder = Path(args["model_repository"]).parent / name / "1"
         folder_lock.share(folder.parent)
-        self._views = Views(folder, replies.state_folder(), lambda table: table.index)
+        self._views = Views(folder, replies.state_folder([folder]), lambda table: table.index)
         self._watch = Watch(self._views)
         self._quotas = Quotas()
         self._lookup = Lookup(self._views)

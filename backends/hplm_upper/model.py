@@ -40,7 +40,7 @@ class TritonPythonModel:
         for folder in folders:
             folder_lock.share(folder)  # every engine that is started again must find the same export
         versions = [folder / "1" for folder in folders]
-        self._keeper = Keeper(versions, parameters, replies.state_folder(), [*meters.values()])
+        self._keeper = Keeper(versions, parameters, replies.state_folder(versions), [*meters.values()])
         self._publishers = [
             Publisher(pb_utils.MetricFamily, meter, name, keeps=partial(self._keeper.keeps, number))
             for number, (name, meter) in enumerate(meters.items())

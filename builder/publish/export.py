@@ -25,6 +25,7 @@ from hplm.server import folder_lock
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 
+OLD = ".old"  # ends the name of a version folder that is being replaced
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 
 
@@ -51,9 +52,11 @@ def export(
     tenants = store.tenants()
     name = store.config.name
     version_folder = repository / name / "1"
-    if version_folder.exists() and not replace:
-        refuse_loss(version_folder, {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}, tenants)
     with folder_lock.alone(repository / name, while_served):
+        _put_back(version_folder)
+        if version_folder.exists() and not replace:
+            known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}
+            refuse_loss(version_folder, known, tenants)
         branches = write_version(store, tenants, version_folder)
         write_configs(repository, store.config, options)
     return Exported(name, len(tenants), len(branches), repository / name)
@@ -136,11 +139,18 @@ def _refuse_group(repository: Path, name: str) -> None:
         )
 
 
+def _put_back(folder: Path) -> None:
+    """Puts the old folder back where `_replaced_folder` was killed between its two renames."""
+    old = folder.with_name(folder.name + OLD)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+
+
 @contextmanager
 def _replaced_folder(folder: Path) -> Generator[Path, None, None]:
     """Like `written_folder`, but replaces a folder of that name."""
     fresh = folder.with_name(folder.name + ".new")
-    old = folder.with_name(folder.name + ".old")
+    old = folder.with_name(folder.name + OLD)
     for left_behind in (fresh, old):
         shutil.rmtree(left_behind, ignore_errors=True)
     with written_folder(fresh) as writing:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hplm.cli import inspection
 from hplm.cli.options import CORPUS, device_of, learn_option, refuse_given
-from hplm.cli.served import check_state, open_manager, print_late, served_options
+from hplm.cli.served import begun_manager, check_state, open_manager, print_late, served_options
 from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
 from hplm.options import TABLE_DTYPES
@@ -117,7 +117,7 @@ def _serve_update(args: argparse.Namespace) -> dict:
     from builder.publish.live import update_domain
     from builder.store.store import Store
 
-    return _said(args, update_domain(open_manager(args), Store(args.store), args.name, args.canary))
+    return _said(args, update_domain(begun_manager(args), Store(args.store), args.name, args.canary))
 
 
 def _build_update(args: argparse.Namespace) -> dict:
@@ -139,11 +139,11 @@ def run_add(args: argparse.Namespace) -> dict:
     from builder.publish.live import add_domain
     from builder.store.store import Store
 
-    return _said(args, add_domain(open_manager(args), Store(args.store), args.name))
+    return _said(args, add_domain(begun_manager(args), Store(args.store), args.name))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_manager(args).roll_back_domain(args.name))
+    return _said(args, begun_manager(args).roll_back_domain(args.name))
 
 
 def _is_live(args: argparse.Namespace) -> bool:
@@ -171,7 +171,7 @@ def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False)
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
         refuse_given(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
-        return _said(args, open_manager(args).delete_domain(args.name), removes=True)
+        return _said(args, begun_manager(args).delete_domain(args.name), removes=True)
     from builder.store.store import Store
     from builder.tables.domain import delete_domain
 

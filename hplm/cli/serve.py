@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import signal
 import sys
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+MUST_EXIST = "HPLM_STATE_MUST_EXIST"
 NAMED = 5
 
 
@@ -30,6 +32,12 @@ def register(commands) -> None:
     )
     serve.add_argument(
         "--state", type=Path, metavar="DIR", help="writable folder for changes that are made while the server runs"
+    )
+    serve.add_argument(
+        "--state-must-exist",
+        action="store_true",
+        help="do not start without the state (default: begin a missing one); also with HPLM_STATE_MUST_EXIST=1 in the "
+        "environment",
     )
     serve.add_argument(
         "--address",
@@ -62,8 +70,11 @@ def register(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from hplm.errors import InvalidInput
     from hplm.server import Gateway, Supervisor, TritonServer
 
+    if args.state_must_exist and args.state is None:
+        raise InvalidInput("--state-must-exist says nothing without a state: give --state DIR too")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
@@ -76,6 +87,7 @@ def run(args: argparse.Namespace) -> None:
         metrics_port=args.metrics_port,
         log_file=log_file,
         state=args.state,
+        states_seen=begun(args.repository, args.state, args.state_must_exist or bool(os.environ.get(MUST_EXIST))),
         extra_args=args.flags,
         start_timeout=args.start_timeout,
     )
@@ -99,6 +111,22 @@ def run(args: argparse.Namespace) -> None:
                 supervisor.look()
     except KeyboardInterrupt:
         say("stopped")
+
+
+def begun(repository: Path, state: Path | None, must_exist: bool) -> list[str]:
+    """Begins the states that are missing, or raises if they must exist. Returns the backbones that have one.
+
+    A copy of another machine's state is begun by its follower.
+    """
+    from hplm.tenants.state import states_of
+
+    states = states_of(repository, state) if state is not None else []
+    for own in states:
+        if must_exist:
+            own.check_begun()
+        elif not own.followed.exists() and own.begin():
+            say(f"state         {own.folder} is new: nothing was changed since the export")
+    return [own.folder.name for own in states if own.current_file.exists()]
 
 
 def open_tenants(repository: Path, state: Path | None) -> list[str]:

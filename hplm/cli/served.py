@@ -27,12 +27,20 @@ def check_state(state: Path | None) -> None:
 
 
 def open_manager(args: argparse.Namespace) -> Manager:
+    """Opens the manager of the named backbone and its state, which need not exist."""
     from hplm.errors import InvalidInput
     from hplm.tenants.manager import Manager
 
     if args.state is None:
         raise InvalidInput("--state is missing: give the folder of `hplm serve --state`, which holds all changes")
     return Manager.open(args.repository, args.state, args.backbone)
+
+
+def begun_manager(args: argparse.Namespace) -> Manager:
+    """Opens the manager of a state that exists: a change of a mistyped one would count nowhere."""
+    manager = open_manager(args)
+    manager.registry.check_begun()
+    return manager
 
 
 def print_late(late: list[str]) -> None:

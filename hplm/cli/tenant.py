@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.served import check_state, open_manager, print_late, served_options
+from hplm.cli.served import begun_manager, check_state, print_late, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -127,23 +127,23 @@ def run_add(args: argparse.Namespace) -> dict:
     from builder.publish.live import add_tenant
     from builder.store.store import Store
 
-    return _said(args, add_tenant(open_manager(args), Store(args.store), args.id))
+    return _said(args, add_tenant(begun_manager(args), Store(args.store), args.id))
 
 
 def run_update(args: argparse.Namespace) -> dict:
     from builder.publish.live import update_tenant
     from builder.store.store import Store
 
-    return _said(args, update_tenant(open_manager(args), Store(args.store), args.id))
+    return _said(args, update_tenant(begun_manager(args), Store(args.store), args.id))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_manager(args).roll_back(args.id))
+    return _said(args, begun_manager(args).roll_back(args.id))
 
 
 def run_delete(args: argparse.Namespace) -> dict:
     if args.store is None:
-        return _said(args, open_manager(args).delete(args.id))
+        return _said(args, begun_manager(args).delete(args.id))
     if args.state is not None or args.backbone is not None:
         raise InvalidInput("give either --store, to delete from a store, or --state, to delete from what is served")
     from builder.store.store import Store
@@ -156,7 +156,7 @@ def run_delete(args: argparse.Namespace) -> dict:
 
 
 def run_key_add(args: argparse.Namespace) -> dict:
-    manager = open_manager(args)
+    manager = begun_manager(args)
     secret, key = manager.add_key(args.id, args.days)
     if not args.json:
         print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}", flush=True)
@@ -180,7 +180,7 @@ def run_key_list(args: argparse.Namespace) -> dict:
 
 
 def run_key_revoke(args: argparse.Namespace) -> dict:
-    manager = open_manager(args)
+    manager = begun_manager(args)
     manager.revoke_key(args.id, args.key)
     late = manager.settle_now(removes=True)
     if not args.json:
@@ -207,7 +207,7 @@ def run_limit(args: argparse.Namespace) -> dict:
             "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --homes, --deadline-ms, "
             "--first-token-ms or --token-ms; 0 removes a limit"
         )
-    manager = open_manager(args)
+    manager = begun_manager(args)
     manager.limit(args.id, **limits)
     late = manager.settle_now(removes=True)
     if not args.json:
@@ -234,16 +234,14 @@ def run_release(args: argparse.Namespace) -> dict:
 
 
 def run_compact(args: argparse.Namespace) -> dict:
-    won = open_manager(args).compact()
+    won = begun_manager(args).compact()
     if not args.json:
         print(f"{won / 1e6:,.1f} MB freed")
     return {"bytes": won}
 
 
 def run_log(args: argparse.Namespace) -> dict:
-    registry = open_manager(args).registry
-    registry.check_begun()
-    changes = registry.audit()
+    changes = begun_manager(args).registry.audit()
     if not args.json:
         for change in changes:
             rest = {name: value for name, value in change.items() if name not in ("generation", "at", "who", "action")}
@@ -252,7 +250,7 @@ def run_log(args: argparse.Namespace) -> dict:
 
 
 def _said(args: argparse.Namespace, change: TenantChange) -> dict:
-    late = open_manager(args).settle(change.generation, removes=change.after is None)
+    late = begun_manager(args).settle(change.generation, removes=change.after is None)
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")

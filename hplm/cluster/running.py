@@ -25,7 +25,7 @@ from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
 from hplm.server.triton import DRAIN_SECONDS
-from hplm.tenants.state import State
+from hplm.tenants.state import State, states_of
 
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
 PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
@@ -122,9 +122,7 @@ class Cluster:
 
     def _start(self) -> None:
         token_file = self._folder / TOKEN
-        token_file.unlink(missing_ok=True)
-        token_file.touch(0o600)
-        token_file.write_text(secrets.token_hex(16), "utf-8")
+        _write_private(token_file, secrets.token_hex(16))
         for pool in self._pools:
             source = self._start_source(pool, token_file)
             for replica in pool.replicas:
@@ -143,13 +141,13 @@ class Cluster:
 
     def _start_source(self, pool: LocalPool, token_file: Path) -> str:
         """Starts the file server of a pool's truth. Returns its address."""
-        pool.state.mkdir(parents=True, exist_ok=True)
+        for state in states_of(pool.repository, pool.state):
+            state.begin()
         port = next(self._free)
         own = self._folder / f"source-{pool.name}"
         own.mkdir(exist_ok=True)
         config = own / "nginx.conf"
-        config.write_text(source_config(pool.state.resolve(), LOOPBACK, port, token_file.read_text("utf-8"), own), "utf-8")
-        config.chmod(0o600)
+        _write_private(config, source_config(pool.state.resolve(), LOOPBACK, port, token_file.read_text("utf-8"), own))
         source = Process(
             f"nginx of {pool.name}", [self._nginx, "-c", str(config), "-p", str(own), "-g", "daemon off;"], self._log("nginx")
         )
@@ -268,6 +266,13 @@ class Cluster:
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner may read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    path.touch(0o600)
+    path.write_text(text, "utf-8")
 
 
 def _listens(port: int) -> bool:

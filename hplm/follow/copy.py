@@ -32,6 +32,8 @@ from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, 
 
 SWEEPING_SECONDS = 1.0
 HEARD_SECONDS = 1.0  # between two times that are written down
+LOCK_ATTEMPTS = 10
+SECONDS_BETWEEN_ATTEMPTS = 0.1
 ANEW = "stop the servers of this copy, and begin it anew in an empty --state"
 BRINGING_SECONDS = 0.2  # how long records are brought before the source is asked for a newer generation
 
@@ -92,10 +94,12 @@ class Copy:
         wanted, self._wanted = self._wanted, None  # a source that was away or strange may come back as another one
         generation = self._source.current(self.backbone)
         try:
-            if wanted is None or generation != wanted.generation:
+            if wanted is None or (generation or 0) != wanted.generation:
                 wanted = self._taken(generation)
             self._wanted = wanted
             self._take_over(wanted)
+            if generation is not None and not self.state.current_file.exists():
+                self.state.publish(self.newest.generation)  # the source has a state, which says what the export says
         except (Unlike, Absent):
             if self._source.current(self.backbone) == generation:  # else a newer generation no longer needs it
                 raise
@@ -148,20 +152,22 @@ class Copy:
     def _locked(self) -> int:
         self.state.folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.state.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise InvalidInput(
-                f"another `hplm follow` writes into {self.state.folder}: stop it, or give this one a --state of its own"
-            ) from None
-        return descriptor
+        for _ in range(LOCK_ATTEMPTS):  # `hplm doctor` holds it for a moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        os.close(descriptor)
+        raise InvalidInput(
+            f"another `hplm follow` writes into {self.state.folder}: stop it, or give this one a --state of its own"
+        )
 
     def _begun(self) -> Followed:
         """Marks the state as a copy, or goes on with one. Raises if it is something else."""
         source = self._source.address
         if not self.state.followed.exists():
-            if self.state.registry.exists() or self.state.current_file.exists():
+            if self.state.registry.exists() or self.state.current():
                 raise InvalidInput(f"{self.state.folder} is a state of its own and no copy: name another --state")
             Followed(source).save(self.state.followed)
         followed = Followed.load(self.state.followed)
@@ -191,7 +197,7 @@ class Copy:
             raise InvalidInput(f"{self.state.folder} belongs to another export of {self.backbone!r}: name an empty --state")
         return newest
 
-    def _taken(self, generation: int) -> Snapshot:
+    def _taken(self, generation: int | None) -> Snapshot:
         """Returns the source's snapshot of a generation. Raises if it cannot be one of the same state."""
         place, known = f"{self._source.address}/{self.backbone}", self._followed.newest
         if not generation:
@@ -200,7 +206,8 @@ class Copy:
                     f"{place} has gone back from generation {known} to 0: if its disk is missing, bring it back; if it was "
                     f"restored, {ANEW}"
                 )
-            self._expect_source(place)
+            if generation is None:
+                self._expect_source(place)
             return self._exported
         if self._has_gone_back(generation):
             if not self._followed.went_back:
@@ -218,7 +225,7 @@ class Copy:
         except HplmError as error:
             raise InvalidInput(
                 f"{place} has no CURRENT and takes no reports, so it may be no source: check the address in --from; if it is a "
-                "bucket, change a tenant first"
+                "bucket, copy a state that `hplm begin` has begun"
             ) from error
 
     def _has_gone_back(self, generation: int) -> bool:
@@ -272,6 +279,7 @@ class Copy:
             if self._arrivals.arrived(branch) is not None:
                 self._arrivals.take(branch)
                 self._tables.add(branch)
+        self.state.sync_folders()
         self.state.publish(generation)
         self.newest = snapshot
         self._tables &= set(snapshot.branches)

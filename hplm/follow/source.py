@@ -51,13 +51,13 @@ class Source:
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=TIMEOUT)
 
-    def current(self, backbone: str) -> int:
-        """Returns the newest generation of a backbone. 0: nothing was changed yet."""
+    def current(self, backbone: str) -> int | None:
+        """Returns the newest generation of a backbone. 0: nothing was changed yet; None: there is no state."""
         path = f"{backbone}/CURRENT"
         try:
             said = self.read(path)
         except Absent:
-            return 0
+            return None
         if not said.strip().isdigit():
             raise Broken(f"{self.address}/{path} does not contain the number of a generation: give the address of a source")
         return int(said)

@@ -38,7 +38,8 @@ _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: 
 class TritonServer:
     """Serves every model of a repository, or at first only those in `load`.
 
-    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops.
+    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops. `states_seen`: the backbones
+    that have a state, without which their models never load.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TritonServer:
         metrics_port: int = 0,
         log_file: Path | None = None,
         state: Path | None = None,
+        states_seen: Sequence[str] = (),
         extra_args: Sequence[str] = (),
         load: Sequence[str] = ("*",),
         start_timeout: float = 300.0,
@@ -63,6 +65,7 @@ class TritonServer:
         self._keeps_log = log_file is not None
         self._backends = (Path(backends).resolve(),) if backends else find_backends()
         self._state = Path(state).resolve() if state else None
+        self._states_seen = tuple(states_seen)
         self._extra_args = tuple(extra_args)
         self._load = tuple(load)
         self._start_timeout = start_timeout
@@ -185,6 +188,7 @@ class TritonServer:
         environment = self.installation.environment(folder, os.environ)
         environment |= inherited.environment(self.id, self.restarts)
         environment.pop("HPLM_STATE", None)
+        environment["HPLM_STATE_SEEN"] = ",".join(self._states_seen)
         if self._state:
             environment["HPLM_STATE"] = str(self._state)
         if self.log_file is None or not self._keeps_log:

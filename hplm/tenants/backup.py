@@ -44,7 +44,7 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
             registry.close()
             if snapshot.generation:
                 snapshot.save(copy.snapshots / str(snapshot.generation))
-                copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
+            copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
             for name in needed_banks(snapshot, database):
                 if state.bank(name).exists():
                     copy.banks.mkdir(exist_ok=True)
@@ -61,6 +61,7 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
     _sync_all(writing)
     writing.rename(target)
+    sync(target.parent)
     return manifest
 
 
@@ -91,6 +92,7 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
         state.folder.rmdir()
     _sync_all(writing)
     writing.rename(state.folder)
+    sync(state.folder.parent)
     return manifest
 
 

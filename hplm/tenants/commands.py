@@ -63,7 +63,7 @@ class Commands:
     def run(self, command: str) -> str:
         try:
             given = json.loads(command)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # deep ones
             raise InvalidInput(f'the command is not JSON ({error}): send JSON such as {{"command": "tenant.list"}}') from None
         if not _is_object(given) or str(given.get("command")) not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')

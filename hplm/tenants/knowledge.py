@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,9 @@ class Knowledge:
         if len(self.labels) != size:
             found = len(self.labels)
             raise InvalidInput(f"tenant {tenant_id!r} has {found} labels, but the task {self.task} needs {size}")
+        twice = [label for label, times in Counter(self.labels).items() if times > 1]
+        if twice:
+            raise InvalidInput(f"tenant {tenant_id!r} has the label {twice[0]!r} more than once: give each label once")
         if (self.head is None) != TASKS[self.task].generates:
             has = "no head" if self.head is None else "a head"
             raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task} and {has}: export it again")

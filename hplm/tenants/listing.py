@@ -30,10 +30,14 @@ def served_tenants(repository: Path, state: Path | None = None, backbone: str | 
 
 
 def find_tenant(tenant_id: str, repository: Path, state: Path | None = None, backbone: str | None = None) -> tuple[str, Tenant]:
-    for name, tenant in served_tenants(repository, state, backbone):
-        if tenant.id == tenant_id:
-            return name, tenant
-    raise InvalidInput(f"tenant {tenant_id!r} is not in {repository}: `hplm tenant list` lists all tenants")
+    """Returns a tenant with the name of its backbone. Raises if several backbones have one of this id."""
+    found = [served for served in served_tenants(repository, state, backbone) if served[1].id == tenant_id]
+    if not found:
+        raise InvalidInput(f"tenant {tenant_id!r} is not in {repository}: `hplm tenant list` lists all tenants")
+    if len(found) > 1:
+        which = ", ".join(name for name, _ in found)
+        raise InvalidInput(f"several backbones ({which}) have a tenant {tenant_id!r}: name one of them with --backbone")
+    return found[0]
 
 
 def tenant_row(backbone: str, tenant: Tenant) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hplm.adapters.record import Record
-from hplm.errors import Broken, InvalidInput, OutOfCapacity, QueueFull
+from hplm.errors import Broken, OutOfCapacity, QueueFull
 from hplm.plot.branch import Branch
 from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import REST_SECONDS, State
@@ -146,13 +146,10 @@ class Registry:
             log.warning("the change is made; the next change finishes the clean-up of %s: %s", self.state.folder, error)
 
     def check_begun(self) -> None:
-        """Raises if there is no state yet, so that a mistaken path does not become a new state."""
+        """Raises if there is no state, so that a mistaken path does not become one. A lost CURRENT is published again."""
         self.state.refuse_copy()
         if not self.state.registry.exists():
-            raise InvalidInput(
-                f"{self.state.folder} contains no live state ({self.state.registry.name} is missing): nothing was changed "
-                "there yet, or `hplm serve` has another --state"
-            )
+            self.state.check_begun()
 
     def current(self) -> Snapshot:
         """Returns the published snapshot. First publishes a decided change that was interrupted."""
@@ -233,6 +230,7 @@ class Registry:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
         snapshot = Snapshot(change.generation, change.branches, tenants, self._exported.export)
         snapshot.save(self.state.snapshots / str(change.generation))
+        self.state.sync_folders()
         database.execute("DELETE FROM before")
         entries = [(tenant.id, json.dumps(asdict(tenant))) for tenant in change.before.values()]
         database.executemany("INSERT INTO before VALUES (?, ?)", entries)

@@ -103,7 +103,7 @@ class State:
         self.heard = folder / "HEARD"
 
     def current(self) -> int:
-        """Returns the newest generation. Before the first change this is 0, the export itself."""
+        """Returns the newest generation. Before the first change, and without a state, this is 0, the export itself."""
         try:
             return int(self.current_file.read_text("utf-8"))
         except FileNotFoundError:
@@ -111,9 +111,41 @@ class State:
         except ValueError:
             raise Broken(f"{self.current_file} does not contain the number of a generation: restore the state") from None
 
+    def check_begun(self) -> None:
+        """Raises if there is no state. Without it nobody knows of keys and deletions since the export."""
+        if not self.current_file.exists():
+            raise InvalidInput(
+                f"{self.folder} contains no live state ({self.current_file.name} is missing): name the right --state, mount "
+                "it, or restore its backup; `hplm begin` makes a new one, in which nothing was changed since the export"
+            )
+
+    def begin(self) -> bool:
+        """Makes a state with no change since the export, unless there is one. Returns whether it was made now."""
+        if self.current_file.exists():
+            return False
+        self.refuse_copy()
+        if any(self.snapshots.glob("*")):
+            raise InvalidInput(
+                f"{self.folder} has lost its {self.current_file.name}: restore its backup, or move it away to begin without it"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.publish(0)
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot begin a live state in {self.folder} ({error.strerror}): run `hplm begin` where it can be written"
+            ) from error
+        return True
+
+    def sync_folders(self) -> None:
+        """Syncs the folders of snapshots, banks and tables: without it, a power cut may take away a new file's name."""
+        for folder in (self.snapshots, self.banks, self.tables, self.folder):
+            if folder.exists():
+                sync(folder)
+
     def publish(self, generation: int) -> None:
         """Makes a generation the newest one, whose files are all here."""
-        fresh = self.current_file.with_name("CURRENT.writing")
+        fresh = self.current_file.with_name(f"CURRENT.{secrets.token_hex(3)}.writing")  # two servers may begin at a time
         with open(fresh, "w", encoding="utf-8") as file:
             file.write(f"{generation}\n")
             file.flush()
@@ -210,6 +242,12 @@ class State:
 
     def load(self, generation: int) -> Snapshot:
         return Snapshot.load(self.snapshots / str(generation))
+
+
+def states_of(repository: Path, state: Path, backbone: str | None = None) -> list[State]:
+    """Returns the live state of each exported backbone, or of the named one."""
+    exports = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+    return [State(state / path.parent.parent.name) for path in exports]
 
 
 def may_not_write(error: OSError) -> bool:

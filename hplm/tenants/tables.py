@@ -83,6 +83,7 @@ class Tables:
         shutil.rmtree(target, ignore_errors=True)  # left by an interrupted change, and not in use
         target.parent.mkdir(parents=True, exist_ok=True)
         copy.rename(target)
+        sync(target.parent)
         change.add_branch(meta.domain, meta.version, meta.rows)
 
     def unneeded(self, change: Change) -> list[Branch]:

@@ -97,8 +97,8 @@ def test_an_error_of_the_system_is_one_line_and_an_error_of_the_code_a_traceback
     places = ["--repository", str(toy.repository), "--state", str(tmp_path / "state")]
     assert main(["restore", "--from", str(file), *places]) == 1
     assert capsys.readouterr().err == f"hplm restore: Not a directory: {file}/backup.json\n"
-    assert main(["tenant", "delete", "acme", *places[:3], str(file)]) == 1
-    assert capsys.readouterr().err.startswith("hplm tenant: Not a directory: ")
+    assert main(["begin", *places[:3], str(file)]) == 1
+    assert names(capsys.readouterr().err, file / "toy", "Not a directory")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -8,6 +8,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from hplm.cli.main import main
+from hplm.tenants.state import State
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.cli.test_domain import broken_of, refused, run
@@ -25,6 +26,7 @@ def served(tmp_path):
     random_table(store, "bio", 2, ("root", 1), 2000, seed=9)
     for tenant in tenants[:3]:
         random_tenant(store, replace(tenant, version=2, domain_version=2), 0.1, seed=5)
+    State(tmp_path / "state/toy").begin()
     places = ["--repository", str(tmp_path / "repository"), "--state", str(tmp_path / "state")]
     return ["--store", str(tmp_path / "store")], places
 
@@ -133,6 +135,5 @@ def test_verify_compares_the_registry_with_the_published_generation(served, caps
 
 def test_a_state_whose_first_change_failed_is_valid(served, capsys, tmp_path):
     _, places = served
-    (tmp_path / "state/toy").mkdir(parents=True)
     (tmp_path / "state/toy/registry.sqlite").touch()
     assert run(capsys, "verify", *places)["tables"] == 2

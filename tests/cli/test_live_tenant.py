@@ -9,6 +9,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.cli.main import main
 from hplm.tenants.snapshot import LIMITS
+from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.toy import CONFIG, make_chat
 from tests.cli.test_domain import refused, run
@@ -22,6 +23,7 @@ def served(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 2), corpus_tokens=1000)
     export(store, tmp_path / "repository", ServingOptions())
     random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=1)
+    State(tmp_path / "state/toy").begin()
     return ["--store", tmp_path / "store"], ["--repository", tmp_path / "repository", "--state", tmp_path / "state"]
 
 
@@ -73,6 +75,7 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
 def test_a_tenant_that_generates_has_times_for_its_tokens(tmp_path, capsys):
     chat = make_chat(tmp_path, [TenantFile("luna", 1, "root", 1, "generate", [], 0)])
     places = ["--repository", chat.repository, "--state", tmp_path / "state"]
+    State(tmp_path / "state/chat").begin()
     set = run(capsys, "tenant", "limit", "luna", "--first-token-ms", 800, "--token-ms", 0.5, *places)
     assert (set["first_token_us"], set["token_us"]) == (800_000, 500)
     run(capsys, "tenant", "limit", "luna", "--token-ms", 0, *places)

@@ -55,7 +55,7 @@ NEED_A_SERVER = {
 NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
     "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
-    "verify", "backup", "restore", "route", "place profile", "place search", "place simulate", "place compare",
+    "verify", "begin", "backup", "restore", "route", "place profile", "place search", "place simulate", "place compare",
     "place renew",
 }  # fmt: skip
 
@@ -153,6 +153,7 @@ def test_every_command_that_needs_no_store_works(place):
         ["place", "simulate", placement_file, *problem, "--slo-scale", "100"],
         ["place", "compare", placement_file, *problem],
         ["place", "renew", placement_file, *problem, *renewal],
+        ["begin", *state[:3], str(folder / "fresh")],
     ]
     route = ["route", "--cluster", str(folder / "pools.json"), "--to", str(folder / "router"), "--unchecked"]
     assert {
@@ -180,7 +181,7 @@ def test_every_command_that_needs_no_store_works(place):
     assert [answer["screen"]["attained"] for answer in answers[18:20]] == [1, 1] and "replication" in answers[20][
         "by_slo_scale"
     ]
-    assert not answers[21]["written"] and not (folder / "next.json").exists()
+    assert answers[22]["begun"] == ["toy"] and not answers[21]["written"] and not (folder / "next.json").exists()
     manager = Manager.open(folder / "repository", folder / "again")
     assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
 

@@ -1,6 +1,7 @@
 """`hplm cluster` refuses what cannot work before anything starts, and goes on in order when a step fails."""
 
 import fcntl
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +78,24 @@ def engines(monkeypatch):
 @pytest.fixture
 def cluster(tmp_path, engines):
     return Cluster([LocalPool("all", tmp_path, tmp_path / "state", replicas_of(tmp_path, 2))], tmp_path, 0, lambda _: None)
+
+
+def test_nobody_else_may_read_a_token_while_it_is_written(cluster, tmp_path, monkeypatch):
+    modes, write = {}, Path.write_text
+
+    def seen(path, *arguments):
+        modes[path.name] = path.stat().st_mode & 0o777 if path.exists() else 0o666
+        write(path, *arguments)
+
+    (tmp_path / "token").write_text("a-token")
+    (tmp_path / "source-all").mkdir()
+    (tmp_path / "source-all/nginx.conf").touch(0o644)  # of an earlier start
+    idle = SimpleNamespace(start=lambda: None, wait_until=lambda *_: None)
+    monkeypatch.setattr("hplm.cluster.running.Process", lambda *_: idle)
+    monkeypatch.setattr(Path, "write_text", seen)
+    cluster._free = iter([9000])
+    cluster._start_source(cluster._pools[0], tmp_path / "token")
+    assert modes == {"nginx.conf": 0o600} and "a-token" in (tmp_path / "source-all/nginx.conf").read_text()
 
 
 class FailingReplica(SimpleNamespace):

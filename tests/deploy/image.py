@@ -48,13 +48,18 @@ def lay_out(folder: Path) -> Path:
     return opt
 
 
-def docker_run() -> tuple[list[str], list[str]]:
-    """Returns the words of the documented line before `tritonserver`, and from `tritonserver` on."""
-    text = (DEPLOY / "README.md").read_text()
-    (line,) = re.findall(r"^docker run (?:.*\\\n)*.*$", text, re.MULTILINE)
-    words = shlex.split(line.replace("\\\n", " ").replace("$HPLM_ADMIN", SECRET))
-    start = words.index("tritonserver")
+def docker_run(program: str = "tritonserver") -> tuple[list[str], list[str]]:
+    """Returns the words of the documented line before this word, and from it on."""
+    lines = re.findall(r"^docker run (?:.*\\\n)*.*$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    commands = [shlex.split(line.replace("\\\n", " ").replace("$HPLM_ADMIN", SECRET)) for line in lines]
+    (words,) = [words for words in commands if program in words]
+    start = words.index(program)
     return words[:start], words[start:]
+
+
+def dockerfile_variables() -> dict[str, str]:
+    """Returns what the image's environment has of ours."""
+    return dict(re.findall(r"^ENV (HPLM_\w+)=(\w+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
 
 
 def compose_service(name: str = "triton") -> dict:

@@ -130,7 +130,7 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
     "claim": lambda all: pod(all, "StatefulSet", "hplm-router")["volumes"][0]["persistentVolumeClaim"].update(
         claimName="other"
     ),
-    "secret": lambda all: container(all, *SERVER)["env"][1]["valueFrom"]["secretKeyRef"].update(key="other"),
+    "secret": lambda all: container(all, *SERVER)["env"][2]["valueFrom"]["secretKeyRef"].update(key="other"),
     "file of a secret": lambda all: container(all, "hplm-all", "follow")["args"].append("--token-file=/secrets/source/other"),
     "address": lambda all: container(all, "hplm-all", "follow")["args"].append("--from=http://hplm-manager:8090"),
     "port of a probe": lambda all: container(all, "hplm-router", "haproxy")["livenessProbe"]["tcpSocket"].update(port="other"),
@@ -186,6 +186,7 @@ def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects)
         assert server[name]["timeoutSeconds"] > asked.timeout
         assert asked.url == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
     assert {variable["name"] for variable in server["env"]} >= {"HPLM_ADMIN", "HPLM_SERVER_ID", "HPLM_STATE"}
+    assert {"name": "HPLM_STATE_MUST_EXIST", "value": "1"} in server["env"]
 
 
 def test_a_pod_may_take_longer_to_end_than_its_server(objects):

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from hplm.cli.main import parser
+from hplm.cli.main import main, parser
 from hplm.server import process_group
 from hplm.server.discovery import find_installation
 from hplm.server.flags import contract_flags
 from hplm.server.ports import Ports
 from testing.toy import TENANTS
-from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, lay_out
+from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables, lay_out
 from tests.equality import Comparison
 from tests.server.stock import Stock
 
@@ -44,6 +44,9 @@ def served(toy, tmp_path_factory):
         str(installation.binary), *mounted, f"--backend-directory={opt}/tritonserver/backends",
         *services, *(f"{flag}={port}" for flag, port in ports.items()),
     ]  # fmt: skip
+    begin = [word.replace("/models", str(toy.repository)) for word in docker_run("begin")[1]]
+    assert main([word.replace("/state", str(folder / "state")) for word in begin]) == 0
+    environment |= {"HPLM_STATE": str(folder / "state"), **dockerfile_variables()}
     log = folder / "log"
     with log.open("wb") as output:
         server = subprocess.Popen(
@@ -118,6 +121,8 @@ def test_docker_run_and_compose_mount_read_only_and_publish_on_loopback():
     (repository,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-repository=")]
     state = docker[docker.index("-e") + 1].removeprefix("HPLM_STATE=")
     assert service["environment"]["HPLM_STATE"] == state
+    assert dockerfile_variables() == {"HPLM_STATE_MUST_EXIST": "1"}
+    assert service["environment"]["HPLM_STATE_MUST_EXIST"]
     assert "HPLM_ADMIN_KEY" in service["environment"]
     for mounts in ([word for option, word in pairwise(docker) if option == "-v"], service["volumes"]):
         for mount, wanted in zip(mounts, (f"/model_repository:{repository}:ro", f"/state:{state}:ro"), strict=True):

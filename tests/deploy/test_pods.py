@@ -15,6 +15,7 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.server.ports import Ports
+from hplm.tenants.state import State
 from tests.deploy.manifests import BASE, Object, built, container, find, words
 from tests.deploy.programs import debian_program, run
 from tests.waiting import eventually
@@ -106,6 +107,7 @@ def status(port: int, path: str, token: str = "") -> int | None:
 
 def change(pods: Pods, *arguments: str) -> None:
     state = pods.volume("hplm-manager", "state")
+    State(state / "toy").begin()
     command = ["tenant", *arguments, "--repository", str(pods.volume("hplm-manager", "repository")), "--state", str(state)]
     assert main(command) == 0
 

@@ -1,5 +1,6 @@
 """Each check of `hplm doctor` sees what is wrong, and is content with what is not."""
 
+import fcntl
 import http.server
 import os
 import re
@@ -15,6 +16,8 @@ from builder.publish.model_configs import ServingOptions
 from hplm.doctor import checks
 from hplm.doctor.advisories import ADVISORIES, ALL_FIXED_IN, name_of, open_in, release_of
 from hplm.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING
+from hplm.follow.copy import Copy
+from hplm.follow.source import Source
 from hplm.server.embedded import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
@@ -173,6 +176,15 @@ def test_admin_keys_that_can_be_guessed_are_a_problem(tmp_path, key, status):
 )
 def test_every_address_but_loopback_is_open(address, is_open):
     assert checks.is_open_address(address) == is_open
+
+
+def test_a_follower_that_starts_while_the_doctor_looks_at_its_copy_does_not_end(toy, tmp_path, monkeypatch):
+    (tmp_path / "toy").mkdir()
+    looking = os.open(tmp_path / "toy", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("hplm.follow.copy.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+    Copy(toy.folder, tmp_path, lambda: Source("http://127.0.0.1:1"), "one", lambda line: None).close()
+    os.close(looking)
 
 
 @pytest.mark.slow

@@ -45,6 +45,21 @@ def add_law(place, live, tenants=("lawyer",)):
         live.add(name, knowledge(store, name))
 
 
+def test_a_copy_exists_when_its_source_has_a_state(place, machine):
+    live = Manager.open(*place[1:])
+    with machine.following() as following:
+        step(following)
+        assert not machine.state.current_file.exists()
+        live.state.begin()
+        until_whole(following)
+        assert machine.state.current_file.exists() and machine.state.current() == 0
+    live.compact()  # a generation that says what the export says
+    another = Machine(place[1], machine.root.with_name("another"), machine.url, TOKEN)
+    another.state.begin()  # by a server that was started before its follower
+    another.follow()
+    assert another.state.followed.exists() and another.state.current_file.exists()
+
+
 def test_a_copy_answers_as_its_source_after_every_kind_of_change(place, machine):
     store, repository, state = place
     live = Manager.open(repository, state)

@@ -35,6 +35,15 @@ def test_a_calibration_is_checked_and_published(place, calibration):
     assert manager.current().find("acme").calibration == known
 
 
+def test_deep_json_and_a_label_twice_are_refused(place):
+    store, _, commands = place
+    for deep in ("[" * 100_000, '{"command":' * 100_000):
+        with pytest.raises(InvalidInput, match="JSON"):
+            commands.run(deep)
+    with pytest.raises(InvalidInput, match=naming("'acme'", "'x'")):
+        commands.run(json.dumps({**trained(store), "labels": ["x", "x"]}))
+
+
 def trained(store):
     adapter, head = store.tenant_weights(TenantFile("new-a", 1, "root", 1, "classify", ["x", "y"], 4))
     tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}

@@ -1,6 +1,7 @@
 """Changes of tenants that are interrupted anywhere are complete or undone."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from builder.store.store import Store
+from hplm.tenants.backup import back_up, restore
 from hplm.tenants.banks import Banks
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import State
+from testing.random_store import random_table
 from tests.places import answer, exported_answer, knowledge, learn, served
 
 pytestmark = pytest.mark.slow
@@ -116,3 +120,24 @@ def test_after_a_real_kill_no_acknowledged_change_is_undone(place, delay):
     assert ("new-a" in tenants) == (len(changes) % 2 == 1)
     live.add("new-b", knowledge(Store(store.folder), "new-b"))
     assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
+
+
+def test_new_files_keep_their_names_without_power(place, tmp_path, monkeypatch):
+    """A file system may forget a new name until its folder is synced, so that comes before CURRENT names the file."""
+    store, repository, state = place
+    live, synced, fsync = Manager.open(repository, state), [], os.fsync
+    random_table(store, "law", 1, ("root", 1), 500, seed=3)
+
+    def seen(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    live.adopt_domain("law", 1, store.table_folder("law", 1))
+    live.add("new-a", knowledge(store, "new-a"))
+    named = max(number for number, path in enumerate(synced) if path.name.startswith("CURRENT"))
+    own = live.state
+    assert {own.snapshots, own.banks, own.tables, own.tables / "law", own.folder} <= set(synced[:named])
+    back_up(live, tmp_path / "saved" / "one")
+    restore(tmp_path / "saved" / "one", live.exported, State(tmp_path / "again" / "toy"))
+    assert {tmp_path / "saved", tmp_path / "again"} <= set(synced)

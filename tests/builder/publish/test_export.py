@@ -72,6 +72,30 @@ def test_exporting_again_replaces_the_old_export(tmp_path):
     assert '"8"' in Path(tmp_path / "repository/toy-upper/config.pbtxt").read_text()
 
 
+def test_an_export_that_was_killed_between_its_renames_loses_no_copy(tmp_path, monkeypatch):
+    store, rename = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2)), Path.rename
+    export(store, tmp_path / "repository", ServingOptions())
+    version = tmp_path / "repository/toy/1"
+    inode = (version / "tenants.json").stat().st_ino
+
+    def killed(path, target):
+        if path.name == "1.new":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            export(store, tmp_path / "repository", ServingOptions())
+    assert not version.exists()
+    fewer = random_store(tmp_path / "fewer", CONFIG, random_tenants(1, 2, 2))
+    with pytest.raises(InvalidInput, match=naming("tenant-1", "--replace")):
+        export(fewer, tmp_path / "repository", ServingOptions())
+    assert (version / "tenants.json").stat().st_ino == inode
+    export(store, tmp_path / "repository", ServingOptions())
+    assert sorted(path.name for path in version.parent.iterdir() if path.is_dir()) == ["1"]
+
+
 def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch):
     def name(folder, **options):
         store = random_store(folder / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)

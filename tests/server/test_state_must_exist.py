@@ -1,0 +1,72 @@
+"""Servers that have lost their state: the export knows of no key and no deletion, so nobody may be answered from it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from hplm.cli.main import main
+from hplm.errors import HplmError
+from hplm.server import TritonServer
+from hplm.tenants.manager import Manager
+from hplm.tenants.state import State
+from tests.naming import names, naming
+from tests.server.stock import Stock
+from tests.server.test_serve_command import ANY_PORTS, SERVE, command_line, the_child
+from tests.serving import until_ready
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_supervisor_that_has_seen_a_state_never_starts_without_it(toy, tmp_path):
+    state = tmp_path / "state"
+    command = [*SERVE, "--repository", str(toy.repository), "--state", str(state), *ANY_PORTS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            said = until_ready(process)
+            assert names(said, state / "toy")  # a mistyped one would be seen here
+            live = Manager.open(toy.repository, state)
+            live.add_key("acme")
+            assert live.settle_now() == []
+            stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
+            with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+                stock.ask(["a few words"], "acme")
+            shutil.rmtree(state)
+            os.kill(the_child(process, lambda child: b"--model-repository" in command_line(child)), signal.SIGKILL)
+            for line in iter(process.stdout.readline, ""):
+                assert not line.startswith("Ready"), line
+                if "CURRENT" in line:
+                    assert names(line, "hplm begin")
+                    break
+            else:
+                pytest.fail("it has ended")
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_models_do_not_load_without_a_state_that_must_exist(toy, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "1")
+    with pytest.raises(HplmError, match=naming("CURRENT", "hplm begin")), TritonServer(toy.repository, state=tmp_path):
+        pass
+    State(tmp_path / "toy").begin()
+    with TritonServer(toy.repository, state=tmp_path) as server:
+        assert Stock(server, "http").ask(["a few words"], "acme")
+
+
+@pytest.mark.parametrize("said_by", ["--state-must-exist", "HPLM_STATE_MUST_EXIST"])
+def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monkeypatch, capsys, said_by):
+    options = ["--state-must-exist"] if said_by.startswith("--") else []
+    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "" if options else "1")
+    monkeypatch.setattr("hplm.server.TritonServer", None)  # none is started
+    serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, *options]
+    assert main([*serve, "--state", str(tmp_path / "state")]) == 1
+    assert names(capsys.readouterr().err, tmp_path / "state/toy", "CURRENT", "hplm begin")
+    assert not (tmp_path / "state").exists()
+    if options:
+        assert main(serve) == 1 and names(capsys.readouterr().err, "--state")
