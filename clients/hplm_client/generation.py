@@ -12,7 +12,7 @@ from urllib.parse import quote
 import numpy as np
 
 from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, NoBackbone, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Tensors
+from hplm_client.wire import ALIAS, Tensors, check_tenant
 
 EVENT = b"data: "
 PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
@@ -76,8 +76,7 @@ class Prompt:
             raise InvalidInput("a request has either a prompt or messages: give one of them")
         if not isinstance(self.text, str | None):
             raise InvalidInput(f"the prompt is {type(self.text).__name__}: give str")
-        if not self.tenant or not isinstance(self.tenant, str):
-            raise InvalidInput("the request has no tenant: give the tenant's name")
+        check_tenant(self.tenant)
         try:
             (self.text or "").encode()
             (self._messages_json or "").encode()

@@ -48,8 +48,7 @@ class Question:
             raise InvalidInput("the request has no texts: give at least one")
         if self.pairs is not None and len(self.pairs) != len(self.texts):
             raise InvalidInput(f"{len(self.texts)} texts but {len(self.pairs)} pairs: give one pair for each text, or none")
-        if not self.tenant or not isinstance(self.tenant, str):
-            raise InvalidInput("the request has no tenant: give the tenant's name")
+        check_tenant(self.tenant)
 
     def parameters(self) -> dict[str, str | int | bool]:
         parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
@@ -62,6 +61,14 @@ class Question:
         if self.rung is not None:
             parameters[RUNG] = self.rung
         return parameters
+
+
+def check_tenant(name: str) -> None:
+    """Raises if this is no tenant's name. Triton ends a name at a NUL, and would answer as another tenant."""
+    if not name or not isinstance(name, str):
+        raise InvalidInput("the request has no tenant: give the tenant's name")
+    if "\0" in name:
+        raise InvalidInput(f"the tenant's name {name!r} has a NUL: give the tenant's name")
 
 
 def encode(question: Question, library: Any) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
 
 def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     model = given.get("model")
-    if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME:
+    if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME or "\0" in model:  # Triton would end it there
         raise wrong("the model is no name: send the name of a tenant, such as GET /v1/models lists", "model")
     stream = _flag(given, "stream")
     options = given.get("stream_options", {})

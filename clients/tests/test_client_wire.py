@@ -71,6 +71,7 @@ def test_only_given_options_are_sent():
         (lambda: wire.Question("abc", "acme"), ["str"]),
         (lambda: wire.Question(["a"], "acme", "b"), ["str"]),
         (lambda: wire.Question(["a"], ""), ["tenant"]),
+        (lambda: wire.Question(["a"], "acme\0x"), ["tenant", "NUL"]),
         (lambda: wire.Question(["a", "b"], "acme", ["c"]), ["2", "1"]),
         (lambda: wire.encode(wire.Question(["a", b"b"], "acme"), tritonclient.http), ["TEXT 1", "bytes"]),
         (lambda: wire.encode(wire.Question(["a"], "acme", [None]), tritonclient.http), ["TEXT_PAIR 0", "NoneType"]),

@@ -202,6 +202,7 @@ def test_only_an_error_without_a_word_is_logged(served, caplog, model, logged):
     ("fields", "param"),
     [
         ({"model": None}, "model"), ({"model": 7}, "model"), ({"model": ""}, "model"), ({"model": "m" * 1000}, "model"),
+        ({"model": "open\0x"}, "model"),
         ({"prompt": None}, "prompt"), ({"prompt": ["a", "b"]}, "prompt"), ({"prompt": [1, 2]}, "prompt"),
         ({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"), ({"temprature": 1}, "temprature"),
         ({"tools": [{"type": "function"}]}, "tools"), ({"messages": []}, "messages"), ({"stream": 1}, "stream"),
