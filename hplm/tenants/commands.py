@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import logging
 import shutil
@@ -105,7 +104,7 @@ class Commands:
         name, version = _text(given, "name"), _whole_number(given, "version", 1)
         source = self._manager.state.folder / "inbox" / name / str(version)
         if not NAME.fullmatch(name) or not source.is_dir():
-            raise InvalidInput(f"table {name}/{version} is not in {source.parent.parent}: copy its folder there first")
+            raise InvalidInput(f"table {f'{name}/{version}'!r} is not in {source.parent.parent}: copy its folder there first")
         Table(source).verify()
         change = self._manager.adopt_domain(name, version, source)
         try:
@@ -219,7 +218,7 @@ def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
         raise InvalidInput(f"'tensors' has {len(text):,} characters: send at most {LARGEST:,} bytes of tensors for a tenant")
     try:
         return load(base64.b64decode(text, validate=True))
-    except (binascii.Error, SafetensorError) as error:
+    except (ValueError, KeyError, SafetensorError) as error:  # KeyError: a type that torch does not have
         raise InvalidInput(f"'tensors' is not a safetensors file in base64: {error}") from None
 
 

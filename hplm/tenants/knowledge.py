@@ -60,6 +60,11 @@ class Knowledge:
         twice = [label for label, times in Counter(self.labels).items() if times > 1]
         if twice:
             raise InvalidInput(f"tenant {tenant_id!r} has the label {twice[0]!r} more than once: give each label once")
+        try:
+            "".join(self.labels).encode()
+        except UnicodeEncodeError as error:  # JSON may have halves of characters
+            half = error.object[error.start]
+            raise InvalidInput(f"tenant {tenant_id!r} has a label with {half!r}, which is not UTF-8: send UTF-8") from None
         if (self.head is None) != TASKS[self.task].generates:
             has = "no head" if self.head is None else "a head"
             raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task} and {has}: export it again")

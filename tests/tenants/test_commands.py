@@ -35,11 +35,26 @@ def test_a_calibration_is_checked_and_published(place, calibration):
     assert manager.current().find("acme").calibration == known
 
 
-def test_deep_json_and_a_label_twice_are_refused(place):
+def strange_type():
+    """A safetensors file with a type that torch does not have."""
+    header = json.dumps({"head.weight": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    return base64.b64encode(len(header).to_bytes(8, "little") + header + b"1").decode()
+
+
+def test_deep_json_wrong_bytes_and_wrong_labels_are_refused(place):
     store, _, commands = place
     for deep in ("[" * 100_000, '{"command":' * 100_000):
         with pytest.raises(InvalidInput, match="JSON"):
             commands.run(deep)
+    for tensors in ("\u00e9", "\ud800", strange_type()):
+        with pytest.raises(InvalidInput, match="'tensors'"):
+            commands.run(json.dumps({**trained(store), "tensors": tensors}))
+    with pytest.raises(InvalidInput, match=naming("'acme'", "UTF-8")) as caught:
+        commands.run(json.dumps({**trained(store), "labels": ["\ud800", "y"]}))
+    assert str(caught.value).encode()
+    with pytest.raises(InvalidInput) as caught:
+        commands.run(json.dumps({"command": "domain.add", "name": "\ud800"}))
+    assert str(caught.value).encode()
     with pytest.raises(InvalidInput, match=naming("'acme'", "'x'")):
         commands.run(json.dumps({**trained(store), "labels": ["x", "x"]}))
 
