@@ -6,11 +6,12 @@ import asyncio
 import json
 import socket
 
+import numpy as np
 import pytest
 from client_stand_ins import Canned, StandIn, grpc_server
 from client_ways import Way
 
-from hplm_client import AsyncHplmClient, ConnectionLost, Unavailable, UnexpectedAnswer
+from hplm_client import AsyncHplmClient, ConnectionLost, InvalidInput, Unavailable, UnexpectedAnswer
 
 EVENT = b'data: {"text_output":"a","finish_reason":"","num_input_tokens":1,"num_output_tokens":1}\n\n'
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -37,6 +38,28 @@ def read(client):
 
 async def drained(pieces):
     return [piece async for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(np.str_("1"), "string_param"), (True, "bool_param"), (2, "int64_param"), (2.5, "double_param")]
+)
+def test_parameters_of_a_call_keep_their_kind(given, kind):
+    seen = {}
+
+    def answer(requests, _):
+        seen.update(next(requests).parameters)
+        return iter(())
+
+    def ask(client, priority):
+        return client.generate("a", tenant=np.str_("acme"), priority=priority)
+
+    way = Way("grpc", is_async=True)
+    with grpc_server(answer) as url:
+        with pytest.raises(UnexpectedAnswer):
+            way.call(url, lambda client: ask(client, given), backbone="toy")
+        with pytest.raises(InvalidInput):
+            way.call(url, lambda client: ask(client, []), backbone="toy")
+    assert seen["hplm_priority"].WhichOneof("parameter_choice") == kind and seen["tenant"].string_param == "acme"
 
 
 @both

@@ -13,14 +13,14 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from hplm_client.errors import ClientTimeout, HplmClientError
+from hplm_client.errors import ClientTimeout, HplmClientError, InvalidInput
 from hplm_client.generation import Asked, Outputs, listed
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc import CHANNEL, credentials, failure, refused, tells_no_more
 from hplm_client.waiting import within
 
 messages: Any = service_pb2  # protobuf makes its classes at run time
-KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 class AsyncGrpcTransport:
@@ -105,5 +105,8 @@ def _request(backbone: str, prompt: Asked, timeout_us: int | None) -> Any:
             tensor.contents.bytes_contents.append(value.encode())
     parameters = prompt.parameters() if timeout_us is None else {**prompt.parameters(), "timeout": timeout_us}
     for name, value in parameters.items():
-        setattr(request.parameters[name], KINDS[type(value)], value)
+        kind = next((kind for own, kind in KINDS.items() if isinstance(value, own)), None)
+        if kind is None:
+            raise InvalidInput(f"{name} is {value!r}: give text, a number, or True or False")
+        setattr(request.parameters[name], kind, value)
     return request

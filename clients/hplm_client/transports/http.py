@@ -176,7 +176,7 @@ def expect_ok(status: int, body: bytes, url: str) -> None:
         return
     try:
         message = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):  # a proxy's page, not Triton's JSON
+    except (ValueError, KeyError, TypeError, RecursionError):  # a proxy's page, not Triton's JSON
         message = body[:200].decode(errors="replace").strip() or "no message"
     raise refusal(f"{message} (HTTP {status} from {url})", str(status))
 
