@@ -65,7 +65,7 @@ class Simulated(GroupServer):
 
 
 class Asked(SimulatedText):
-    request = SimpleNamespace(answered=False)
+    request = SimpleNamespace(answered=False, mark=b"")
 
 
 class Engine:
@@ -114,7 +114,8 @@ class Served:
         instruments = SimpleNamespace(started=self._started, computed=lambda staged: None)
         self._batches = self.ended = 0  # `ended`: stages of batches
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
-        self.pipeline = Quiet(self.line, capacity, [own], nullcontext, lambda: None, 1)
+        in_flight = SimpleNamespace(enter=lambda batch, marks: None, leave=lambda batch: None)
+        self.pipeline = Quiet(self.line, capacity, [own], nullcontext, lambda: None, 1, in_flight)
 
     def state(self):
         return self.told.events, self.engine.reached, self.ended
