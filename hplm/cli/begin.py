@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> dict:
         raise InvalidInput("give --state DIR, the folder that `hplm serve --state DIR` or HPLM_STATE will name")
     states = states_of(args.repository, args.state, args.backbone)
     if not states:
-        raise InvalidInput(f"{args.repository} contains no backbone {args.backbone or ''}: name the folder of `hplm export`")
+        wanted = f"no backbone {args.backbone!r}" if args.backbone else "no backbone"
+        raise InvalidInput(f"{args.repository} contains {wanted}: name the folder of `hplm export`")
     begun = [state for state in states if state.begin()]
     if not begun:
         raise InvalidInput(f"{args.state} has a live state for {_named(states)} already: nothing was changed")

@@ -35,6 +35,11 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     follow.add_argument("--once", action="store_true", help="end when everything of the newest generation is here")
     follow.add_argument(
+        "--state-must-exist",
+        action="store_true",
+        help="with --once: also wait until the source has a state, which `hplm begin` makes",
+    )
+    follow.add_argument(
         "--grace",
         type=float,
         default=0.0,
@@ -50,6 +55,8 @@ def run(args: argparse.Namespace) -> None:
     from hplm.follow.source import Source
 
     token = args.token_file.read_text("utf-8").strip() if args.token_file is not None else ""
+    if args.state_must_exist and not args.once:
+        raise InvalidInput("--state-must-exist says how long --once waits: give --once too")
     if args.token_file is not None and not token:
         raise InvalidInput(f"{args.token_file} is empty: write the token of the source into it")
     stop = threading.Event()
@@ -61,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     say(f"copy          {args.state}")
     say(f"reports as    {name}")
     try:
-        follower.run(stop, args.once)
+        follower.run(stop, args.once, args.state_must_exist)
         if stop.is_set():
             follower.finish(args.grace)
     finally:

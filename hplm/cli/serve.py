@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
         metrics_port=args.metrics_port,
         log_file=log_file,
         state=args.state,
-        states_seen=begun(args.repository, args.state, args.state_must_exist or bool(os.environ.get(MUST_EXIST))),
+        state_files=begun(args.repository, args.state, args.state_must_exist or bool(os.environ.get(MUST_EXIST))),
         extra_args=args.flags,
         start_timeout=args.start_timeout,
     )
@@ -113,8 +113,8 @@ def run(args: argparse.Namespace) -> None:
         say("stopped")
 
 
-def begun(repository: Path, state: Path | None, must_exist: bool) -> list[str]:
-    """Begins the states that are missing, or raises if they must exist. Returns the backbones that have one.
+def begun(repository: Path, state: Path | None, must_exist: bool) -> dict[str, Path]:
+    """Begins the states that are missing, or raises if they must exist. Returns a file of each that exists if its state does.
 
     A copy of another machine's state is begun by its follower.
     """
@@ -126,7 +126,7 @@ def begun(repository: Path, state: Path | None, must_exist: bool) -> list[str]:
             own.check_begun()
         elif not own.followed.exists() and own.begin():
             say(f"state         {own.folder} is new: nothing was changed since the export")
-    return [own.folder.name for own in states if own.current_file.exists()]
+    return {own.folder.name: own.current_file for own in states}
 
 
 def open_tenants(repository: Path, state: Path | None) -> list[str]:

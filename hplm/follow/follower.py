@@ -48,12 +48,16 @@ class Follower:
             self.close()
             raise
 
-    def run(self, stop: threading.Event, once: bool = False) -> None:
-        """Returns when it is stopped; or, `once`, when all that the source has is here. Then raises what has to be mended."""
+    def run(self, stop: threading.Event, once: bool = False, must_exist: bool = False) -> None:
+        """Returns when it is stopped; or, `once`, when all that the source has is here. Then raises what has to be mended.
+
+        `must_exist`: a source without a state has not begun yet, so `once` waits for it.
+        """
+        copies = [following.copy for following in self._followings]
         while not stop.is_set():
             for following in self._followings:
                 following.step(once)
-            if once and all(following.copy.is_whole for following in self._followings):
+            if once and all(copy.is_whole and (copy.state.current_file.exists() or not must_exist) for copy in copies):
                 return
             stop.wait(TICK)
 

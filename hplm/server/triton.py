@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from hplm.errors import HplmError
@@ -38,8 +39,8 @@ _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: 
 class TritonServer:
     """Serves every model of a repository, or at first only those in `load`.
 
-    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops. `states_seen`: the backbones
-    that have a state, without which their models never load.
+    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops. `state_files`: by
+    backbone, a file that shows that its state exists. Once it was seen, the backbone's models never load without it.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class TritonServer:
         metrics_port: int = 0,
         log_file: Path | None = None,
         state: Path | None = None,
-        states_seen: Sequence[str] = (),
+        state_files: Mapping[str, Path] = MappingProxyType({}),
         extra_args: Sequence[str] = (),
         load: Sequence[str] = ("*",),
         start_timeout: float = 300.0,
@@ -65,7 +66,8 @@ class TritonServer:
         self._keeps_log = log_file is not None
         self._backends = (Path(backends).resolve(),) if backends else find_backends()
         self._state = Path(state).resolve() if state else None
-        self._states_seen = tuple(states_seen)
+        self._state_files = state_files
+        self._states_seen: set[str] = set()
         self._extra_args = tuple(extra_args)
         self._load = tuple(load)
         self._start_timeout = start_timeout
@@ -181,6 +183,10 @@ class TritonServer:
         wait_until_idle(self.id, deadline)
         return bool(holding)
 
+    def see_states(self) -> None:
+        """Remembers which states exist: from now on the server is never started again without them."""
+        self._states_seen |= {backbone for backbone, file in self._state_files.items() if file.exists()}
+
     def _launch(self) -> subprocess.Popen[bytes]:
         folder = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -188,7 +194,8 @@ class TritonServer:
         environment = self.installation.environment(folder, os.environ)
         environment |= inherited.environment(self.id, self.restarts)
         environment.pop("HPLM_STATE", None)
-        environment["HPLM_STATE_SEEN"] = ",".join(self._states_seen)
+        self.see_states()
+        environment["HPLM_STATE_SEEN"] = ",".join(sorted(self._states_seen))
         if self._state:
             environment["HPLM_STATE"] = str(self._state)
         if self.log_file is None or not self._keeps_log:

@@ -148,7 +148,7 @@ class Registry:
     def check_begun(self) -> None:
         """Raises if there is no state, so that a mistaken path does not become one. A lost CURRENT is published again."""
         self.state.refuse_copy()
-        if not self.state.registry.exists():
+        if not any(self.state.snapshots.glob("*")):
             self.state.check_begun()
 
     def current(self) -> Snapshot:

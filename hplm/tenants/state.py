@@ -124,7 +124,7 @@ class State:
         if self.current_file.exists():
             return False
         self.refuse_copy()
-        if any(self.snapshots.glob("*")):
+        if any(self.snapshots.glob("*")) or self.registry.exists():
             raise InvalidInput(
                 f"{self.folder} has lost its {self.current_file.name}: restore its backup, or move it away to begin without it"
             )

@@ -1,5 +1,6 @@
 """`hplm begin`, and changes of a state that nobody has begun."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,11 @@ def test_a_state_that_has_lost_current_is_not_begun_again(places, capsys, tmp_pa
     assert names(refused(capsys, "begin", *places), tmp_path / "state/toy", "CURRENT")
     run(capsys, "tenant", "compact", *places)  # the registry knows it
     assert live.state.current() == 2 and live.current().find("tenant-0").keys
+    live.state.current_file.unlink()
+    shutil.rmtree(live.state.snapshots)  # the registry alone still knows of the key
+    for command in (["begin"], ["tenant", "compact"]):
+        assert names(refused(capsys, *command, *places), tmp_path / "state/toy", "CURRENT")
+    assert not live.state.current_file.exists()
 
 
 def test_a_repository_without_backbones_has_no_state(places, capsys, tmp_path):

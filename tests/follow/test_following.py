@@ -2,13 +2,17 @@
 
 import random
 import shutil
+from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
 
 from builder.store.store import TenantFile
 from hplm.errors import NoTenant
+from hplm.follow.follower import Follower
 from hplm.follow.records import Records
+from hplm.follow.source import Source
 from hplm.tenants.manager import Manager
 from testing.random_store import random_table, random_tenant
 from tests.follow.machine import Machine, same, step, until_whole
@@ -58,6 +62,23 @@ def test_a_copy_exists_when_its_source_has_a_state(place, machine):
     another.state.begin()  # by a server that was started before its follower
     another.follow()
     assert another.state.followed.exists() and another.state.current_file.exists()
+
+
+@pytest.mark.parametrize("must_exist", [False, True])
+def test_the_first_copy_may_wait_for_a_state(place, machine, must_exist):
+    live = Manager.open(*place[1:])
+
+    class Stop:
+        def is_set(self):
+            return False
+
+        def wait(self, seconds):
+            live.state.begin()
+
+    connect = partial(Source, machine.url, machine.token)
+    with closing(Follower(place[1], machine.root, connect, machine.name, machine.said.append)) as follower:
+        follower.run(Stop(), once=True, must_exist=must_exist)
+    assert live.state.current_file.exists() == machine.state.current_file.exists() == must_exist
 
 
 def test_a_copy_answers_as_its_source_after_every_kind_of_change(place, machine):

@@ -28,6 +28,9 @@ class Played:
     def wait(self, seconds):
         return None
 
+    def see_states(self):
+        pass
+
     def limit_log(self):
         pass
 

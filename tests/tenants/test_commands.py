@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -22,6 +23,7 @@ def place(tmp_path):
     store, repository, state = make_place(tmp_path)
     folder = repository / "toy/1"
     manager = Manager(folder, state)
+    manager.state.begin()
     return store, manager, Commands(manager, BackboneConfig.load(folder / "backbone.json"))
 
 
@@ -33,6 +35,16 @@ def test_a_calibration_is_checked_and_published(place, calibration):
         commands.run(json.dumps({**trained(store), "calibration": calibration}))
     commands.run(json.dumps({**trained(store), "calibration": asdict(known)}))
     assert manager.current().find("acme").calibration == known
+
+
+def test_a_state_that_was_lost_is_not_begun_by_a_command(place):
+    store, manager, commands = place
+    shutil.rmtree(manager.state.folder)
+    for command in (trained(store), {"command": "tenant.limit", "id": "tenant-0", "rate": 5}, {"command": "log"}):
+        with pytest.raises(InvalidInput, match=naming(manager.state.folder, "hplm begin")):
+            commands.run(json.dumps(command))
+    assert json.loads(commands.run('{"command": "tenant.list"}'))["tenants"]  # what the export says
+    assert not manager.state.folder.exists()
 
 
 def strange_type():
