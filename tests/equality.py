@@ -18,16 +18,22 @@ class Comparison:
         self._pairs[tenant].append((served, expected))
 
     def assert_equal(self, dtype: str) -> None:
-        """Checks fp32 and int8 within 1e-3, and bf16 within 3 % of the logits' range.
+        """Checks fp32 within 1e-3, int8 within 1e-3 of the logits' range and mostly within 1e-5, and bf16 within 3 % of it.
 
-        There the label is the same where the margin is larger. Answers in int8 are compared with products in 8 bits.
+        There the label is the same where the margin is larger. Answers in int8 are compared with products in 8 bits. Where an
+        activation lies between two of its 8-bit steps, the last bit of a sum decides which one it takes.
         """
         assert self._pairs
         for tenant, pairs in self._pairs.items():
             served, expected = (np.concatenate(side) for side in zip(*pairs, strict=True))
-            error = np.abs(served - expected).max()
-            if dtype in ("fp32", "int8"):
+            errors = np.abs(served - expected)
+            error = errors.max()
+            if dtype == "fp32":
                 assert error <= 1e-3, f"{tenant}: off by {error}"
+                continue
+            if dtype == "int8":
+                allowed = 1e-3 * (expected.max() - expected.min())
+                assert error <= allowed and np.median(errors) <= 1e-5, f"{tenant}: off by {error}, {np.median(errors)}"
                 continue
             reach = 0.03 * (expected.max() - expected.min())
             assert error <= reach, f"{tenant}: off by {error}, allowed {reach}"

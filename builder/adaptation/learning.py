@@ -169,7 +169,8 @@ class Learning:
                 if not math.isfinite(value := loss.item()) or not math.isfinite(norm.item()):
                     raise Diverged(
                         f"{title} diverged: in step {course.steps + 1} the loss is {value:g} and its gradient {norm.item():g}. "
-                        "Start again with another --seed, with fewer --minutes or --steps, or with --minutes 0"
+                        "Start again with another --seed, with fewer --minutes or --steps, or with --minutes 0; that command "
+                        "names the folder to remove first"
                     )
                 self._optimizer.step()
                 course.steps += 1

@@ -58,13 +58,15 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
 
 def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | None = None) -> Store:
     """Makes a store from a packed root. `name`: of the backbone. `model`: the original model, if it lies elsewhere here."""
+    unpacked = folder / UNPACKED  # and not instead of `folder`, which may be the current folder or a mount point
+    if unpacked.is_dir():  # a command was killed while it moved files that it had checked
+        return _moved_out(unpacked, folder)
     existed = folder.exists()
     if existed and any(path.name != f"{UNPACKED}.writing" for path in folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty: name a new --store")
     if name is not None:
         check_name("backbone", name)
     check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
-    unpacked = folder / UNPACKED  # and not instead of `folder`, which may be the current folder or a mount point
     try:
         with tarfile.open(file, "r:") as archive, written_folder(unpacked) as writing:
             _unpack(archive, file, writing)
@@ -73,15 +75,19 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
             if model is not None:
                 given = str(Path(model).absolute()) if Path(model).is_dir() else model
                 write_json(writing / "store.json", {"format": STORE_FORMAT, "model": given})
-        for path in sorted(unpacked.iterdir(), key=lambda path: path.name == "store.json"):  # which makes it a store
-            path.rename(folder / path.name)
-        unpacked.rmdir()
+        return _moved_out(unpacked, folder)
     except tarfile.TarError as error:
         raise InvalidInput(f"{file} is not a packed root, or was cut off ({error}): name a file of `hplm root pack`") from None
     finally:
         if not existed:
             with suppress(OSError):  # it is a store, or was not made
                 folder.rmdir()
+
+
+def _moved_out(unpacked: Path, folder: Path) -> Store:
+    for path in sorted(unpacked.iterdir(), key=lambda path: path.name == "store.json"):  # which makes it a store
+        path.rename(folder / path.name)
+    unpacked.rmdir()
     return Store(folder)
 
 

@@ -86,7 +86,8 @@ class BuildFolder:
             clear()
             write_json(file, plan)
             return
-        changed = [name for name, value in plan["options"].items() if begun["options"].get(name) != value]
+        before = begun["options"]
+        changed = [f"{name} ({before.get(name)})" for name, value in plan["options"].items() if before.get(name) != value]
         changed += ["corpus"] * (begun["corpus"] != plan["corpus"])
         if changed:
             raise InvalidInput(

@@ -62,7 +62,7 @@ def _bytes(spec: TableSpec, ngrams: int) -> int:
     return sum(meta.sizes().values()) + 8 * ngrams * words
 
 
-@torch.inference_mode()
+@torch.no_grad()  # and not in inference mode: the stack moves to the device, and learns there afterwards
 def _rate(spec: TableSpec, counts: Counts, lower: LowerStack, device: torch.device) -> float:
     """Returns the n-grams that are computed a second, from the second of two equal batches: the first one allocates memory."""
     keys = counts.run(0).read_keys(0, min(counts.levels[0], BATCH if device.type == "cuda" else PROBED))

@@ -118,9 +118,11 @@ def begun(repository: Path, state: Path | None, must_exist: bool) -> dict[str, P
 
     A copy of another machine's state is begun by its follower.
     """
+    if state is None:
+        return {}
     from hplm.tenants.state import states_of
 
-    states = states_of(repository, state) if state is not None else []
+    states = states_of(repository, state)
     for own in states:
         if must_exist:
             own.check_begun()

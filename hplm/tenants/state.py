@@ -17,9 +17,10 @@ import os
 import secrets
 import shutil
 import socket
+import sqlite3
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,7 +125,7 @@ class State:
         if self.current_file.exists():
             return False
         self.refuse_copy()
-        if any(self.snapshots.glob("*")) or self.registry.exists():
+        if any(self.snapshots.glob("*")) or self._was_changed():
             raise InvalidInput(
                 f"{self.folder} has lost its {self.current_file.name}: restore its backup, or move it away to begin without it"
             )
@@ -136,6 +137,18 @@ class State:
                 f"cannot begin a live state in {self.folder} ({error.strerror}): run `hplm begin` where it can be written"
             ) from error
         return True
+
+    def _was_changed(self) -> bool:
+        """Whether the registry knows of changes. One that cannot be read may."""
+        if not self.registry.exists():
+            return False
+        try:
+            with closing(sqlite3.connect(self.registry)) as database:
+                if not database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'audit'").fetchone()[0]:
+                    return False
+                return database.execute("SELECT count(*) FROM audit").fetchone()[0] > 0
+        except sqlite3.DatabaseError:
+            return True
 
     def sync_folders(self) -> None:
         """Syncs the folders of snapshots, banks and tables: without it, a power cut may take away a new file's name."""

@@ -7,6 +7,7 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from hplm.errors import InvalidInput
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenants
@@ -54,6 +55,14 @@ def test_a_state_that_has_lost_current_is_not_begun_again(places, capsys, tmp_pa
     for command in (["begin"], ["tenant", "compact"]):
         assert names(refused(capsys, *command, *places), tmp_path / "state/toy", "CURRENT")
     assert not live.state.current_file.exists()
+
+
+def test_a_registry_without_changes_does_not_keep_a_state_from_its_beginning(places, capsys, tmp_path):
+    live = Manager.open(tmp_path / "repository", tmp_path / "state")
+    with pytest.raises(InvalidInput, match="'nobody'"):
+        live.delete("nobody")
+    assert live.state.registry.exists() and not live.state.current_file.exists()
+    assert run(capsys, "begin", *places) == {"begun": ["toy"]}
 
 
 def test_a_repository_without_backbones_has_no_state(places, capsys, tmp_path):

@@ -1,6 +1,7 @@
 """The command line as a user meets it: one line of JSON under --json, errors without a traceback."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -142,5 +143,7 @@ assert main(["verify", "--store", "nowhere"]) == 1
 from tqdm import tqdm
 print(tqdm([]).mininterval)
 """
-    said = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
+    unset = {name: value for name, value in os.environ.items() if name != "TQDM_MININTERVAL"}  # `run` sets it
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, env=unset).stdout
     assert float(said) == 1

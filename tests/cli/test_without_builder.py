@@ -54,7 +54,8 @@ NEED_A_SERVER = {
 }  # fmt: skip
 NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
-    "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
+    "tenant release", "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback",
+    "domain delete",
     "verify", "begin", "backup", "restore", "route", "place profile", "place search", "place simulate", "place compare",
     "place renew",
 }  # fmt: skip

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from testing.toy import TENANTS, WORDS
-from tests.deploy.door import StockAtDoor, haproxy, read_answer
+from tests.deploy.door import StockAtDoor, haproxy, read_answer, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.equality import Comparison
 from tests.naming import names
@@ -172,6 +172,7 @@ def test_a_tenant_with_a_control_character_is_refused(door, name):
 
 
 def test_a_body_is_read_alike_in_pieces(tmp_path):
+    require_haproxy()
     script = Path(__file__).with_name("in_pieces.lua")
     (tmp_path / "haproxy.cfg").write_text(f"global\n    lua-load {script}\nfrontend one\n    bind 127.0.0.1:1\n")
     environment = {**os.environ, "HPLM_DOOR_LUA": str(DEPLOY / "haproxy/door.lua")}

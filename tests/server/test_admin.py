@@ -20,9 +20,9 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import HplmError
-from hplm.server import TritonServer
+from hplm.server import TritonServer, probing
 from hplm.server.held import holders
-from hplm.server.probing import State
+from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
@@ -42,6 +42,7 @@ def place(tmp_path, monkeypatch):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
     export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, admin=True))
     monkeypatch.setenv("HPLM_ADMIN_KEY", f"{KEY}\n")  # with a newline, as at the end of a file
+    State(tmp_path / "state/toy").begin()
     return store, tmp_path / "repository", tmp_path / "state"
 
 
@@ -140,7 +141,7 @@ def test_a_probe_is_answered_while_a_command_waits_for_another_manager(place):
             deleted = pool.submit(lambda: Admin(server)("tenant.delete", id="acme"))  # a client belongs to one thread
             eventually(lambda: [one.held for one in holders(server.id) if one.model == "toy-admin"] == [1])
             probe = control.probes(["toy-admin"])["toy-admin"]
-            assert control.probe("toy-admin", probe, PATIENCE).state is State.WORKS
+            assert control.probe("toy-admin", probe, PATIENCE).state is probing.State.WORKS
             assert not deleted.done()
             other.execute("ROLLBACK")
         assert deleted.result(PATIENCE)["after"] is None

@@ -90,13 +90,22 @@ def poisoned(server, tenant):
 
     thread = threading.Thread(target=end_engines)
     thread.start()
-    yield
-    ending.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
-def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(toy):
-    release = ["tenant", "release", "acme", "--repository", str(toy.repository)]
+@pytest.fixture
+def release(toy):
+    """The command that releases the tenant `acme`. It runs at the end in any case, because other tests ask that tenant."""
+    command = ["tenant", "release", "acme", "--repository", str(toy.repository)]
+    yield command
+    main(command)
+
+
+def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(toy, release):
     with serving(toy.repository) as server:
         stocks = {protocol: Stock(server, protocol) for protocol in LIBRARIES}
 
@@ -107,11 +116,17 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
             except InferenceServerException as error:
                 return error_in(error.message()).word
 
-        said = []
-        with Asking(stocks.get, ["beta", "city"], WORDS[:5]) as others, poisoned(server, "acme"):
+        def said_until_quarantined():
+            """An engine may have answered before it is found to compute, so that there are answers too."""
+            said = []
             eventually(lambda: said.append(said_to("acme", 1000)) or said[-1] == "quarantined")
+            assert set(said) <= {None, "crashed", "draining", "quarantined"}
+            return said
+
+        with Asking(stocks.get, ["beta", "city"], WORDS[:5]) as others, poisoned(server, "acme"):
+            said = said_until_quarantined()
             others.wait_for(lambda tenant, text, answer: not isinstance(answer, Exception), 50)
-        assert said.count("crashed") == 2 and set(said) <= {"crashed", "draining", "quarantined"}
+        assert said.count("crashed") == 2
         assert {error_in(str(error)).word for error in others.failures()} <= {"crashed", "draining"}
         eventually(lambda: published(server, "hplm_quarantined_tenants") == 1)
         assert published(server, "hplm_engine_restarts_total") == 2
@@ -119,6 +134,4 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
         assert main(release) == 0
         eventually(lambda: said_to("acme") is None)
         with poisoned(server, "acme"):
-            assert said_to("acme", 1000) == "crashed"  # it was still suspected
-            eventually(lambda: said_to("acme", 1000) == "quarantined")
-    assert main(release) == 0
+            assert said_until_quarantined().count("crashed") == 1  # it was still suspected

@@ -10,6 +10,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
+from hplm.tenants.state import State
 from testing.generative import GenerativeReference
 from testing.random_store import random_tenant
 from testing.toy import make_chat
@@ -31,6 +32,7 @@ class Place:
         options = ServingOptions(dtype="fp32", seats=4, cache_tokens=32_768, admission=False, admin=True)
         self.chat = make_chat(folder, [PLAIN], ["law"], options=options)
         self.repository, self.state = self.chat.repository, folder / "state"
+        State(self.state / "chat").begin()
 
     def trained(self, version=1, name="luna"):
         """Returns what a client sends to add a LoRA that it has trained itself."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,9 @@ def the_child(process, condition):
 
     def look():
         listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # of each of its threads
-        found[:] = [int(pid) for listing in listings for pid in listing.read_text().split() if condition(int(pid))]
+        found.clear()
+        with suppress(OSError):  # a thread has just ended
+            found[:] = [int(pid) for listing in listings for pid in listing.read_text().split() if condition(int(pid))]
         return found
 
     eventually(look)

@@ -78,6 +78,7 @@ def test_a_head_and_the_task_must_fit(place):
         manager.add("new", replace(own, task="tag", labels=("a",)))
     with pytest.raises(InvalidInput, match=naming("'new'", "generate")):
         manager.add("new", replace(own, labels=("a",)))
+    manager.state.begin()
     commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     asked = {"command": "tenant.add", "id": "new", "domain": "root", "domain_version": 1, "task": "tag", "labels": ["a"]}
     with pytest.raises(InvalidInput, match=naming("'tag'", "'chat'")):

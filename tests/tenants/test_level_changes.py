@@ -220,6 +220,7 @@ def remote(place):
         "adapter": adapter, "calibration": asdict(HOT), "levels": described, "ladder": [asdict(plan) for plan in LADDER],
         "tensors": base64.b64encode(save({name: part.contiguous() for name, part in tensors.items()})).decode(),
     }  # fmt: skip
+    live.state.begin()
     return store, live, Commands(live, BackboneConfig.load(live.folder / "backbone.json")), command
 
 

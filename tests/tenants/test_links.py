@@ -159,6 +159,7 @@ def test_the_admin_model_carries_a_link(served):
         "calibration": asdict(WARM), "link": asdict(LINK),
         "tensors": base64.b64encode(save({f"head.{name}": part.contiguous() for name, part in head.items()})).decode(),
     }  # fmt: skip
+    live.state.begin()
     commands = Commands(live, BackboneConfig.load(live.folder / "backbone.json"))
     commands.run(json.dumps(command))
     assert live.current().find("new").link == LINK

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from hplm.errors import Broken, DeadlineMissed, InvalidInput, QueueFull, Quota
+from hplm.errors import DeadlineMissed, Internal, InvalidInput, QueueFull, Quota
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.ticket import Ticket
@@ -319,7 +319,7 @@ def test_a_request_is_given_back_however_it_ends(limited, monkeypatch):
     _refused(asker, QueueFull, "beta", [WORDS[0]] * 5)
     with monkeypatch.context() as patched:
         Gate(patched, failure=RuntimeError("device lost")).opened.set()
-        assert isinstance(asker.wait(asker.ask("beta", [WORDS[0]] * 3)), Broken)
+        assert isinstance(asker.wait(asker.ask("beta", [WORDS[0]] * 3)), Internal)
     assert isinstance(asker.wait(asker.ask("beta", [WORDS[0]], deadline_ns=1)), DeadlineMissed)
     assert not isinstance(asker.wait(asker.ask("beta", [WORDS[0]] * 3)), Exception)
     asker.close()
