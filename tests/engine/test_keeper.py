@@ -245,8 +245,7 @@ def test_an_engine_whose_device_fails_ends_and_the_next_engine_serves(toy, monke
     program.chmod(0o755)
     monkeypatch.setattr(keeper, "_python", lambda: str(program))
     client = Client(toy.folder)
-    status, message = client.wait(client.ask("acme", [WORDS[0]]))
-    assert status == Draining.status and "[draining]" in message
+    assert word_in(client.wait(client.ask("acme", [WORDS[0]]))) == "crashed"
     client.ask_until_served("acme", [WORDS[0]])
     client.close()
     assert names_of(caplog.text, DEVICE_FAILED)
