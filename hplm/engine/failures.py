@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hplm.engine.request import Text
 from hplm.errors import Draining, HplmError, OutOfCapacity, QueueFull, for_client
+from hplm.model import faults
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def no_memory(texts: Sequence[Text]) -> OutOfCapacity:
 
 
 def failure(what: str, error: Exception) -> HplmError:
-    """Logs why a batch failed."""
+    """Logs why a batch, or a text of it, failed. Returns the error that clients get."""
     log.error("%s a batch failed", what, exc_info=error)
-    return for_client(error, f"{what} the batch")
+    said = for_client(error, f"{what} the batch")
+    return OutOfCapacity(str(said)) if faults.is_out_of_memory(error) else said  # torch's own are no MemoryError

@@ -76,12 +76,17 @@ class InFlight:
 
 
 def read(descriptor: int) -> Iterator[Mark]:
-    """Yields the marks of the requests that an engine has in batches, or had when it ended."""
+    """Yields the marks of the requests that an engine has in batches, or had when it ended.
+
+    Raises ValueError if its memory is damaged, as other memory of an engine that ends may be too.
+    """
     place, end = 0, os.fstat(descriptor).st_size
     while place < end:
         size, used = _PLACE.unpack(os.pread(descriptor, _PLACE.size, place))
         if not size:  # it ended before it was ready
             return
+        if not _PLACE.size <= size <= end - place or not 0 <= used <= size - _PLACE.size:
+            raise ValueError(f"at byte {place} of {end}, {size} bytes with {used} bytes of marks cannot be")
         # An engine that still runs may write between these two steps: what is no mark is left out.
         for number, tenant, tenant_id in _MARK.findall(os.pread(descriptor, used, place + _PLACE.size)):
             yield Mark(int(number), int(tenant), tenant_id.decode())

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -124,7 +125,7 @@ class Keeper:
             numbers = range(self._numbers, self._numbers + len(asked))
             self._numbers += len(asked)
             if engine is not None:
-                engine.held.update(zip(numbers, map(_without_texts, asked), strict=True))
+                engine.held.update(zip(numbers, (one._replace(signed=one.signed[:TICKET_BYTES]) for one in asked), strict=True))
         if engine is None:
             for one in asked:
                 _answer(one.respond, GONE)
@@ -163,26 +164,25 @@ class Keeper:
             thread.join()
 
     def _start(self) -> _Engine:
-        ours, its = socket.socketpair()
-        batches, apart = os.memfd_create("hplm-batches"), self._separation.apart
-        with its:
-            environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            process = subprocess.Popen(
-                [_python(), "-m", "hplm.engine.child", str(its.fileno()), str(batches)],
-                pass_fds=[its.fileno(), batches],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        channel = Channel(ours.detach())
-        answer = self._first_said(process, channel, replace(self._begin, apart=apart))
-        if not isinstance(answer, Ready) or answer.failure:
+        begin = replace(self._begin, apart=self._separation.apart)
+        environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with ExitStack() as failed:
+            batches = os.memfd_create("hplm-batches")
+            failed.callback(os.close, batches)
+            ours, its = socket.socketpair()
+            failed.callback((channel := Channel(ours.detach())).close)
+            with its:
+                passed = its.fileno(), batches
+                command = [_python(), "-m", "hplm.engine.child", *map(str, passed)]
+                process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
+            answer = self._first_said(process, channel, begin)
+            if isinstance(answer, Ready) and not answer.failure:
+                failed.pop_all()
+                return _Engine(process, channel, time.monotonic(), {}, batches, begin.apart)
             process.kill()
             code = process.wait()
-            channel.close()
-            os.close(batches)
             said = answer.failure if isinstance(answer, Ready) else f"it ended with {_reason(code)}: read the log"
-            raise Broken(f"the engine of {', '.join(map(str, self._begin.folders))} does not start: {said}")
-        return _Engine(process, channel, time.monotonic(), {}, batches, apart)
+            raise Broken(f"the engine of {', '.join(map(str, begin.folders))} does not start: {said}")
 
     def _first_said(self, process: subprocess.Popen[bytes], channel: Channel, begin: Begin) -> object:
         """Returns the first message of a new engine; None if it ends before, or is ended because it takes too long."""
@@ -192,11 +192,12 @@ class Keeper:
                 process.kill()
         too_late = threading.Timer(START_SECONDS, _end_late, [process])
         too_late.daemon = True
-        too_late.start()
         try:
+            too_late.start()
             channel.send(begin)
             return channel.receive()
-        except OSError:
+        except Exception:  # it has ended, or there is no memory or no thread
+            log.exception("a new engine cannot be asked to begin")
             return None
         finally:
             too_late.cancel()
@@ -257,16 +258,20 @@ class Keeper:
         """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
         engine.process.kill()
         engine.channel.close()
-        computed = [] if self._closing.is_set() else list(read(engine.batches))
-        os.close(engine.batches)
-        numbers = {mark.number for mark in computed}
         with self._lock:
             left, engine.held = engine.held, {}
+        numbers = set(left)
+        try:
+            computed = [] if self._closing.is_set() else list(read(engine.batches))
+            numbers = {mark.number for mark in computed}
+            self._separation.ended(computed)
+        except Exception:  # the requests must still be answered, and another engine started
+            log.exception("cannot find out which requests may have ended the engine")
+        os.close(engine.batches)
         for number, held in left.items():
             lost = CRASHED if number in numbers else ENDED
             self._meters[held.backbone].add(names.LOST_REQUESTS, 1, lost.word)
             self._answers.put((held, lost.failure(), (), 0))
-        self._separation.ended(computed)
         code = engine.process.wait()
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
@@ -279,8 +284,8 @@ class Keeper:
                 for meter in self._meters:
                     meter.add(names.ENGINE_RESTARTS)
                 return self._start()
-            except (HplmError, OSError) as error:
-                log.error("%s; another attempt follows in %g s", error, pause)
+            except Exception as error:  # such as no memory, no process or no thread
+                log.error("%s; another attempt follows in %g s", error, pause, exc_info=not isinstance(error, HplmError))
             self._closing.wait(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
         return None
@@ -317,10 +322,6 @@ class Keeper:
         if given is not None:
             self._answer(*given)
         return given is not None
-
-
-def _without_texts(asked: Asked) -> Asked:
-    return asked._replace(signed=asked.signed[:TICKET_BYTES])
 
 
 def _cut(answer: Outputs | Failure, start: int, stop: int) -> Outputs | Failure:

@@ -53,8 +53,7 @@ class Pipeline:
         `device_failed` is called after a fault of the device that stays. `threads`: of the CPU, for each computing thread, or
         with CUDA for the staging thread. The others have one.
         """
-        self._line = line
-        self._capacity = capacity
+        self._line, self._capacity = line, capacity
         self._served = served
         self._together = together
         self._device_failed = device_failed
@@ -130,7 +129,7 @@ class Pipeline:
             may_go_on = not self._last and not batch.is_half  # behind several stages, through the line
             staged = self._of(batch).stager.stage(texts, self._broken, places, may_go_on) if texts else None
         except Exception as error:
-            self._give_up("staging", batch, batch.texts, error)
+            self._give_up(batch, batch.texts, error)
             return False
         if staged is None:
             self._line.dropped(batch)
@@ -163,8 +162,7 @@ class Pipeline:
             if stage == 0:
                 self._line.released(batch)
         except Exception as error:
-            self._hand_back(batch, staged)
-            self._give_up("computing", batch, staged.texts, error)
+            self._give_up(batch, staged.texts, error, staged)
         else:
             self._before[stage + 1].put(chosen)
         return True
@@ -189,8 +187,7 @@ class Pipeline:
             self._hand_back(batch, staged)  # before the line hears of it, and lets a batch be staged in their place
             self._line.finished(batch, staged.brought, staged.stages_ns if self._last else ())
         except Exception as error:
-            self._hand_back(batch, staged)
-            self._give_up("computing", batch, [staged.texts[index] for index in sorted(left)], error)
+            self._give_up(batch, [staged.texts[index] for index in sorted(left)], error, staged)
         else:
             self._note(self._of(batch).instruments.computed, staged)
             self._answer(leaving)
@@ -260,7 +257,7 @@ class Pipeline:
         return self._served[batch.backbone]
 
     def _hand_back(self, batch: Batch[Text], staged: StagedBatch) -> None:
-        """Lets the staging thread have the slots of a computed batch again."""
+        """Lets the staging thread have the slots of a computed batch again. May be called twice."""
         self._in_flight.leave(batch)
         self._computed.put(partial(self._of(batch).stager.release, staged.held))
 
@@ -323,11 +320,14 @@ class Pipeline:
         log.error("tenant %s: %s", text.request.tenant.id, error)
         _sending(text.request.fail, type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
 
-    def _give_up(self, what: str, batch: Batch[Text], texts: list[Text], error: Exception) -> None:
+    def _give_up(self, batch: Batch[Text], texts: list[Text], error: Exception, staged: StagedBatch | None = None) -> None:
         """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
+        what = "staging" if staged is None else "computing"
         if faults.stays(error):
             log.critical("%s a batch failed, and the device with it", what, exc_info=error)
-            self._device_failed()
+            self._device_failed()  # while the batch is still shown: its tenants are the suspects
+        if staged is not None:
+            self._hand_back(batch, staged)  # before a half may be staged in its place
         if faults.is_out_of_memory(error):
             if self._line.halve(batch, texts):
                 log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))

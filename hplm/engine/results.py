@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.engine.failures import failure
 from hplm.engine.request import InHand, Text
-from hplm.errors import Broken, HplmError, for_client
+from hplm.errors import Broken, HplmError
 from hplm.tasks import ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
@@ -81,5 +82,4 @@ def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmErro
         log.error("%s", error)
         yield text, error
     except Exception as error:
-        log.exception("answering failed")
-        yield text, for_client(error, "answering")
+        yield text, failure("answering", error)

@@ -13,7 +13,7 @@ from hplm.engine.in_flight import Mark, backbone_of
 from hplm.engine.suspects import Suspects
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.tenants.quarantine import Quarantine
+from hplm.tenants.quarantine import SECONDS, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ class Separation:
         """`folders` are those of the backbones' versions. Folders and meters are by the number of the backbone."""
         self._meters = meters
         self._quarantines = [Quarantine(folder.parent) for folder in folders]
+        self._unwritten: list[dict[str, float]] = [{} for _ in folders]  # until when tenants without a file are quarantined
         self._suspects = Suspects()
         self._lock = threading.Lock()
         self.apart = Apart(frozenset(), tuple(frozenset[str]() for _ in folders))
@@ -32,13 +33,15 @@ class Separation:
 
     def look(self) -> None:
         """Looks who runs alone now, and who is quarantined: time passes, and commands release tenants."""
-        try:
-            refused = tuple(quarantine.tenants(time.time()) for quarantine in self._quarantines)
-        except OSError:  # this thread must go on
-            log.exception("cannot look which tenants are quarantined: none is released")
-            refused = self.apart.quarantined
         with self._lock:
-            apart = Apart(self._suspects.alone(time.monotonic()), refused)
+            try:
+                written = [quarantine.tenants(time.time(), own=True) for quarantine in self._quarantines]
+            except OSError:  # this thread must go on
+                log.exception("cannot look which tenants are quarantined: none is released")
+                written = self.apart.quarantined
+            now, both = time.monotonic(), zip(written, self._unwritten, strict=True)
+            refused = tuple(of.union(tenant for tenant, until in more.items() if now < until) for of, more in both)
+            apart = Apart(self._suspects.alone(now), refused)
             if apart != self.apart:  # the engine is told when it is another object
                 self.apart = apart
         for number, meter in enumerate(self._meters):
@@ -58,11 +61,16 @@ class Separation:
         ids = {mark.tenant: mark.tenant_id for mark in computed}
         with self._lock:
             guilty = self._suspects.ended(ids.keys(), time.monotonic())
-        if guilty is not None:
-            try:
-                self._quarantines[backbone_of(guilty)].put(ids[guilty])
-            except OSError:
-                log.exception("cannot quarantine tenant %s: it runs alone", ids[guilty])
+            what = "run alone for a while" if guilty is None else self._quarantine(backbone_of(guilty), ids[guilty])
         self.look()
-        what = "run alone for a while" if guilty is None else "is quarantined"
         log.error("the engine ended while it computed requests of %s, which now %s", ", ".join(sorted(set(ids.values()))), what)
+
+    def _quarantine(self, backbone: int, tenant_id: str) -> str:
+        """Returns what became of the tenant, for the log."""
+        try:
+            self._quarantines[backbone].put(tenant_id)
+        except OSError:
+            log.exception("cannot write that tenant %s is quarantined", tenant_id)
+            self._unwritten[backbone][tenant_id] = time.monotonic() + SECONDS
+            return f"is quarantined for {SECONDS / 60:g} minutes or until a restart of the server: no command can release it"
+        return "is quarantined"

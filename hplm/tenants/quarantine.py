@@ -1,13 +1,16 @@
 """Quarantined tenants: those whose requests ended the engine, and that are not computed until they are released.
 
 Each is an empty file in /dev/shm. A server may be unable to write into its repository and its state, and another machine's
-engine may be of another opinion. The files outlive the server's processes, but not the machine or its container.
+engine may be of another opinion. The files outlive the server's processes, but not the machine or its container. Anybody may
+write into that folder, so a server believes only files of its own user.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +30,15 @@ class Quarantine:
         self._begin = f"hplm-quarantine-{digest[:16]}-"
 
     def put(self, tenant_id: str) -> None:
-        self._file(tenant_id).touch(0o600)
+        """Quarantines a tenant from now on. Raises OSError if its file cannot be written, such as one of another user."""
+        path = self._file(tenant_id)
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # no wait at a pipe
+        try:
+            if not _is_of(os.fstat(descriptor), os.geteuid()):
+                raise FileExistsError(errno.EEXIST, "what has its name is no file of this user", str(path))
+            os.utime(descriptor)
+        finally:
+            os.close(descriptor)
 
     def release(self, tenant_id: str) -> bool:
         """Returns whether the tenant was quarantined."""
@@ -37,17 +48,21 @@ class Quarantine:
             return False
         return True
 
-    def tenants(self, now: float) -> frozenset[str]:
-        """Returns the ids of quarantined tenants, and releases those whose time has passed. `now`: Unix seconds."""
+    def tenants(self, now: float, own: bool = False) -> frozenset[str]:
+        """Returns the ids of quarantined tenants, and releases those whose time has passed. `now`: Unix seconds.
+
+        `own`: believes only this user's files, as a server must. Otherwise root, who runs a command, sees those of all users.
+        """
+        owner = None if os.geteuid() == 0 and not own else os.geteuid()
         found: set[str] = set()
         for name in os.listdir(FOLDER):
             if not name.startswith(self._begin):
                 continue
             with suppress(FileNotFoundError):  # released meanwhile
                 status = (FOLDER / name).lstat()
-                if os.geteuid() not in (0, status.st_uid):  # anybody may write into this folder
+                if not _is_of(status, owner):
                     continue
-                if now < status.st_mtime + SECONDS:
+                if abs(now - status.st_mtime) < SECONDS:  # also if the clock was set back since
                     found.add(name.removeprefix(self._begin))
                 else:
                     (FOLDER / name).unlink()
@@ -55,6 +70,11 @@ class Quarantine:
 
     def _file(self, tenant_id: str) -> Path:
         return FOLDER / f"{self._begin}{tenant_id}"
+
+
+def _is_of(status: os.stat_result, owner: int | None) -> bool:
+    """Whether this is a file, and this user's."""
+    return stat.S_ISREG(status.st_mode) and owner in (None, status.st_uid)
 
 
 def release(tenant_id: str, repository: Path, backbone: str | None = None) -> list[str]:

@@ -30,10 +30,11 @@ def stages_of(*ends):
 class Asker:
     """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
-    def __init__(self, folder, state=None, stages=(), **changes):
+    def __init__(self, folder, state=None, stages=(), shown=-1, **changes):
         self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
-        self.service = Service([(folder, replace(Settings.read({**PARAMETERS, **changes}), stages=stages))], state)
+        settings = replace(Settings.read({**PARAMETERS, **changes}), stages=stages)
+        self.service = Service([(folder, settings)], state, shown=shown)
         self.answers = []
         self._arrived = threading.Condition()
 

@@ -1,6 +1,7 @@
 """What an engine had in batches is read after its end, however it ended."""
 
 import os
+import struct
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from hplm.engine.in_flight import LONGEST, InFlight, Mark, backbone_of, number_of, read
 
+PLACE = struct.Struct("<qq")
 ENDS = """
 import os, signal, sys
 from hplm.engine.in_flight import InFlight, Mark
@@ -45,3 +47,12 @@ def test_the_longest_marks_have_room(memory):
     for batch in range(2):
         shown.enter(batch, [longest.packed()] * 4)  # one more than was said
     assert list(read(memory)) == [longest] * 6
+
+
+@pytest.mark.parametrize("damage", [(-16, 0), (8, 0), (1 << 40, 0), (408, -1), (408, 1 << 40), (408, 393)])
+def test_damaged_memory_is_told_from_an_engine_that_had_nothing(memory, damage):
+    InFlight(2, 3, memory)
+    assert PLACE.unpack(os.pread(memory, PLACE.size, 400)) == (400, 0)
+    os.pwrite(memory, PLACE.pack(*damage), 400)
+    with pytest.raises(ValueError):
+        list(read(memory))

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,77 +14,19 @@ import pytest
 
 from hplm.engine import keeper
 from hplm.engine.answer import size_of
-from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED
 from hplm.engine.in_flight import read
-from hplm.engine.keeper import Asked, Keeper
-from hplm.engine.lookup import Lookup
 from hplm.engine.memory import LARGE
 from hplm.errors import Broken, Draining, Internal, OutOfCapacity, error_in
 from hplm.metrics import names
-from hplm.metrics.meter import Meter
 from hplm.tenants import quarantine
-from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
-from tests.engine.asker import PARAMETERS
+from tests.engine.client import WANTED, Client
 from tests.naming import names as names_of
 from tests.naming import naming
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
-
-WANTED = frozenset({"LABEL", "LOGITS", "VERSION"})
-
-
-class Client:
-    """Asks a keeper, and keeps all answers to each request."""
-
-    def __init__(self, folder, **changes):
-        self.backbone, self.meter = Backbone(folder), Meter()
-        self.lookup = Lookup(self.backbone)
-        self.keeper = Keeper([folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [self.meter])
-        self.answers = []
-        self._arrived = threading.Condition()
-
-    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None, id=""):
-        """`unsent`: the error that is sent instead of the answer. `sending` is called while the answer is sent."""
-        view = self.backbone.view
-        tenant = view.snapshot.find(tenant_id)
-        found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
-        arrival = time.monotonic_ns()
-        ticket = Ticket(*found_in, arrival, arrival + round(allowed_s * 1e9) if allowed_s else 0, 0, 0)
-        answers = []
-
-        def respond(answer):
-            sending()
-            with self._arrived:
-                answers.append(answer)
-                self._arrived.notify_all()
-            return unsent
-
-        signed = ticket.sign(b"secret", self.lookup.resolve(view, tenant, texts).pack())
-        self.keeper.submit([Asked(signed, id, WANTED, respond)])
-        self.answers.append(answers)
-        return answers
-
-    def wait(self, answers):
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: answers, 300)
-        return answers[0]
-
-    def ask_until_served(self, tenant_id, texts):
-        said = []
-
-        def served():
-            said.append(self.wait(self.ask(tenant_id, texts)))
-            return isinstance(said[-1], dict)
-
-        eventually(served)
-        return said[-1]
-
-    def close(self):
-        self.keeper.close()
-        assert all(len(answers) == 1 for answers in self.answers)
 
 
 @pytest.fixture
@@ -245,8 +188,7 @@ def test_an_engine_whose_device_fails_ends_and_the_next_engine_serves(toy, monke
     program.chmod(0o755)
     monkeypatch.setattr(keeper, "_python", lambda: str(program))
     client = Client(toy.folder)
-    status, message = client.wait(client.ask("acme", [WORDS[0]]))
-    assert status == Draining.status and "[draining]" in message
+    assert word_in(client.wait(client.ask("acme", [WORDS[0]]))) == "crashed"
     client.ask_until_served("acme", [WORDS[0]])
     client.close()
     assert names_of(caplog.text, DEVICE_FAILED)
@@ -325,6 +267,37 @@ def test_a_request_that_ends_the_engine_does_so_twice_and_others_are_served(toy,
 def word_in(answer):
     """Returns the word of an error, None for an answer."""
     return None if isinstance(answer, dict) else error_in(answer[1]).word
+
+
+@pytest.mark.parametrize("damage, word", [("memory", "crashed"), ("separation", "draining")])
+def test_whatever_is_wrong_with_the_notes_of_an_engine_its_requests_are_answered(client, monkeypatch, damage, word):
+    client.wait(client.ask("acme", [WORDS[0]]))
+    os.kill(client.keeper.pid, signal.SIGSTOP)
+    asked = client.ask("acme", [WORDS[0]])
+    if damage == "memory":
+        os.pwrite(client.keeper._engine.batches, b"\xff" * 16, 0)
+    else:
+        monkeypatch.setattr(client.keeper._separation, "ended", None)
+    os.kill(client.keeper.pid, signal.SIGKILL)
+    assert word_in(client.wait(asked)) == word
+    client.ask_until_served("acme", [WORDS[0]])
+    assert not client.keeper._separation.apart.alone
+
+
+def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again(client, monkeypatch):
+    def opened():
+        links = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+        return Counter(name for link in links for name in ("socket:", "memfd:hplm-batches") if name in link)
+
+    def fail_once(*args, **options):
+        monkeypatch.undo()
+        raise RuntimeError("no more threads")
+
+    before, pid = opened(), client.keeper.pid
+    monkeypatch.setattr(keeper.subprocess, "Popen", fail_once)
+    os.kill(pid, signal.SIGKILL)
+    client.ask_until_served("acme", [WORDS[0]])
+    assert client.keeper.pid != pid and opened() == before
 
 
 @pytest.fixture

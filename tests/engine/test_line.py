@@ -147,6 +147,19 @@ def test_a_failure_of_the_instruments_changes_no_answer(toy, monkeypatch):
     asker.close()
 
 
+@pytest.mark.parametrize("step", ["hplm.engine.pipeline.read_answers", "hplm.engine.request.Request.joined"])
+def test_an_answer_for_which_there_is_no_memory_says_so(toy, monkeypatch, step):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    asker = Asker(toy.folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(step, fail)
+        assert isinstance(asker.wait(asker.ask("acme", [WORDS[0]], top_k=1)), OutOfCapacity)
+    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
+    asker.close()
+
+
 @pytest.mark.parametrize("step", ["started", "finished", "take"])
 def test_a_failure_of_the_scheduler_ends_no_thread(toy, monkeypatch, step):
     asker, failures = Asker(toy.folder), iter([RuntimeError("a bug")])

@@ -1,5 +1,6 @@
 """A pipeline of several stages: batches overlap, failures are answered once, closing drains."""
 
+import os
 import random
 import threading
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from hplm.engine.engine import Engine
+from hplm.engine.in_flight import read
 from hplm.errors import Draining, Internal
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_toy, random_text
@@ -63,9 +65,9 @@ def gates(monkeypatch):
     return Gates(monkeypatch, TWO)
 
 
-def batches_of_one(deep, stages=TWO):
+def batches_of_one(deep, stages=TWO, shown=-1):
     """Every batch holds one text: texts of other tenants do not fit into its one slot."""
-    return Asker(deep.folder, stages=stages, slots=str(len(stages) + 1), admission="false", policy="fcfs")
+    return Asker(deep.folder, stages=stages, shown=shown, slots=str(len(stages) + 1), admission="false", policy="fcfs")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,21 @@ def test_a_failure_in_a_stage_is_answered_once_and_the_next_batch_is_served(deep
     asker.close()  # asserts that each is answered once
     asker.service._pipeline._release_computed()
     assert not any(sum(slots._pins) for slots in asker.service.served[0].stager.slots().values())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_batch_whose_device_fails_is_shown_when_the_process_ends(deep, monkeypatch, gates, stage):
+    memory, seen = os.memfd_create("batches"), []
+    asker = batches_of_one(deep, shown=memory)
+    pipeline = asker.service._pipeline
+    monkeypatch.setattr(pipeline, "_device_failed", lambda: seen.append({mark.tenant_id for mark in read(memory)}))
+    for at in (0, 1):
+        gates.open(1, at, RuntimeError("CUDA error: unspecified launch failure") if at == stage else None)
+    assert isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Internal)
+    assert seen == [{"acme"}]
+    asker.close()
+    assert not list(read(memory))
+    os.close(memory)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

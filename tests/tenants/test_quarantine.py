@@ -1,0 +1,78 @@
+"""Which files in a folder where anybody may write quarantine a tenant."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hplm.tenants import quarantine
+from hplm.tenants.quarantine import SECONDS, Quarantine
+
+NOW = 1e9
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+    return Quarantine(Path("repository/toy"))
+
+
+def user(monkeypatch, number):
+    monkeypatch.setattr(os, "geteuid", lambda: number)
+
+
+def aged(toy, tenant_id, mtime):
+    toy.put(tenant_id)
+    os.utime(toy._file(tenant_id), (mtime, mtime))
+
+
+def test_a_server_believes_only_its_own_files(toy, monkeypatch):
+    aged(toy, "acme", NOW)
+    assert toy.tenants(NOW, own=True) == {"acme"}
+    user(monkeypatch, os.getuid() + 1)
+    assert toy.tenants(NOW, own=True) == frozenset() == toy.tenants(NOW)
+
+
+def test_a_command_of_root_sees_the_files_of_the_servers_user_and_a_server_does_not(toy, monkeypatch):
+    aged(toy, "acme", NOW)
+
+    def of_another(path):
+        status = os.lstat(path)
+        return os.stat_result((*status[:4], 1000, *status[5:]))
+
+    monkeypatch.setattr(Path, "lstat", of_another)
+    user(monkeypatch, 0)
+    assert toy.tenants(NOW) == {"acme"}
+    assert toy.tenants(NOW, own=True) == frozenset()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "another's"])
+def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, monkeypatch, tmp_path, kind):
+    target, path = tmp_path / "target", toy._file("acme")
+    if kind == "link":
+        target.touch()
+        os.utime(target, (NOW, NOW))
+        path.symlink_to(target)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        aged(toy, "acme", NOW)
+        user(monkeypatch, os.getuid() + 1)
+    with pytest.raises(OSError):
+        toy.put("acme")
+    for now in (path.lstat().st_mtime, path.lstat().st_mtime + SECONDS):
+        assert toy.tenants(now, own=True) == frozenset()
+    assert os.path.lexists(path)
+    assert kind != "link" or target.stat().st_mtime == NOW
+
+
+def test_a_quarantine_begins_again_and_a_clock_that_was_set_back_does_not_keep_it_for_ever(toy):
+    aged(toy, "acme", NOW)
+    aged(toy, "acme", NOW + 60)
+    assert toy.tenants(NOW + SECONDS) == {"acme"}
+    aged(toy, "beta", NOW + SECONDS - 1)
+    assert toy.tenants(NOW) == {"acme", "beta"}
+    aged(toy, "beta", NOW + SECONDS)
+    assert toy.tenants(NOW) == {"acme"}
