@@ -16,6 +16,7 @@ from builder.store.store import Store, TenantFile
 from hplm.cli.place_renew import KEPT
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.tenants.manager import Manager
+from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.placement.profiles import write_cluster
@@ -125,6 +126,7 @@ def test_every_command_that_needs_no_store_works(place):
     profile_file, placement_file = str(folder / "profile.json"), str(folder / "placement.json")
     problem = ["--cluster", str(folder / "c.json"), "--profiles", profile_file, "--trace", str(folder / "t.jsonl")]
     write_cluster(Cluster((Machine("m", (Device(f"cpu:{core}", 10**10),), 10**10),)), folder / "c.json")
+    Quarantine(folder / "repository/toy").put("tenant-2")
     requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
     renewal = ["--slo-scale", "100", "--test-seconds", "5", "--to", str(folder / "next.json")]
@@ -155,6 +157,7 @@ def test_every_command_that_needs_no_store_works(place):
         ["place", "compare", placement_file, *problem],
         ["place", "renew", placement_file, *problem, *renewal],
         ["begin", *state[:3], str(folder / "fresh")],
+        ["tenant", "release", "tenant-2", *state],
     ]
     route = ["route", "--cluster", str(folder / "pools.json"), "--to", str(folder / "router"), "--unchecked"]
     assert {
