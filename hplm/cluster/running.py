@@ -142,7 +142,8 @@ class Cluster:
     def _start_source(self, pool: LocalPool, token_file: Path) -> str:
         """Starts the file server of a pool's truth. Returns its address."""
         for state in states_of(pool.repository, pool.state):
-            state.begin()
+            if state.begin():
+                self._say(f"{'state':<13} {state.folder} is new: nothing was changed since the export")
         port = next(self._free)
         own = self._folder / f"source-{pool.name}"
         own.mkdir(exist_ok=True)
