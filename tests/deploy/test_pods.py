@@ -113,7 +113,8 @@ def change(pods: Pods, *arguments: str) -> None:
 
 
 def test_followers_get_the_truth_of_the_manager(pods, source):
-    pods.run_hplm("hplm-all", "first-copy")  # before the first change there is nothing to wait for
+    State(pods.volume("hplm-manager", "state") / "toy").begin()
+    pods.run_hplm("hplm-all", "first-copy")  # a state without changes is enough
     change(pods, "limit", "acme", "--rate", "50")
     assert status(source, "/toy/CURRENT", TOKEN) == 200 and status(source, "/toy/CURRENT") == 401
     assert status(source, "/toy/registry.sqlite", TOKEN) == 404
