@@ -1,4 +1,4 @@
-"""What an engine had in batches is read after its end, however it ended."""
+"""The notes of an engine's batches can be read after its end, however it ended."""
 
 import os
 import struct

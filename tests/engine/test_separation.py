@@ -1,4 +1,4 @@
-"""Who is refused after the engine has ended, also where nothing can be written."""
+"""Tenants are refused after they have ended the engine, also where nothing can be written."""
 
 from pathlib import Path
 from types import SimpleNamespace

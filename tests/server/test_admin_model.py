@@ -24,7 +24,7 @@ class Error:
 
 
 class Triton:
-    """What Triton gives its models, as far as this one uses it."""
+    """The part of Triton's interface for models that this one uses."""
 
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
     TritonError = Error

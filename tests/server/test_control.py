@@ -1,4 +1,4 @@
-"""What is read from a server over HTTP. Its answers are played here."""
+"""The control reads models and their configurations over HTTP. The answers are played here."""
 
 import json
 
