@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from builder.worker_processes import processes_that_fit
 
@@ -17,8 +19,22 @@ if IN_PARALLEL:  # before torch is imported; servers inherit it
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # other processes need the cores while threads wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "2")  # two, so that kernels divide their work as they do in production
 
-hypothesis.settings.register_profile("unhurried", hypothesis.settings.default, deadline=None)
+# The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.
+hypothesis.settings.register_profile("unhurried", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("unhurried")
+
+
+class ByGroup(LoadScopeScheduling):
+    """Gives a process all tests of a module, and all tests that use one server, whichever modules they stand in."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        test, _, server = nodeid.rpartition("@")  # pytest-xdist adds the group of a test's mark to its name
+        return server if test and "]" not in server else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return ByGroup(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -28,6 +44,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts modules by their number of slow tests. A process takes the next module, so quick ones must fill the end."""
+    for item in items:
+        if server := item.get_closest_marker("server"):
+            item.add_marker(pytest.mark.xdist_group(server.args[0]))
     if not IN_PARALLEL:
         return
     slow: dict[str, int] = {}

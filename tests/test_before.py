@@ -33,7 +33,7 @@ from hplm.tenants.state import State
 from testing.random_store import random_tenant, words
 from testing.reference import Reference
 from tests.engine.asker import Asker
-from tests.equality import Comparison
+from tests.support.answers import Comparison
 from tests.tasks import expected_logits, same_labels
 
 FIXTURE = Path(__file__).parent / "fixtures" / "before"

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from hplm.errors import Broken, HplmError, Internal, InvalidInput, OutOfCapacity, error_in, for_client, word_of
-from tests.naming import names
+from tests.support.message import mentions
 
 
 @pytest.mark.parametrize("quoted", ["x" * 10**6, "水" * 10**5, "\ud800" * 10**5])
@@ -13,7 +13,7 @@ from tests.naming import names
 def test_a_message_on_the_wire_has_at_most_a_kilobyte(kind, quoted):
     error = kind(f"parameter 'top_k' is {quoted}: send a whole number")
     message = error.wire()
-    assert len(message.encode()) <= 1024 and names(message, f"[{error.word}]", "'top_k'", "send a whole number")
+    assert len(message.encode()) <= 1024 and mentions(message, f"[{error.word}]", "'top_k'", "send a whole number")
 
 
 def test_an_error_about_input_is_as_short_on_the_command_line():
@@ -33,7 +33,7 @@ def test_an_error_about_input_is_as_short_on_the_command_line():
 def test_an_unexpected_error_has_the_word_of_its_kind_and_shows_no_message(error, kind):
     said = for_client(error, "reading")
     assert type(said) is kind and word_of(error) == kind.word and error_in(said.wire()) is kind
-    assert names(said, "reading", type(error).__name__) and "hplm_secret" not in str(said)
+    assert mentions(said, "reading", type(error).__name__) and "hplm_secret" not in str(said)
 
 
 def test_an_error_of_ours_reaches_the_client_as_it_is():

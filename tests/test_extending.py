@@ -37,8 +37,8 @@ from hplm.model.checkpoint import full_stack, load_checkpoint
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 from tests.engine.asker import Asker
-from tests.equality import Comparison
 from tests.scheduling.test_plugins import installed  # noqa: F401
+from tests.support.answers import Comparison
 
 pytestmark = pytest.mark.slow
 

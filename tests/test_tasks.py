@@ -11,7 +11,7 @@ from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
 from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, check_backbone, find_task, windows_of
 from testing.toy import CHAT, CONFIG, WORDS
-from tests.naming import naming
+from tests.support.message import mentioning
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
 PIECES = np.array([[0, 0, 0], [4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)  # of a passage, after the first row
@@ -35,7 +35,7 @@ def test_encoders_do_not_generate_and_decoders_do_nothing_else():
     check_backbone("generate", CHAT)
     check_backbone("tag", CONFIG)
     for task, config in (("generate", CONFIG), ("tag", CHAT)):
-        with pytest.raises(InvalidInput, match=naming(f"'{task}'", f"'{config.name}'")):
+        with pytest.raises(InvalidInput, match=mentioning(f"'{task}'", f"'{config.name}'")):
             check_backbone(task, config)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hplm_client.errors import BY_WORD, ConnectionLost
 from hplm_openai.__main__ import server_of
 from hplm_openai.app import Gateway, Limits
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 PATIENCE = 30
 BUSY = "[quota] the tenant has 1 request in flight: retry after 1.5 s (gRPC from 10.0.0.7:8001)"

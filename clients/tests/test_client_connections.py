@@ -31,7 +31,7 @@ from hplm_client import (
     Unavailable,
     UnexpectedAnswer,
 )
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

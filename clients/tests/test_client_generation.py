@@ -11,8 +11,8 @@ from hplm.server import TritonServer
 from hplm.tenants.keys import new_key
 from hplm_client import AsyncHplmClient, DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant, QuotaExceeded
 from testing.toy import make_chat
-from tests.serving import cancelled
-from tests.waiting import eventually
+from tests.support.servers import cancelled
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from hplm_client import (
 )
 from hplm_client.settings import Settings
 from hplm_client.transports.sockets import is_quiet
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

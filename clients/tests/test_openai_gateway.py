@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from openai_stand_ins import gateway
 
 from hplm_openai.requests import CHAT, COMPLETION, NEUTRAL
-from tests.naming import names
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.wait import eventually
 
 COMMON = {"created", "id", "model", "object", "choices"}
 
@@ -175,7 +175,7 @@ def test_errors_have_openai_s_form(served, model, status, code, kind, stream):
     error = error_in(answer)
     assert (found, error["code"], error["type"]) == (status, code, kind)
     if model in ("quota", "invalid_input"):
-        assert names(error["message"], 1.5) and "[" not in error["message"]
+        assert mentions(error["message"], 1.5) and "[" not in error["message"]
 
 
 def test_a_hint_when_to_retry_is_a_header(served):
@@ -270,7 +270,7 @@ def test_any_values_get_an_answer_or_an_error_that_tells_why(served, fields, is_
 
 def test_large_and_compressed_bodies_are_refused(served):
     status, answer = served.complete("a" * 200_000)
-    assert status == 413 and names(answer["error"]["message"], "100,000")
+    assert status == 413 and mentions(answer["error"]["message"], "100,000")
     connection = served.connect()
     connection.request("POST", "/v1/completions", iter([b"a" * 60_000] * 2), encode_chunked=True)
     assert connection.getresponse().status == 413

@@ -23,9 +23,9 @@ from hplm_client.settings import Settings
 from hplm_client.transports.grpc_aio import AsyncGrpcTransport
 from hplm_openai.requests import Asked
 from testing.toy import make_chat
-from tests.naming import names
-from tests.serving import cancelled, gateway_before, held, kill_model, serving, until_ready
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.servers import cancelled, gateway_before, held, kill_model, serving, until_ready
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +129,7 @@ def test_errors_have_the_classes_of_openai_s_client(client, url):
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="plain", prompt="a", top_p=2)
-    assert names(caught.value.message, "top_p") and caught.value.code == "invalid_input"
+    assert mentions(caught.value.message, "top_p") and caught.value.code == "invalid_input"
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="plain", prompt="a", extra_body={"tools": [{}]})
     assert caught.value.param == "tools"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.door import make_certificate, missing_programs
-from tests.threaded_server import ThreadedServer
+from tests.support.threaded_server import ThreadedServer
 
 
 def certificate_and_pair(folder: Path) -> tuple[Path, Path]:

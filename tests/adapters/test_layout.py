@@ -10,7 +10,7 @@ from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from testing.toy import CONFIG
-from tests.naming import naming
+from tests.support.message import mentioning
 
 SLOTS = [0, 1, 0, 3, 3, 3, 2, 3, 1, 0]
 WIDTHS = {QKV: (8, 24), ATTENTION_OUT: (8, 8), FFN_IN: (8, 12), FFN_OUT: (12, 8)}
@@ -105,7 +105,7 @@ def test_unpacking_returns_the_packed_weights():
 
 
 def test_unknown_kinds_places_functions_and_dtypes_are_refused():
-    with pytest.raises(InvalidInput, match=naming("'prefix'", "bottleneck", "lora", "head", "head2")):
+    with pytest.raises(InvalidInput, match=mentioning("'prefix'", "bottleneck", "lora", "head", "head2")):
         Layout("prefix", 8, 8, 2)
     with pytest.raises(InvalidInput, match="'pooler'"):
         Layout("lora", 8, 8, 2, ("pooler",))
@@ -113,8 +113,8 @@ def test_unknown_kinds_places_functions_and_dtypes_are_refused():
         Layout("lora", 8, 8, 2, ("query", "query"))
     with pytest.raises(InvalidInput, match="'swish'"):
         Layout("bottleneck", 8, 8, 2, ("attention_out",), function="swish")
-    with pytest.raises(InvalidInput, match=naming("'int4'", "fp16", "bf16")):
+    with pytest.raises(InvalidInput, match=mentioning("'int4'", "fp16", "bf16")):
         Layout("head", 8, 8, 1, dtype="int4")
-    with pytest.raises(InvalidInput, match=naming("'head'", "bottleneck", "lora")):
+    with pytest.raises(InvalidInput, match=mentioning("'head'", "bottleneck", "lora")):
         adapter_layout(CONFIG, "head", 8)
     assert adapter_layout(CONFIG, "lora", 0) is None

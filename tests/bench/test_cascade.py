@@ -25,7 +25,7 @@ from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
 from testing.random_store import SPECIAL
 from tests.builder.cascade.measured import steady_seconds
-from tests.naming import naming
+from tests.support.message import mentioning
 
 LAYERS = 4
 PLAN = Plan((Step(0, 0.5, 4.0, 1.0), Step(2, weight=0.6)))  # of the toy's three levels; it prunes, and it draws
@@ -126,7 +126,7 @@ def test_every_way_gets_the_same_arrivals():
 
 
 def test_options_are_checked():
-    with pytest.raises(InvalidInput, match=naming("--drop")):
+    with pytest.raises(InvalidInput, match=mentioning("--drop")):
         CascadeBench(drop=-1)
-    with pytest.raises(InvalidInput, match=naming("--seeds")):
+    with pytest.raises(InvalidInput, match=mentioning("--seeds")):
         CascadeBench(seeds=0)

@@ -9,7 +9,7 @@ from bench.measuring.onnx_whole import OnnxWhole, missing_packages
 from bench.measuring.text_lengths import batches_of, filling, padding
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_products_in_eight_bits_are_measured_alone(monkeypatch):
     monkeypatch.setattr("bench.measuring.engine.missing_packages", lambda: ["onnx"])
     figures = bench_engine(EngineBench(("minilm",), 0.01, "fp32", only_int8=True))
     assert figures["minilm"].keys() == {"int8"} and figures["int8_over_fp32"] > 0
-    assert names(table_of(figures), "int8_over_fp32", "onnx")
+    assert mentions(table_of(figures), "int8_over_fp32", "onnx")
 
 
 def test_the_adapters_of_the_benchmark_change_the_answers():

@@ -9,7 +9,7 @@ from bench.measuring import infinity
 from bench.measuring.infinity import _serving, make_environment, save_whole
 from hplm.errors import HplmError, InvalidInput
 from testing.random_store import MINILM, words
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_the_whole_model_is_one_that_transformers_loads(tmp_path):
 
 def test_a_failed_installation_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(infinity.subprocess, "run", lambda command, **given: subprocess.CompletedProcess(command, 1))
-    with pytest.raises(HplmError, match=naming(tmp_path / "venv")):
+    with pytest.raises(HplmError, match=mentioning(tmp_path / "venv")):
         make_environment(tmp_path / "venv")
 
 
@@ -31,10 +31,10 @@ def test_a_server_that_ends_while_it_starts_is_named(tmp_path):
     failing = tmp_path / "python"
     failing.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     failing.chmod(0o755)
-    with pytest.raises(HplmError, match=naming(3)), _serving(failing, tmp_path, "float32"):
+    with pytest.raises(HplmError, match=mentioning(3)), _serving(failing, tmp_path, "float32"):
         pass
 
 
 def test_options_are_checked():
-    with pytest.raises(InvalidInput, match=naming("--tokens")):
+    with pytest.raises(InvalidInput, match=mentioning("--tokens")):
         InfinityBench(tokens=2)

@@ -15,7 +15,7 @@ from bench.measuring import timeline as bench_timeline
 from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from research.comparison import compare
-from tests.naming import names
+from tests.support.message import mentions
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_impossible_options_are_refused_at_once(monkeypatch, capsys, given, name
         name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1
-    assert names(capsys.readouterr().err, *named)
+    assert mentions(capsys.readouterr().err, *named)
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_comparison_also_refuses_impossible_options(monkeypatch, given, named)
     monkeypatch.setattr(compare, "run", lambda *_: pytest.fail("the comparison was begun"))
     with pytest.raises(SystemExit) as refusal:
         compare.main(given.split())
-    assert names(refusal.value, *named)
+    assert mentions(refusal.value, *named)

@@ -13,7 +13,7 @@ from bench.measuring.plot_tables import space_of
 from bench.plot import PlotBench
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_ngrams_of_two_words_are_measured_too(disk: Path) -> None:
     figures = bench_plot(case, disk / "kept")
     assert {"1-gram", "2-gram"} <= set(figures["found"]) <= {"root", "4-gram", "3-gram", "2-gram", "1-gram"}
     assert figures["keys_1m_us"] > 0 and figures["count_tokens_per_s"] > 0
-    with pytest.raises(InvalidInput, match=naming(disk / "kept/fp16/1", 5, "--folder")):
+    with pytest.raises(InvalidInput, match=mentioning(disk / "kept/fp16/1", 5, "--folder")):
         bench_plot(replace(case, window=3), disk / "kept")
 
 
@@ -64,7 +64,7 @@ def test_kept_tables_are_used_again(disk: Path) -> None:
     written = values.stat().st_mtime_ns
     bench_plot(case, disk / "kept")
     assert values.stat().st_mtime_ns == written
-    with pytest.raises(InvalidInput, match=naming(disk / "kept/fp16/1", 16, "--folder")):
+    with pytest.raises(InvalidInput, match=mentioning(disk / "kept/fp16/1", 16, "--folder")):
         bench_plot(PlotBench(keys=300, hidden=32, vocabulary=50), disk / "kept")
 
 
@@ -73,12 +73,12 @@ def test_a_mapped_file_cannot_be_dropped_from_memory(disk: Path) -> None:
     path.write_bytes(b"x" * 8192)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert mapped[0] == ord("x")
-        with pytest.raises(InvalidInput, match=naming(path, "--folder")):
+        with pytest.raises(InvalidInput, match=mentioning(path, "--folder")):
             drop(path)
     drop(path)
 
 
 def test_too_little_space_is_reported_before_anything_is_written(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "plot", "--keys", "1000000000000", "--folder", str(disk / "full")]) == 1
-    assert names(capsys.readouterr().err, disk / "full", "--folder", "--keys")
+    assert mentions(capsys.readouterr().err, disk / "full", "--folder", "--keys")
     assert list((disk / "full").iterdir()) == []

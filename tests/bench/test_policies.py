@@ -11,7 +11,7 @@ from bench.policies import PoliciesBench
 from hplm.errors import InvalidInput
 from loadtest.report import Report
 from testing.random_store import SIZES, tokenizer_json
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def test_utility_is_that_of_texts_started_in_time_and_on_time_is_what_the_client_saw():
@@ -56,5 +56,5 @@ def test_texts_have_the_lengths_of_their_requests():
     [({"policies": ("luck",)}, ["'luck'"]), ({"packings": ("dense",)}, ["'dense'"]), ({"overload": 0}, ["--overload 0"])],
 )
 def test_impossible_cases_are_refused(changed, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         PoliciesBench(**changed)

@@ -18,7 +18,7 @@ from hplm.engine.backbone import Backbone
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -61,5 +61,5 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
 def test_several_numbers_of_tenants_are_read_and_nonsense_is_refused() -> None:
     assert whole_numbers("1,10,100") == [1, 10, 100]
     for nonsense in ("10,0", "many", "1,,2", "-3"):
-        with pytest.raises(ArgumentTypeError, match=naming(repr(nonsense))):
+        with pytest.raises(ArgumentTypeError, match=mentioning(repr(nonsense))):
             whole_numbers(nonsense)

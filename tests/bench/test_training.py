@@ -8,7 +8,7 @@ from bench.measuring import adaptation as bench_adaptation
 from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from testing.toy import CONFIG
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def test_all_four_variants_are_measured(monkeypatch, capsys):
     for name in ("whole", "windows", "upper"):
         assert figures[f"share_of_{name}"] == pytest.approx(figures["tables_ms"] / figures[f"{name}_ms"], rel=0.2)
     table = bench_training.table_of(figures)
-    assert names(table, f"{figures['share_of_whole']:.2f}")
+    assert mentions(table, f"{figures['share_of_whole']:.2f}")
 
 
 def test_the_parts_of_a_step_add_up(monkeypatch, capsys):
@@ -30,4 +30,4 @@ def test_the_parts_of_a_step_add_up(monkeypatch, capsys):
     figures = json.loads(capsys.readouterr().out)
     assert figures["steps"] >= 1 and 500 < figures["tokens"] <= 1024 and 0.5 < figures["present"] < 1
     assert sum(figures[f"{part}_share"] for part in bench_adaptation.PARTS) == pytest.approx(1, abs=0.01)
-    assert names(bench_adaptation.table_of(figures), f"{figures['step_ms']:.1f}")
+    assert mentions(bench_adaptation.table_of(figures), f"{figures['step_ms']:.1f}")

@@ -10,7 +10,7 @@ from bench.tools.wrk import Wrk, load_by_wrk, read_report
 from hplm.cli.main import main
 from hplm.errors import HplmError
 from loadtest.encode import http_request
-from tests.naming import naming
+from tests.support.message import mentioning
 
 REPORT = """Running 2s test @ http://127.0.0.1:1
   Latency Distribution
@@ -28,7 +28,7 @@ def test_a_report_is_read():
 
 @pytest.mark.parametrize("line", ["  Non-2xx or 3xx responses: 7", "  Socket errors: connect 0, read 3, write 0, timeout 0"])
 def test_failed_requests_are_no_figure(line):
-    with pytest.raises(HplmError, match=naming(line.strip())):
+    with pytest.raises(HplmError, match=mentioning(line.strip())):
         read_report(REPORT + line)
 
 

@@ -16,7 +16,7 @@ from testing.random_store import random_store, random_table, random_tenant, rand
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.cli.test_domain import refused, run
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -89,11 +89,11 @@ def test_without_hard_links_tables_are_copied(place, capsys, monkeypatch):
 def test_a_mistyped_state_is_neither_saved_nor_created(place, capsys):
     places = ["--repository", place / "repository", "--state", place / "mistyped"]
     for command in (["backup", "--to", place / "saved"], ["tenant", "log"]):
-        assert names(refused(capsys, *command, *places), place / "mistyped/toy")
-    assert names(refused(capsys, "tenant", "list", *places), place / "mistyped")
+        assert mentions(refused(capsys, *command, *places), place / "mistyped/toy")
+    assert mentions(refused(capsys, "tenant", "list", *places), place / "mistyped")
     for command in (["backup", "--to", place / "saved"], ["tenant", "log"]):
         said = refused(capsys, *command, *places[:2])
-        assert names(said, "--state") and "changes need" not in said
+        assert mentions(said, "--state") and "changes need" not in said
     assert not (place / "mistyped").exists() and not list(place.glob("saved*"))
 
 
@@ -101,15 +101,15 @@ def test_existing_backups_and_states_and_other_exports_are_refused(place, capsys
     places = ["--repository", place / "repository", "--state"]
     run(capsys, "backup", "--to", place / "saved", *places, place / "state")
     said = refused(capsys, "backup", "--to", place / "saved", *places, place / "state")
-    assert names(said, place / "saved")
+    assert mentions(said, place / "saved")
     said = refused(capsys, "restore", "--from", place / "saved", *places, place / "state")
-    assert names(said, place / "state/toy", "--state")
+    assert mentions(said, place / "state/toy", "--state")
     said = refused(capsys, "restore", "--from", place / "store", *places, place / "other")
-    assert names(said, place / "store", "backup.json")
+    assert mentions(said, place / "store", "backup.json")
     other = random_store(tmp_path / "elsewhere", CONFIG, random_tenants(3, 4, 3), corpus_tokens=500)
     export(other, tmp_path / "foreign", ServingOptions())
     strange = ["--repository", tmp_path / "foreign", "--state", place / "other"]
-    assert names(refused(capsys, "restore", "--from", place / "saved", *strange), place / "saved")
+    assert mentions(refused(capsys, "restore", "--from", place / "saved", *strange), place / "saved")
 
 
 def test_verify_of_a_broken_live_bank_names_hplm_restore(place, capsys):
@@ -121,7 +121,7 @@ def test_verify_of_a_broken_live_bank_names_hplm_restore(place, capsys):
     with open(bank, "r+b") as file:
         file.write(b"?")
     said = refused(capsys, "verify", *places)
-    assert names(said, bank, "hplm restore") and "hplm export" not in said
+    assert mentions(said, bank, "hplm restore") and "hplm export" not in said
 
 
 def test_copies_without_room_are_refused_before_anything_is_copied(place, capsys, monkeypatch):
@@ -131,5 +131,5 @@ def test_copies_without_room_are_refused_before_anything_is_copied(place, capsys
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     for command in (["backup", "--to", place / "again"], ["restore", "--from", place / "saved"]):
         state = place / ("state" if command[0] == "backup" else "other")
-        assert names(refused(capsys, *command, *places, state), "GB", "larger disk")
+        assert mentions(refused(capsys, *command, *places, state), "GB", "larger disk")
     assert {path for path in place.rglob("*") if path.is_file() and ".writing" not in str(path)} == before

@@ -13,7 +13,7 @@ from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
 from tests.cli.test_domain import refused, run
-from tests.naming import names
+from tests.support.message import mentions
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def test_only_a_begun_state_takes_changes(places, capsys, tmp_path):
         *(["domain", action, "--name", "root"] for action in ("rollback", "delete")),
     ]
     for command in commands:
-        assert names(refused(capsys, *command, *places), tmp_path / "state/toy", "CURRENT", "hplm begin"), command
+        assert mentions(refused(capsys, *command, *places), tmp_path / "state/toy", "CURRENT", "hplm begin"), command
     assert not (tmp_path / "state").exists()
     assert run(capsys, "begin", *places) == {"begun": ["toy"]}
     assert run(capsys, "tenant", "log", *places) == {"changes": []}
     assert run(capsys, "tenant", "key", "add", "tenant-0", *places)["secret"]
-    assert names(refused(capsys, "begin", *places), tmp_path / "state", "toy")
+    assert mentions(refused(capsys, "begin", *places), tmp_path / "state", "toy")
     assert State(tmp_path / "state/toy").current() == 1
 
 
@@ -47,13 +47,13 @@ def test_a_state_that_has_lost_current_is_not_begun_again(places, capsys, tmp_pa
     live = Manager.open(tmp_path / "repository", tmp_path / "state")
     live.add_key("tenant-0")
     live.state.current_file.unlink()
-    assert names(refused(capsys, "begin", *places), tmp_path / "state/toy", "CURRENT")
+    assert mentions(refused(capsys, "begin", *places), tmp_path / "state/toy", "CURRENT")
     run(capsys, "tenant", "compact", *places)  # the registry knows it
     assert live.state.current() == 2 and live.current().find("tenant-0").keys
     live.state.current_file.unlink()
     shutil.rmtree(live.state.snapshots)  # the registry alone still knows of the key
     for command in (["begin"], ["tenant", "compact"]):
-        assert names(refused(capsys, *command, *places), tmp_path / "state/toy", "CURRENT")
+        assert mentions(refused(capsys, *command, *places), tmp_path / "state/toy", "CURRENT")
     assert not live.state.current_file.exists()
 
 
@@ -67,8 +67,8 @@ def test_a_registry_without_changes_does_not_keep_a_state_from_its_beginning(pla
 
 def test_a_repository_without_backbones_has_no_state(places, capsys, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert names(refused(capsys, "begin", "--repository", tmp_path / "empty", *places[2:]), tmp_path / "empty")
-    assert names(refused(capsys, "begin", *places, "--backbone", "other"), "other")
+    assert mentions(refused(capsys, "begin", "--repository", tmp_path / "empty", *places[2:]), tmp_path / "empty")
+    assert mentions(refused(capsys, "begin", *places, "--backbone", "other"), "other")
 
 
 def test_a_state_without_changes_is_saved_and_restored(places, capsys, tmp_path):
@@ -82,5 +82,5 @@ def test_of_several_backbones_with_a_tenant_one_has_to_be_named(places, capsys, 
     tenants = random_tenants(1, 4, 2)
     export(random_store(tmp_path / "other", replace(CONFIG, name="other"), tenants), tmp_path / "repository", ServingOptions())
     for command in (["tenant", "show", "tenant-0"], ["tenant", "key", "list", "tenant-0"]):
-        assert names(refused(capsys, *command, *places[:2]), "'tenant-0'", "toy", "other", "--backbone"), command
+        assert mentions(refused(capsys, *command, *places[:2]), "'tenant-0'", "toy", "other", "--backbone"), command
     assert run(capsys, "tenant", "show", "tenant-0", *places[:2], "--backbone", "other")["backbone"] == "other"

@@ -12,7 +12,7 @@ import torch
 from hplm.cli.main import main, parser
 from hplm.tenants import quarantine
 from testing.toy import TENANTS
-from tests.naming import names
+from tests.support.message import mentions
 
 
 def _json(capsys, *arguments):
@@ -50,7 +50,7 @@ def test_a_quarantined_tenant_is_listed_and_released(toy, tmp_path, capsys, monk
     assert [tenant["id"] for tenant in listed if tenant["quarantined"]] == ["acme"]
     assert _json(capsys, "tenant", "release", "acme", *places) == {"tenant": "acme", "backbones": ["toy"]}
     assert main(["tenant", "release", "acme", *map(str, places)]) == 1
-    assert names(capsys.readouterr().err, "'acme'", "quarantined", toy.repository, "--repository")
+    assert mentions(capsys.readouterr().err, "'acme'", "quarantined", toy.repository, "--repository")
     of_toy.put("beta")
     assert of_toy.tenants(time.time() + quarantine.SECONDS - 60) == {"beta"}
     assert of_toy.tenants(time.time() + quarantine.SECONDS) == frozenset()  # an hour later
@@ -89,7 +89,7 @@ def test_export_prints_what_it_wrote(toy, tmp_path, capsys):
 def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, arguments, named):
     arguments, named = ([one.format(toy=toy.repository, tmp=tmp_path) for one in those] for those in (arguments, named))
     assert main(arguments) == 1
-    assert names(capsys.readouterr().err, *named)
+    assert mentions(capsys.readouterr().err, *named)
 
 
 def test_an_error_of_the_system_is_one_line_and_an_error_of_the_code_a_traceback(toy, tmp_path, capsys, monkeypatch):
@@ -99,7 +99,7 @@ def test_an_error_of_the_system_is_one_line_and_an_error_of_the_code_a_traceback
     assert main(["restore", "--from", str(file), *places]) == 1
     assert capsys.readouterr().err == f"hplm restore: Not a directory: {file}/backup.json\n"
     assert main(["begin", *places[:3], str(file)]) == 1
-    assert names(capsys.readouterr().err, file / "toy", "Not a directory")
+    assert mentions(capsys.readouterr().err, file / "toy", "Not a directory")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -120,7 +120,7 @@ def test_a_device_without_memory_is_one_line_with_a_way_out(toy, tmp_path, capsy
     assert main(["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("hplm export: CUDA out of memory. Tried to allocate 2 GiB.") and said.count("\n") == 1
-    assert names(said, "--device cpu")
+    assert mentions(said, "--device cpu")
 
 
 def test_help_needs_no_heavy_import():

@@ -14,7 +14,7 @@ from testing.random_store import random_stack, random_store, random_tenant, rand
 from testing.toy import CONFIG
 from tests.builder.tables.branches import some_lines
 from tests.builder.tables.test_domain import corpus, rooted, tenant
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def refused(capsys, *arguments):
 def broken_of(said):
     """Returns the errors of `hplm verify`: a line each, after a line with their number."""
     first, *broken = said[said.index("hplm verify: ") :].splitlines()
-    assert names(first, len(broken)), said
+    assert mentions(first, len(broken)), said
     return broken
 
 
@@ -84,8 +84,8 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([*map(str, inspect), "--version", "1", "--text", str(text)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(names(line, "acme") for line in lines) == 2, "as one that stands on it, and as one that is behind"
-    assert any(names(line, "acme", 1, 2) for line in lines) and any(names(line, "3-gram") for line in lines)
+    assert sum(mentions(line, "acme") for line in lines) == 2, "as one that stands on it, and as one that is behind"
+    assert any(mentions(line, "acme", 1, 2) for line in lines) and any(mentions(line, "3-gram") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
     ],
 )
 def test_impossible_actions_are_refused_by_name(grown, capsys, arguments, named):
-    assert names(refused(capsys, "domain", *arguments, "--store", grown.folder), *named)
+    assert mentions(refused(capsys, "domain", *arguments, "--store", grown.folder), *named)
 
 
 def test_delete_removes_all_versions_or_the_given_one(grown, capsys):
@@ -140,7 +140,7 @@ def test_verify_accepts_undamaged_files(toy, grown, capsys):
     assert run(capsys, "verify", "--repository", toy.repository)["banks"] > 2
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
     assert main(["verify", "--store", str(toy.store.folder)]) == 0
-    assert names(capsys.readouterr().out, "ok", 3, 0)
+    assert mentions(capsys.readouterr().out, "ok", 3, 0)
 
 
 def test_verify_names_everything_that_is_broken(repository, capsys):
@@ -163,7 +163,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
         ["acme", 0, "head-16.bank"],
         [folder / "upper.safetensors"],
     ):
-        assert any(names(line, *named) for line in broken), named
+        assert any(mentions(line, *named) for line in broken), named
 
 
 def test_verify_checks_the_stacks_of_a_store_and_of_a_model_folder(capsys, tmp_path):
@@ -184,9 +184,9 @@ def test_verify_checks_the_stacks_of_a_store_and_of_a_model_folder(capsys, tmp_p
     for place, folder, lost in zip(places, (store.folder / "stacks", served), (1, 0), strict=True):
         broken = broken_of(refused(capsys, "verify", *place))
         assert len(broken) == 2 + lost
-        assert any(names(line, folder / "small.safetensors") for line in broken)
-        assert any(names(line, folder / "deep.safetensors", CONFIG.upper_layers) for line in broken)
-    assert names(refused(capsys, "verify", "--store", store.folder), store.stack_file("deep", ".json"))
+        assert any(mentions(line, folder / "small.safetensors") for line in broken)
+        assert any(mentions(line, folder / "deep.safetensors", CONFIG.upper_layers) for line in broken)
+    assert mentions(refused(capsys, "verify", "--store", store.folder), store.stack_file("deep", ".json"))
 
 
 def test_verify_names_missing_files(repository, capsys):
@@ -197,7 +197,7 @@ def test_verify_names_missing_files(repository, capsys):
     broken = broken_of(refused(capsys, "verify", "--repository", repository))
     assert len(broken) == 3
     for named in ("bio/1", "head-16.bank", "tokenizer.json"):
-        assert any(names(line, named) for line in broken), named
+        assert any(mentions(line, named) for line in broken), named
 
 
 def test_verify_names_all_damaged_files_of_a_store(grown, capsys):
@@ -212,7 +212,7 @@ def test_verify_names_all_damaged_files_of_a_store(grown, capsys):
     assert len(broken) == 5
     head, root = grown.tenant_folder("acme", 1) / "head.safetensors", grown.table_folder("root", 1)
     for named in (table / "values", root, counts.parent, head, grown.folder / "upper.safetensors"):
-        assert any(names(line, named) for line in broken), named
+        assert any(mentions(line, named) for line in broken), named
 
 
 def test_verify_names_files_that_a_store_has_lost(grown, capsys):
@@ -238,7 +238,7 @@ def test_verify_names_files_that_a_store_has_lost(grown, capsys):
         ["acme", grown.table_folder("bio", 1)],
         [grown.table_folder("cells", 1), grown.table_folder("bio", 2)],
     ):
-        assert any(names(line, *named) for line in broken), named
+        assert any(mentions(line, *named) for line in broken), named
 
 
 def test_a_tenants_old_version_is_valid_without_its_table(grown, capsys):
@@ -248,8 +248,8 @@ def test_a_tenants_old_version_is_valid_without_its_table(grown, capsys):
 
 
 def test_verify_needs_a_store_or_a_repository(capsys, tmp_path):
-    assert names(refused(capsys, "verify", "--repository", tmp_path), tmp_path)
-    assert names(refused(capsys, "verify", "--store", tmp_path, "--state", tmp_path), "--state", "--repository")
+    assert mentions(refused(capsys, "verify", "--repository", tmp_path), tmp_path)
+    assert mentions(refused(capsys, "verify", "--store", tmp_path, "--state", tmp_path), "--state", "--repository")
 
 
 def test_corpora_may_be_given_in_one_option_or_in_several(tmp_path, capsys):

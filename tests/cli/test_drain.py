@@ -6,15 +6,15 @@ from hplm.cli.main import main
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.process_group import SHARED_MEMORY
-from tests.naming import names
-from tests.serving import told_of_a_server
+from tests.support.message import mentions
+from tests.support.servers import server_environment
 
 AT_ONCE = ("--at-least", "0")
 
 
 @pytest.fixture
 def server(monkeypatch):
-    with told_of_a_server(monkeypatch) as name:
+    with server_environment(monkeypatch) as name:
         yield name
 
 
@@ -23,10 +23,10 @@ def test_models_refuse_and_what_they_hold_is_awaited(server, capsys):
     assert not Drain().begun
     held.take()
     assert main(["drain", "--seconds", "0.3", *AT_ONCE]) == 0
-    assert names(capsys.readouterr().out, "1", "left") and Drain().begun
+    assert mentions(capsys.readouterr().out, "1", "left") and Drain().begun
     held.answered()
     assert main(["drain", *AT_ONCE]) == 0
-    assert names(capsys.readouterr().out, "all", "answered")
+    assert mentions(capsys.readouterr().out, "all", "answered")
 
 
 def test_requests_of_a_dead_model_are_not_awaited(server, capsys):
@@ -36,12 +36,12 @@ def test_requests_of_a_dead_model_are_not_awaited(server, capsys):
     (shown,) = SHARED_MEMORY.glob(f"{server}-held-*@toy-upper")
     shown.rename(shown.with_name(f"{server}-held-{2**22 + 1}@toy-upper"))  # above the largest pid
     assert main(["drain", *AT_ONCE]) == 0
-    assert names(capsys.readouterr().out, "all", "answered")
+    assert mentions(capsys.readouterr().out, "all", "answered")
 
 
 def test_without_the_servers_id_or_its_models_it_says_so(server, monkeypatch, capsys):
     assert main(["drain", *AT_ONCE]) == 1
-    assert names(capsys.readouterr().err, server, "HPLM_SERVER_ID") and not Drain().begun
+    assert mentions(capsys.readouterr().err, server, "HPLM_SERVER_ID") and not Drain().begun
     monkeypatch.delenv("HPLM_SERVER_ID")
     assert main(["drain", *AT_ONCE]) == 1
-    assert names(capsys.readouterr().err, "HPLM_SERVER_ID")
+    assert mentions(capsys.readouterr().err, "HPLM_SERVER_ID")

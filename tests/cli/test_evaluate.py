@@ -7,8 +7,8 @@ import pytest
 from builder.store.store import Store
 from hplm.cli.main import main
 from tests.cli.test_whole_way import material  # noqa: F401
-from tests.naming import names
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_served_answers_have_the_same_score(built, material, capsys):  # noqa: F
         again = ["build", "tenant", "--id", "tag", "--task", "tag", "--train", train, "--epochs", "1"]
         run(capsys, *again, "--store", built / "store")
         assert main([*map(str, command), "--url", server.http_url]) == 1
-        assert names(capsys.readouterr().err, "'tag'", 1, 2, "hplm tenant update")
+        assert mentions(capsys.readouterr().err, "'tag'", 1, 2, "hplm tenant update")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_served_answers_have_the_same_score(built, material, capsys):  # noqa: F
 def test_impossible_comparisons_are_named(built, material, capsys, changes, named):  # noqa: F811
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     assert main([*map(str, command), *changes]) == 1
-    assert names(capsys.readouterr().err, *named)
+    assert mentions(capsys.readouterr().err, *named)
 
 
 def test_baselines_refuse_other_data_than_the_tenants(built, material, capsys, tmp_path):  # noqa: F811
@@ -102,5 +102,5 @@ def test_baselines_refuse_other_data_than_the_tenants(built, material, capsys, t
     other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     assert main([*map(str, command), "--against", "shared", "--train", str(other)]) == 1
-    assert names(capsys.readouterr().err, other, "'classify'", "--train")
+    assert mentions(capsys.readouterr().err, other, "'classify'", "--train")
     assert Store(built / "store").tenants()[0].version == 1

@@ -12,9 +12,9 @@ from hplm.cli.main import main
 from hplm.tenants.manager import Manager
 from tests.follow.machine import Machine, same
 from tests.follow.nginx import TOKEN, nginx
-from tests.naming import names
 from tests.places import knowledge, make_place
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +36,13 @@ def test_once_ends_when_all_is_here(place, token, tmp_path, capsys):
     with nginx(state, tmp_path / "nginx") as url:
         options = ["--from", url, "--repository", str(repository), "--state", str(tmp_path / "copy")]
         assert main(["follow", *options, "--token-file", str(token), "--once"]) == 0
-        assert names(capsys.readouterr().out, "toy", "generation 1", "3 tenants")
+        assert mentions(capsys.readouterr().out, "toy", "generation 1", "3 tenants")
         (tmp_path / "wrong").write_text("wrong")
         assert main(["follow", *options, "--token-file", str(tmp_path / "wrong"), "--once"]) == 1
-        assert names(capsys.readouterr().err, "401", "--token-file")
+        assert mentions(capsys.readouterr().err, "401", "--token-file")
         (tmp_path / "empty").write_text("\n")
         assert main(["follow", *options, "--token-file", str(tmp_path / "empty"), "--once"]) == 1
-        assert names(capsys.readouterr().err, tmp_path / "empty")
+        assert mentions(capsys.readouterr().err, tmp_path / "empty")
     assert same((repository, state), Machine(repository, tmp_path / "copy", url))
 
 
@@ -66,11 +66,11 @@ def test_a_follower_goes_on_until_it_is_stopped(place, token, tmp_path, capsys):
             finally:
                 process.send_signal(signal.SIGTERM)
             said = process.stdout.read()
-    assert process.returncode == 0 and names(said, url, "generation 1", "stopped")
+    assert process.returncode == 0 and mentions(said, url, "generation 1", "stopped")
     assert report.read_text() == "-\n"
     assert same((repository, state), copy)
     found = doctor(capsys, places)
-    assert found["status"] == "problem" and names(found["says"], copy.state.folder)
+    assert found["status"] == "problem" and mentions(found["says"], copy.state.folder)
 
 
 def doctor(capsys, places):
@@ -92,4 +92,4 @@ def doctor(capsys, places):
 def test_wrong_options_are_named(place, tmp_path, capsys, given, named):
     options = {"--from": "http://127.0.0.1:1", "--repository": str(place[1]), "--state": str(tmp_path / "copy"), **given}
     assert main(["follow", *(word for option in options.items() for word in option), "--once"]) == 1
-    assert names(capsys.readouterr().err, named)
+    assert mentions(capsys.readouterr().err, named)

@@ -12,7 +12,7 @@ from hplm.tenants.state import State
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.cli.test_domain import broken_of, refused, run
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def test_a_served_domain_is_updated_listed_and_rolled_back(served, capsys):
     assert main(["domain", "update", "--name", "bio", *store, *places]) == 0
     lines = capsys.readouterr().out.splitlines()
     for named in (["moved", "tenant-0", "tenant-1", "tenant-2"], ["behind", "tenant-3"]):
-        assert any(names(line, *named) for line in lines), named
+        assert any(mentions(line, *named) for line in lines), named
 
 
 def test_a_domain_is_added_to_served_ones_and_deleted(served, capsys, tmp_path):
@@ -51,7 +51,7 @@ def test_a_domain_is_added_to_served_ones_and_deleted(served, capsys, tmp_path):
     random_table(Store(tmp_path / "store"), "law", 1, ("root", 1), 500, seed=3)
     assert run(capsys, "domain", "add", "--name", "law", *store, *places)["generation"] == 1
     assert run(capsys, "domain", "delete", "--name", "law", *places)["generation"] == 2
-    assert names(refused(capsys, "domain", "delete", "--name", "bio", *places), "'bio'", "tenant-0")
+    assert mentions(refused(capsys, "domain", "delete", "--name", "bio", *places), "'bio'", "tenant-0")
 
 
 def test_changes_wait_for_the_servers_and_name_those_that_are_late(served, capsys, monkeypatch, tmp_path):
@@ -67,7 +67,7 @@ def test_changes_wait_for_the_servers_and_name_those_that_are_late(served, capsy
     for action in (["update", "--name", "bio", *store], ["rollback", "--name", "bio"], ["add", "--name", "law", *store]):
         assert run(capsys, "domain", *action, *places)["late"] == ["elsewhere-1-abc"]
     assert main(["domain", "delete", "--name", "law", *places]) == 0
-    assert names(capsys.readouterr().out, "elsewhere-1-abc")
+    assert mentions(capsys.readouterr().out, "elsewhere-1-abc")
     assert waited == [(1, False), (2, False), (3, False), (4, True)]
 
 
@@ -84,7 +84,7 @@ def test_missing_and_contradictory_options_are_refused(served, capsys):
         (["delete", "--name", "bio", *store, *places[2:]], ["--state"]),
         (["list", *places[:2], "--state", "mistyped"], ["--state", "mistyped"]),
     ]:
-        assert names(refused(capsys, "domain", *arguments), *named), arguments
+        assert mentions(refused(capsys, "domain", *arguments), *named), arguments
 
 
 def test_a_state_is_verified_with_its_registry(served, capsys, tmp_path):
@@ -99,17 +99,17 @@ def test_a_state_is_verified_with_its_registry(served, capsys, tmp_path):
     broken = broken_of(refused(capsys, "verify", *places))
     assert len(broken) == 2
     for file in ("registry.sqlite", "snapshots/1"):
-        assert any(names(line, state / file) for line in broken), file
+        assert any(mentions(line, state / file) for line in broken), file
 
 
 def test_verify_refuses_a_folder_that_is_not_the_state(served, capsys, tmp_path):
     store, places = served
     run(capsys, "domain", "update", "--name", "bio", *store, *places)
     (tmp_path / "empty").mkdir()
-    assert names(refused(capsys, "verify", *places[:2], "--state", tmp_path / "mistyped"), tmp_path / "mistyped")
+    assert mentions(refused(capsys, "verify", *places[:2], "--state", tmp_path / "mistyped"), tmp_path / "mistyped")
     for state in ("state/toy", "empty"):
         said = refused(capsys, "verify", *places[:2], "--state", tmp_path / state)
-        assert names(said, tmp_path / state / "toy", "registry.sqlite", "CURRENT")
+        assert mentions(said, tmp_path / state / "toy", "registry.sqlite", "CURRENT")
 
 
 def test_verify_compares_the_registry_with_the_published_generation(served, capsys, tmp_path):
@@ -126,7 +126,7 @@ def test_verify_compares_the_registry_with_the_published_generation(served, caps
         if content is not None:
             current.write_text(content)
         broken = broken_of(refused(capsys, "verify", *places))
-        assert len(broken) == number and any(names(line, current, *named) for line in broken)
+        assert len(broken) == number and any(mentions(line, current, *named) for line in broken)
         current.write_text("1\n")
     current.unlink()
     run(capsys, "domain", "rollback", "--name", "bio", *places)

@@ -13,7 +13,7 @@ from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.toy import CONFIG, make_chat
 from tests.cli.test_domain import refused, run
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
     assert [key["id"] for key in keys] == [first["key"], second["key"]]
     run(capsys, "tenant", "key", "revoke", "tenant-0", "--key", first["key"], *places)
     said = refused(capsys, "tenant", "key", "revoke", "tenant-0", "--key", second["key"], *places)
-    assert names(said, "'tenant-0'", f"'{second['key']}'")
+    assert mentions(said, "'tenant-0'", f"'{second['key']}'")
     run(capsys, "tenant", "limit", "tenant-0", "--rate", 5, "--texts-rate", 60, "--tokens-rate", 7000, *places)
     run(capsys, "tenant", "limit", "tenant-0", "--in-flight", 2, "--homes", 3, "--deadline-ms", 50, *places)
     shown = run(capsys, "tenant", "show", "tenant-0", *places)
@@ -94,10 +94,10 @@ def test_a_secret_is_printed_before_waiting_for_servers_and_a_revocation_after(s
 
     monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", wait)
     assert main(["tenant", "key", "add", "tenant-0", *map(str, places)]) == 0
-    assert "hplm_" in said_before[-1] and names(capsys.readouterr().out, "elsewhere-1-abc")
+    assert "hplm_" in said_before[-1] and mentions(capsys.readouterr().out, "elsewhere-1-abc")
     assert main(["tenant", "key", "revoke", "tenant-0", "--key", kept, *map(str, places)]) == 0
     said = capsys.readouterr().out
-    assert said_before[-1] == "" and names(said, kept, "tenant-0", "elsewhere-1-abc")
+    assert said_before[-1] == "" and mentions(said, kept, "tenant-0", "elsewhere-1-abc")
 
 
 def test_impossible_changes_are_refused(served, capsys, tmp_path):
@@ -124,4 +124,4 @@ def test_impossible_changes_are_refused(served, capsys, tmp_path):
         (["key", "add", "tenant-0", "--days", "nan", *places], ["'days'", "nan"]),
         (["key", "add", "tenant-0", "--days", "inf", *places], ["'days'", "inf"]),
     ]:
-        assert names(refused(capsys, "tenant", *arguments), *named), arguments
+        assert mentions(refused(capsys, "tenant", *arguments), *named), arguments

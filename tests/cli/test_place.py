@@ -14,7 +14,7 @@ from hplm.placement.profile import Profile
 from hplm.placement.units import Unit, units_of
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import CONFIG, TENANTS
-from tests.naming import names
+from tests.support.message import mentions
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 
@@ -26,7 +26,7 @@ def test_a_profiled_repository_is_placed_and_emitted(toy, tmp_path, capfd):
     assert main(["place", "profile", *source, *measured, "--json"]) == 0
     printed = capfd.readouterr()
     report = json.loads(printed.out)
-    assert names(printed.err, "toy, 1 device a stage")  # progress, from another process
+    assert mentions(printed.err, "toy, 1 device a stage")  # progress, from another process
     own = report["backbones"]["toy"]
     assert own["tenants"] == len(TENANTS) and own["mb"]["tables"] > 0 and own["ms"]["1"]["16"] > 0
     profile = Profile.read(tmp_path / "p.json")
@@ -36,10 +36,10 @@ def test_a_profiled_repository_is_placed_and_emitted(toy, tmp_path, capfd):
     Placement.of((group,), units, cluster, profile).write(tmp_path / "placement.json")
     emit = ["place", "emit", "--placement", f"{tmp_path}/placement.json", *source, "--to", f"{tmp_path}/groups"]
     assert main(emit) == 0
-    assert names(capfd.readouterr().out, f"{tmp_path}/groups/all", f"{len(TENANTS)} tenants", "hplm serve")
+    assert mentions(capfd.readouterr().out, f"{tmp_path}/groups/all", f"{len(TENANTS)} tenants", "hplm serve")
     assert (tmp_path / "groups/all/toy/1/tenants.json").is_file()
     assert main([*emit, "--json"]) == 1
-    assert names(capfd.readouterr().err, f"{tmp_path}/groups")
+    assert mentions(capfd.readouterr().err, f"{tmp_path}/groups")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_bad_input_is_one_line_that_names_it(toy, tmp_path, capsys, arguments, n
     given = ["place", arguments[0], "--repository", str(toy.repository), *(own.format(tmp=tmp_path) for own in arguments[1:])]
     assert main(given) == 1
     printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and names(printed, *(name.format(tmp=tmp_path) for name in named))
+    assert printed.count("\n") == 1 and mentions(printed, *(name.format(tmp=tmp_path) for name in named))
 
 
 def test_emit_names_tenants_that_no_group_serves(toy, tmp_path, capsys):
@@ -68,13 +68,13 @@ def test_emit_names_tenants_that_no_group_serves(toy, tmp_path, capsys):
     Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "c", "p").write(tmp_path / "p.json")
     emit = ["place", "emit", "--placement", f"{tmp_path}/p.json", "--repository", str(toy.repository), "--to"]
     assert main([*emit, f"{tmp_path}/groups"]) == 0
-    assert names(capsys.readouterr().out, "no group serves 2 tenants", "toy/city", "toy/flux")
+    assert mentions(capsys.readouterr().out, "no group serves 2 tenants", "toy/city", "toy/flux")
     assert main([*emit, f"{tmp_path}/again", "--json"]) == 0
     (gap,) = json.loads(capsys.readouterr().out)["gaps"]
-    assert names(gap, "toy/city", "toy/flux")
+    assert mentions(gap, "toy/city", "toy/flux")
 
 
 def test_a_list_that_is_none_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["place", "profile", "--repository", "r", "--devices", CORE, "--intra", "two", "--to", "p.json"])
-    assert names(capsys.readouterr().err, "--intra", "'two'")
+    assert mentions(capsys.readouterr().err, "--intra", "'two'")

@@ -7,9 +7,9 @@ import pytest
 from hplm.cli.main import main
 from hplm.cli.place_renew import KEPT
 from hplm.placement.placement import Placement
-from tests.naming import names
 from tests.placement.problems import profile, write_problem
 from tests.placement.profiles import cluster_of, write_cluster
+from tests.support.message import mentions
 
 SPANS = ("--search-seconds", "6", "--test-seconds", "2")
 PROBLEM = ("--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl", "--slo-scale", "3")
@@ -58,7 +58,7 @@ def test_both_are_simulated_with_the_last_requests_alone(capsys, tmp_path):
 
 def test_a_smaller_gain_than_the_wanted_one_writes_nothing(capsys, tmp_path):
     status, printed = _renew(capsys, "--least-gain", "100")
-    assert status == KEPT and names(printed.out, "now.json", "stays", "100 are wanted")
+    assert status == KEPT and mentions(printed.out, "now.json", "stays", "100 are wanted")
     assert not (tmp_path / "next.json").exists()
 
 
@@ -66,7 +66,7 @@ def test_what_an_earlier_run_has_found_is_removed_when_the_current_placement_sta
     assert json.loads(_renew(capsys, "--json")[1].out)["removed"] is False
     assert (tmp_path / "next.json").exists()
     status, printed = _renew(capsys, "--least-gain", "100")
-    assert status == KEPT and names(printed.out, "now.json", "stays", "next.json", "removed")
+    assert status == KEPT and mentions(printed.out, "now.json", "stays", "next.json", "removed")
     assert not (tmp_path / "next.json").exists() and (tmp_path / "now.json").exists()
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_no_placement_is_neither_removed_nor_replaced(command, fi
     (tmp_path / "notes.txt").write_text("mine")
     before = (tmp_path / file).read_bytes()
     assert main(["place", *command.split(), *PROBLEM, *(SPANS if "renew" in command else ()), "--to", file]) == 1
-    assert names(capsys.readouterr().err, "--to", file) and (tmp_path / file).read_bytes() == before
+    assert mentions(capsys.readouterr().err, "--to", file) and (tmp_path / file).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_file_that_is_no_placement_is_neither_removed_nor_replaced(command, fi
 )
 def test_bad_input_is_named(capsys, tmp_path, changed, named):
     status, printed = _renew(capsys, *changed)
-    assert status == 1 and names(printed.err, *named)
+    assert status == 1 and mentions(printed.err, *named)
     assert not (tmp_path / "next.json").exists()
 
 
@@ -101,7 +101,7 @@ def test_bad_input_is_named(capsys, tmp_path, changed, named):
 def test_a_current_placement_of_another_cluster_or_profile_is_refused(capsys, tmp_path, file, what):
     write_cluster(cluster_of(5, 60), tmp_path / file) if what == "cluster" else profile(8.0, 8.0, 25.0).write(tmp_path / file)
     status, printed = _renew(capsys)
-    assert status == 1 and names(printed.err, "stale", what)
+    assert status == 1 and mentions(printed.err, "stale", what)
 
 
 def _journal(tmp_path, tenants, deleted_at=()):
@@ -137,15 +137,15 @@ def test_requests_of_tenants_that_the_profile_does_not_know_are_left_out_and_nam
     assert renewed["found"] == without["found"] and renewed["searched"] == without["searched"]
     printed = _renew(capsys, "--trace", str(path))[1]
     (line,) = [line for line in printed.out.splitlines() if "left out" in line]
-    assert names(line, "160", "b0/new", "gone/x")
+    assert mentions(line, "160", "b0/new", "gone/x")
 
 
 def test_too_many_requests_of_unknown_tenants_are_refused(capsys, tmp_path):
     yesterday = (tmp_path / "now.json").read_text()
     (tmp_path / "next.json").write_text(yesterday)
     status, printed = _renew(capsys, "--trace", str(_journal(tmp_path, [f"b0/new-{number}" for number in range(9)])))
-    assert status == 1 and names(printed.err, "journal.jsonl", "b0/new-0", "hplm place profile")
-    assert "b0/new-8" not in printed.err and names(printed.err, "4 more")
+    assert status == 1 and mentions(printed.err, "journal.jsonl", "b0/new-0", "hplm place profile")
+    assert "b0/new-8" not in printed.err and mentions(printed.err, "4 more")
     assert (tmp_path / "next.json").read_text() == yesterday
 
 
@@ -162,7 +162,7 @@ def test_held_out_requests_of_mostly_unknown_tenants_are_refused(capsys, tmp_pat
     assert len(lines) > 200 / 0.2
     path.write_text("".join(json.dumps(line) + "\n" for line in (first, *sorted(lines, key=lambda line: line["arrived"]))))
     status, printed = _renew(capsys, "--trace", str(path))
-    assert status == 1 and names(printed.err, "b0/new")
+    assert status == 1 and mentions(printed.err, "b0/new")
     assert not (tmp_path / "next.json").exists()
 
 
@@ -173,4 +173,4 @@ def test_only_requests_of_the_time_that_is_used_count(capsys, tmp_path):
     assert status == 0, printed.err
     assert json.loads(printed.out)["left_out"]["requests"] == 0
     status = main(["place", "simulate", "now.json", *PROBLEM, "--trace", path])
-    assert status == 1 and names(capsys.readouterr().err, "b0/deleted")
+    assert status == 1 and mentions(capsys.readouterr().err, "b0/deleted")

@@ -7,9 +7,9 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.placement.placement import Placement
-from tests.naming import names
 from tests.placement.problems import profile, write_problem
 from tests.placement.profiles import cluster_of, write_cluster
+from tests.support.message import mentions
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_units_that_no_group_serves_are_named(given, capsys, tmp_path):
     found = json.loads(printed.out)
     served = {unit for group in found["groups"] for unit in group["units"]}
     assert len(found["unplaced"]) == 2 and not served & set(found["unplaced"])
-    assert names(_run(capsys, "search", *options)[1].out, "no group serves", *found["unplaced"])
+    assert mentions(_run(capsys, "search", *options)[1].out, "no group serves", *found["unplaced"])
 
 
 def test_one_stage_is_what_is_emitted_today(given, capsys, tmp_path):
@@ -96,7 +96,7 @@ def test_baselines_are_compared_at_several_deadlines(given, capsys, tmp_path):
 )
 def test_bad_input_is_named(given, capsys, tmp_path, changed, named):
     status, printed = _run(capsys, "search", *given, "--to", "placement.json", *changed)
-    assert status == 1 and names(printed.err, *named)
+    assert status == 1 and mentions(printed.err, *named)
     assert not (tmp_path / "placement.json").exists()
 
 
@@ -104,7 +104,7 @@ def test_a_placement_of_another_profile_is_stale(given, capsys, tmp_path):
     assert _run(capsys, "search", *given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json")[0] == 0
     profile(8.0, 8.0, 25.0).write(tmp_path / "p.json")
     status, printed = _run(capsys, "simulate", "placement.json", *given, "--slo-scale", "5")
-    assert status == 1 and names(printed.err, "stale", "profile")
+    assert status == 1 and mentions(printed.err, "stale", "profile")
 
 
 def test_a_placement_needs_its_own_hot_tenants(given, capsys):
@@ -115,10 +115,10 @@ def test_a_placement_needs_its_own_hot_tenants(given, capsys):
     assert _run(capsys, "simulate", "placement.json", *options, *hot, "--full-seconds", "0")[0] == 0
     for command in (["simulate", "placement.json", *options], ["compare", "placement.json", *given, "--slo-scales", "5"]):
         status, printed = _run(capsys, *command)
-        assert status == 1 and names(printed.err, "placement.json", "--hot b1/a")
+        assert status == 1 and mentions(printed.err, "placement.json", "--hot b1/a")
     assert _run(capsys, *searched)[0] == 0
     status, printed = _run(capsys, "simulate", "placement.json", *options, *hot)
-    assert status == 1 and names(printed.err, "placement.json", "--hot")
+    assert status == 1 and mentions(printed.err, "placement.json", "--hot")
 
 
 def test_the_next_commands_that_are_printed_run(given, capsys):
@@ -126,7 +126,7 @@ def test_the_next_commands_that_are_printed_run(given, capsys):
     status, printed = _run(capsys, "search", *options, "--most-stages", "1", "--to", "my placement.json")
     assert status == 0, printed.err
     simulate, emit = (line.partition("hplm ")[2] for line in printed.out.splitlines()[-2:])
-    assert names(emit, "place emit", "'my placement.json'")
+    assert mentions(emit, "place emit", "'my placement.json'")
     assert main(shlex.split(simulate)) == 0
     again = capsys.readouterr().out
     assert printed.out.splitlines()[-4] == again.splitlines()[0]  # what the screen says
@@ -136,10 +136,10 @@ def test_the_next_commands_that_are_printed_run(given, capsys):
 def test_the_busiest_part_has_a_length(given, capsys, seconds):
     assert _run(capsys, "search", *given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json")[0] == 0
     status, printed = _run(capsys, "simulate", "placement.json", *given, "--slo-scale", "5", "--full-seconds", seconds)
-    assert status == 1 and names(printed.err, "--full-seconds", seconds)
+    assert status == 1 and mentions(printed.err, "--full-seconds", seconds)
 
 
 def test_a_comparison_screens_and_has_no_parameters_of_servers(given, capsys):
     with pytest.raises(SystemExit):
         main(["place", "compare", *given, "--serving", "batch_texts=1"])
-    assert names(capsys.readouterr().err, "--serving")
+    assert mentions(capsys.readouterr().err, "--serving")

@@ -10,8 +10,8 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from hplm.cli.main import main
 from testing.random_store import tokenizer_json, words
-from tests.naming import names
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_from_a_checkpoint_to_an_answer(material, tmp_path, capsys):
     )  # fmt: skip
     assert root["domain"] == "root" and root["ngrams"] > 200
     assert main(["build", "root", "--model", "x", "--corpus", "y", "--store", str(store)]) == 1
-    assert names(capsys.readouterr().err, store, "--store")
+    assert mentions(capsys.readouterr().err, store, "--store")
     domain = _run(
         capsys, "build", "domain", "--store", store, "--name", "goods", "--corpus", corpus, "--minutes", 0.02,
         "--min-tokens", 100,

@@ -28,7 +28,7 @@ from hplm.server.ports import free_ports
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import State
 from tests.cluster.stand_in import HOST, StandIn
-from tests.waiting import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually
 
 INFER = "/v2/models/toy/infer"
 

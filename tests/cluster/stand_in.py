@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.waiting import PATIENCE
+from tests.support.wait import PATIENCE
 
 HOST = "127.0.0.1"
 PROBED = b'"hplm_probe":true'

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.cluster.router import INFER, routing, stand_ins, tenant
 from tests.deploy.door import haproxy, require_haproxy
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from hplm.cluster.description import ClusterDescription, Replica, is_address
 from hplm.errors import InvalidInput
-from tests.naming import naming
+from tests.support.message import mentioning
 
 ONE = {"id": 1, "name": "one", "http": "10.0.0.1:8000", "grpc": "10.0.0.1:8001"}
 TWO = {"id": 2, "name": "two", "http": "hplm-1.hplm:8000", "grpc": "hplm-1.hplm:8001"}
@@ -54,7 +54,7 @@ def test_paths_begin_at_the_file_and_a_pool_may_have_its_own_state(read, tmp_pat
     ],
 )
 def test_a_wrong_description_names_the_thing(read, fields, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         read(**fields)
 
 

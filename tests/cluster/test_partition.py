@@ -11,9 +11,9 @@ from tests.cluster.router import require_haproxy, routing, tenant
 from tests.cluster.stand_in import StandIn
 from tests.follow.machine import Machine, same, step, until_whole
 from tests.follow.nginx import TOKEN, nginx
-from tests.naming import names
 from tests.places import knowledge, make_place
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +62,9 @@ def test_a_follower_that_is_cut_off_serves_on_says_since_when_and_catches_up(hos
         hosts.cut()
         live.add("new-b", knowledge(store, "new-b"))
         live.delete("tenant-1")
-        eventually(lambda: step(following) or any(names(line, url, "since") for line in machine.said))
+        eventually(lambda: step(following) or any(mentions(line, url, "since") for line in machine.said))
         step(following)
-        assert sum(names(line, url, "since") for line in machine.said) == 1
+        assert sum(mentions(line, url, "since") for line in machine.said) == 1
         assert machine.served().tenants == served.tenants
         assert Heard.load(machine.state.heard) == heard
         hosts.mend()

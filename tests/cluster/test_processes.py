@@ -9,7 +9,7 @@ import pytest
 
 from hplm.cluster.processes import Process, nginx
 from hplm.errors import HplmError
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time.sleep(600)"]
 

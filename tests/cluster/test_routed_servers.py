@@ -16,7 +16,7 @@ from hplm_client import HplmClient
 from testing.toy import TENANTS, WORDS
 from tests.cluster.router import Router, require_haproxy
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import kill_model, serving
+from tests.support.servers import kill_model, serving
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.cluster.router import INFER, require_haproxy, routing, stand_ins, tenant
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from hplm.cluster.traffic import Share
 from hplm.errors import HplmError
 from hplm.server.ports import LOOPBACK, listen
 from hplm.server.triton import DRAIN_SECONDS
-from tests.naming import names
+from tests.support.message import mentions
 
 
 def up(toy, folder, *more):
@@ -30,21 +30,21 @@ def nowhere(monkeypatch, tmp_path):
 
 def test_a_missing_engine_is_named_with_its_package(toy, tmp_path, nowhere, capsys):
     assert up(toy, tmp_path) == 1
-    assert names(capsys.readouterr().err, "nginx", "apt-get install nginx-light")
+    assert mentions(capsys.readouterr().err, "nginx", "apt-get install nginx-light")
 
 
 def test_a_port_that_is_taken_is_refused(toy, tmp_path, capsys, engines):
     with listen(LOOPBACK, 0, "") as taken:
         port = taken.getsockname()[1]
         assert up(toy, tmp_path, "--port", str(port)) == 1
-    assert names(capsys.readouterr().err, port, "--port")
+    assert mentions(capsys.readouterr().err, port, "--port")
 
 
 def test_a_folder_of_another_cluster_is_refused(toy, tmp_path, capsys, engines):
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert up(toy, tmp_path) == 1
-    assert names(capsys.readouterr().err, tmp_path, "--folder")
+    assert mentions(capsys.readouterr().err, tmp_path, "--folder")
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_a_folder_of_another_cluster_is_refused(toy, tmp_path, capsys, engines):
 )
 def test_options_that_cannot_be_are_refused(toy, tmp_path, options, named, capsys):
     assert up(toy, tmp_path, *options) == 1
-    assert names(capsys.readouterr().err, *named)
+    assert mentions(capsys.readouterr().err, *named)
 
 
 @pytest.mark.parametrize("command", ["roll", "status"])
 def test_a_cluster_that_does_not_run_is_named(tmp_path, command, capsys):
     assert main(["cluster", command, "--folder", str(tmp_path)]) == 1
-    assert names(capsys.readouterr().err, tmp_path, "hplm cluster up")
+    assert mentions(capsys.readouterr().err, tmp_path, "hplm cluster up")
 
 
 @pytest.fixture

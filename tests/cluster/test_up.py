@@ -26,7 +26,7 @@ from loadtest.chaos.history import OK, UNANSWERED, WRONG, History, Question, exp
 from loadtest.served_cluster import ServedCluster
 from testing.random_store import random_tenant
 from testing.toy import TENANTS, WORDS
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,7 @@ from demo.documents import shingles
 from demo.domains import Area, Domain
 from demo.tasks import TASKS
 from hplm.errors import HplmError
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def test_labels_are_balanced_as_far_as_the_sources_allow(data: DemoData) -> None
 
 def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -> None:
     bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
-    with pytest.raises(HplmError, match=naming("'stdlib-area'", "stdlib", "train")):
+    with pytest.raises(HplmError, match=mentioning("'stdlib-area'", "stdlib", "train")):
         write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
 
 

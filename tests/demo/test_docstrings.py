@@ -6,7 +6,7 @@ import pytest
 
 from demo.docstrings import Definition, Source, read_definitions
 from hplm.errors import HplmError
-from tests.naming import naming
+from tests.support.message import mentioning
 
 MODULE = '''"""What this module is for."""
 raise RuntimeError("reading a source file must not run it")
@@ -83,7 +83,7 @@ def test_a_source_lists_its_files_in_order_and_without_tests(package: Path) -> N
 
 
 def test_a_missing_package_is_named() -> None:
-    with pytest.raises(HplmError, match=naming("'no_such_package_of_ours'", "pip install")):
+    with pytest.raises(HplmError, match=mentioning("'no_such_package_of_ours'", "pip install")):
         Source("no_such_package_of_ours").files()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.deploy.door import require_haproxy
-from tests.serving import serving
+from tests.support.servers import serving
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hplm.server.probing import PROBE
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 THREADS = 32  # of gRPC: requests that are held at once
 

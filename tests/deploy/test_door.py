@@ -17,10 +17,10 @@ from tritonclient.utils import InferenceServerException
 from testing.toy import TENANTS, WORDS
 from tests.deploy.door import StockAtDoor, haproxy, read_answer, require_haproxy
 from tests.deploy.image import DEPLOY
-from tests.equality import Comparison
-from tests.naming import names
 from tests.server.stock import Stock
-from tests.waiting import eventually
+from tests.support.answers import Comparison
+from tests.support.message import mentions
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def body_of(texts, shape=None, **more):
 
 def refused(answer, status=400, *words):
     assert answer.status == status, answer
-    assert names(answer.error, "[invalid_input]", *words), answer
+    assert mentions(answer.error, "[invalid_input]", *words), answer
     return True
 
 
@@ -145,7 +145,7 @@ def test_class_count_of_stock_clients_is_refused(door, protocol):
     wanted = stock._library.InferRequestedOutput("LABEL", class_count=1)
     with pytest.raises(InferenceServerException) as caught:
         stock.client.infer("toy", [text], outputs=[wanted], parameters={"tenant": "acme"})
-    assert names(caught.value, "[invalid_input]", "'classification'")
+    assert mentions(caught.value, "[invalid_input]", "'classification'")
 
 
 def test_chunks_are_refused(door):
@@ -197,7 +197,7 @@ def test_compressed_bodies_are_refused(door):
 def test_bodies_of_more_than_16_mb_are_refused(door):
     assert refused(door.post(INFER, body_of(["a" * LONGEST_REQUEST])), 413, 16)
     answer = door.post(INFER, body_of(["a" * (LONGEST_REQUEST - 1000)]))
-    assert answer.status == 400 and names(answer.error, "100,000"), "this one hPLM refuses"
+    assert answer.status == 400 and mentions(answer.error, "100,000"), "this one hPLM refuses"
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "99999999999", "1e3", "x", "5, 6"])
@@ -247,7 +247,7 @@ class Grpc:
         error = self.ask(message)
         if error.code().name == "CANCELLED":  # before all of it was sent, which hides why
             return len(message if isinstance(message, bytes) else message.SerializeToString()) > 1 << 16
-        assert error.code().name == "INVALID_ARGUMENT" and names(error.details(), "[invalid_input]", *words), error
+        assert error.code().name == "INVALID_ARGUMENT" and mentions(error.details(), "[invalid_input]", *words), error
         return True
 
 

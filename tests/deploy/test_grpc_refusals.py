@@ -6,8 +6,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.deploy.door import haproxy, require_haproxy
 from tests.deploy.stand_in import Held, grpc_stand_in, http_stand_in
-from tests.naming import names
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def error_of(door, method="ModelInfer", **more):
 
 
 def refused(error, code, *words):
-    assert error.code().name == code and names(error.details(), *words), error
+    assert error.code().name == code and mentions(error.details(), *words), error
     return True
 
 

@@ -8,8 +8,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
 from tests.deploy.stand_in import Held, grpc_stand_in, http_stand_in
-from tests.naming import names
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def test_those_that_wait_too_long_are_refused(door, held):
         large = [clients.submit(post, door, "a" * LARGE, source) for source in SOURCES]
         eventually(lambda: sum(one.done() for one in large) == len(SOURCES) - AT_ONCE)
         refused = [one.result() for one in large if one.done()]
-        assert all(answer.status == 503 and names(answer.error, "[queue_full]") for answer in refused)
+        assert all(answer.status == 503 and mentions(answer.error, "[queue_full]") for answer in refused)
         held.may_answer.set()
         assert sorted(one.result(PATIENCE).status for one in large) == [200] * AT_ONCE + [503] * len(refused)
 
@@ -78,7 +78,7 @@ def test_one_address_has_two_on_their_way(door, held):
         large = [clients.submit(post, door, "a" * LARGE) for _ in range(OF_ONE_ADDRESS)]
         eventually(lambda: held.count == OF_ONE_ADDRESS)
         answer = post(door, "a" * LARGE)
-        assert answer.status == 503 and names(answer.error, "[quota]") and "retry-after: 1\r\n" in answer.head
+        assert answer.status == 503 and mentions(answer.error, "[quota]") and "retry-after: 1\r\n" in answer.head
         assert post(door, "a").status == 200
         held.may_answer.set()
         assert [one.result(PATIENCE).status for one in large] == [200] * OF_ONE_ADDRESS

@@ -21,8 +21,8 @@ from hplm.server.flags import contract_flags
 from hplm.server.ports import Ports
 from testing.toy import TENANTS
 from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables, lay_out
-from tests.equality import Comparison
 from tests.server.stock import Stock
+from tests.support.answers import Comparison
 
 pytestmark = pytest.mark.slow
 

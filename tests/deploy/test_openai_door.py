@@ -12,9 +12,9 @@ from hplm_openai.__main__ import parser
 from testing.toy import make_chat
 from tests.deploy.door import haproxy, require_haproxy
 from tests.deploy.image import DEPLOY, compose_service
-from tests.naming import names
-from tests.serving import cancelled, gateway_before, held, serving
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.servers import cancelled, gateway_before, held, serving
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_decoder_answers_whole_by_infer_of_the_model_hplm(door):
 
 def test_fields_of_generate_and_flags_in_json_are_refused(door):
     refused = door.post("/v2/models/hplm/generate", json.dumps({"tenant": "open", "text_input": "some words"}).encode())
-    assert refused.status == 400 and names(refused.error, "text_input")
+    assert refused.status == 400 and mentions(refused.error, "text_input")
     flag = {"name": "return_finish_reason", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
     assert door.post("/v2/models/hplm/infer", json.dumps({"inputs": [flag]}).encode()).status == 400
 
@@ -125,7 +125,7 @@ def test_the_limits_are_those_of_other_requests(door):
 )  # fmt: skip
 def test_other_paths_are_not_there(door, method, path):
     answer = door.send(method, path, content_length="0")
-    assert answer.status == 404 and names(answer.error, "[invalid_input]")
+    assert answer.status == 404 and mentions(answer.error, "[invalid_input]")
 
 
 def test_a_client_that_goes_frees_its_place(door, server):
@@ -152,7 +152,7 @@ def test_a_door_that_was_told_of_no_gateway_has_no_such_paths(server, tmp_path):
 def test_a_gateway_that_is_gone_is_503(server, tmp_path):
     with open_door(server, tmp_path / "door", HPLM_OPENAI="127.0.0.1:1") as door:
         eventually(lambda: door.post(COMPLETIONS, body_of()).status == 503)
-        assert names(door.post(COMPLETIONS, body_of()).error, "[draining]")
+        assert mentions(door.post(COMPLETIONS, body_of()).error, "[draining]")
 
 
 def test_compose_starts_the_gateway_only_on_request_and_publishes_it_on_loopback():
@@ -170,7 +170,7 @@ def is_refused(client, settings, protocol):
     allowed = (Forbidden, ConnectionLost) if protocol == "grpc" else Forbidden
     with pytest.raises(allowed) as refusal:
         list(client.stream("some words", **settings))
-    return isinstance(refusal.value, Forbidden) and names(refusal.value, "OpenAI")
+    return isinstance(refusal.value, Forbidden) and mentions(refusal.value, "OpenAI")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

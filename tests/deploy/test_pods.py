@@ -18,7 +18,7 @@ from hplm.server.ports import Ports
 from hplm.tenants.state import State
 from tests.deploy.manifests import BASE, Object, built, container, find, words
 from tests.deploy.programs import debian_program, run
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ from tests.deploy.door import StockAtDoor, command, haproxy, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.server.asking import Asking
 from tests.server.stock import Stock
-from tests.serving import serving
-from tests.waiting import eventually
+from tests.support.servers import serving
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from hplm_client.errors import QueueFull, refusal
 from tests.deploy.door import command, haproxy, require_haproxy
 from tests.deploy.stand_in import Held, grpc_stand_in, http_stand_in
-from tests.waiting import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 

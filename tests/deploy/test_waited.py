@@ -13,7 +13,7 @@ from tests.deploy.door import StockAtDoor, command, haproxy
 from tests.deploy.gate import gate_before
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_metrics import Scraped
-from tests.waiting import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ from hplm.follow.source import Source
 from hplm.server.embedded import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
-from tests.naming import names
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 ROOT = Path(__file__).parents[2]
 SECURITY = ROOT / "docs" / "security.md"
@@ -70,7 +70,7 @@ def test_the_container_image_has_no_known_holes():
 def test_an_old_release_is_a_problem_on_an_open_address():
     assert checks.triton("2.51.0", is_open=True).status == PROBLEM
     finding = checks.triton("2.51.0", is_open=False)
-    assert finding.status == WARNING and names(finding.says, "24.10", len(ADVISORIES)) and names(finding.do, "26.06")
+    assert finding.status == WARNING and mentions(finding.says, "24.10", len(ADVISORIES)) and mentions(finding.do, "26.06")
     assert checks.triton("26.06", is_open=True).status == OK
     assert checks.triton(None, is_open=True).status == checks.triton("x", is_open=True).status == UNKNOWN
 
@@ -86,8 +86,8 @@ def test_few_open_files_are_a_problem(soft, hard, status):
 @pytest.mark.parametrize(("size", "status"), [(212992, WARNING), (8 << 20, OK)])
 def test_small_reply_buffers_are_told(size, status):
     finding = checks.reply_buffers(size, enough=8 << 20, answer=768)
-    assert finding.status == status and names(finding.says, f"{size // 768:,}")
-    assert names(finding.do, 8 << 20) == (status == WARNING)
+    assert finding.status == status and mentions(finding.says, f"{size // 768:,}")
+    assert mentions(finding.do, 8 << 20) == (status == WARNING)
 
 
 @pytest.mark.parametrize(("mb", "free_mb", "status"), [(64, 64, PROBLEM), (2048, 100, PROBLEM), (2048, 2000, OK)])
@@ -95,7 +95,7 @@ def test_little_shared_memory_is_a_problem(monkeypatch, tmp_path, mb, free_mb, s
     space = os.statvfs_result((4096, 4096, mb * 256, free_mb * 256, free_mb * 256, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda folder: space)
     finding = checks.shared_memory(tmp_path)
-    assert finding.status == status and names(finding.says, tmp_path)
+    assert finding.status == status and mentions(finding.says, tmp_path)
 
 
 def test_locked_memory_must_suffice_for_hot_rows(toy, tmp_path):
@@ -116,7 +116,7 @@ def test_files_of_secrets_are_their_owners_alone(tmp_path, mode, status):
     file.touch()
     file.chmod(mode)
     finding = checks.secret_files([file])
-    assert finding.status == status and names(finding.says, file) == (status == PROBLEM)
+    assert finding.status == status and mentions(finding.says, file) == (status == PROBLEM)
 
 
 @pytest.mark.parametrize("name", ["hplm-00ff-1", "triton_python_backend_shm_region_1"])
@@ -133,7 +133,7 @@ def test_a_secret_on_a_command_line_is_told(tmp_path):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(line)
     finding = checks.command_lines(tmp_path)
-    assert finding.status == WARNING and names(finding.says, 7) and "hidden" not in finding.says + finding.do
+    assert finding.status == WARNING and mentions(finding.says, 7) and "hidden" not in finding.says + finding.do
     for hidden in (b"", b"tritonserver\0--http-restricted-api=logging:hplm-admin=******\0"):
         (tmp_path / "7" / "cmdline").write_bytes(hidden)
         assert checks.command_lines(tmp_path).status == OK
@@ -141,7 +141,7 @@ def test_a_secret_on_a_command_line_is_told(tmp_path):
 
 def test_tenants_without_keys_are_a_problem_on_an_open_address(toy, tmp_path):
     finding = checks.tenants(toy.repository, None, is_open=True)
-    assert finding.status == PROBLEM and names(finding.says, "acme", 8)
+    assert finding.status == PROBLEM and mentions(finding.says, "acme", 8)
     assert checks.tenants(toy.repository, None, is_open=False).status == WARNING
     export(toy.store, tmp_path, ServingOptions(dtype="fp32"))
     path = tmp_path / "toy/1/tenants.json"

@@ -9,7 +9,7 @@ from hplm.engine.lookup import Lookup
 from hplm.metrics.meter import Meter
 from hplm.tenants.ticket import Ticket
 from tests.engine.asker import PARAMETERS
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 WANTED = frozenset({"LABEL", "LOGITS", "VERSION"})
 

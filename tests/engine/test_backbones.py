@@ -23,9 +23,9 @@ from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
 from tests.engine.asker import PARAMETERS, Asker, stages_of
-from tests.equality import Comparison
 from tests.ladders import HALF, OWN, make_ladders
-from tests.naming import naming
+from tests.support.answers import Comparison
+from tests.support.message import mentioning
 from tests.tasks import TENANTS as TASK_TENANTS
 from tests.tasks import question
 
@@ -224,14 +224,14 @@ def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypa
 )
 def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeypatch, changed, named):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})
 
 
 def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monkeypatch):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
-    with pytest.raises(InvalidInput, match=naming("'chat'", "decoder", "'backbones'")):
+    with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
         Both([toy.folder, chat.folder])
 
 

@@ -23,11 +23,11 @@ from testing.reference import Reference
 from testing.toy import WORDS
 from tests.climb import Climb
 from tests.engine.asker import Asker, stages_of
-from tests.equality import Comparison
 from tests.ladders import LADDER, OWN, STACK, make_ladders
-from tests.naming import naming
+from tests.support.answers import Comparison
+from tests.support.message import mentioning
+from tests.support.wait import eventually
 from tests.tasks import TENANTS, question
-from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_without_a_rung_a_quiet_server_takes_the_dearest_plan(asker):
 
 @pytest.mark.parametrize("rung", [5, 2**16 - 1])
 def test_an_unknown_rung_is_refused(asker, rung):
-    with pytest.raises(InvalidInput, match=naming("hplm_rung", rung, "'pair'", "1 to 4")):
+    with pytest.raises(InvalidInput, match=mentioning("hplm_rung", rung, "'pair'", "1 to 4")):
         asker.ask("pair", ["a b"], rung=rung)
     asker.answers.pop()  # the request was refused
 
@@ -325,7 +325,7 @@ def test_a_stack_that_cannot_be_read_fails_only_requests_that_need_it(ladders, t
     stored.unlink()  # a hard link of the store's
     stored.write_bytes(b"broken")
     asker = Asker(folder)
-    with pytest.raises(Broken, match=naming("'pair'", f"'{STACK}'", "export")):
+    with pytest.raises(Broken, match=mentioning("'pair'", f"'{STACK}'", "export")):
         asker.ask("pair", ["a b"])
     asker.answers.pop()  # the request was refused
     asker.close()

@@ -15,8 +15,8 @@ from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 from testing.random_store import SPECIAL
 from testing.toy import WORDS, Toy
 from tests.engine.asker import Asker
-from tests.naming import names, naming
-from tests.waiting import eventually
+from tests.support.message import mentioning, mentions
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_a_flipped_bit_of_a_table_fails_only_texts_that_read_its_row(toy, tmp_pa
     asker = Asker(folder)
     failed = asker.wait(asker.ask("acme", [words]))
     assert isinstance(failed, Broken)
-    assert names(failed, "'acme'", row + 1, "bio/1")
+    assert mentions(failed, "'acme'", row + 1, "bio/1")
     for tenant in ("beta", "city"):
         (served,) = asker.wait(asker.ask(tenant, [words]))
         np.testing.assert_allclose(served.logits, reference.forward(words, tenant), atol=1e-3)
@@ -51,7 +51,7 @@ def test_a_truncated_table_fails_only_its_own_tenants(toy, tmp_path, reference):
     values.unlink()
     values.write_bytes(shorter)
     asker = Asker(folder)
-    with pytest.raises(Broken, match=naming("bio/1/values", len(shorter))):
+    with pytest.raises(Broken, match=mentioning("bio/1/values", len(shorter))):
         asker.ask("acme", [WORDS[0]])
     (served,) = asker.wait(asker.ask("beta", [WORDS[0]]))
     np.testing.assert_allclose(served.logits, reference.forward(WORDS[0], "beta"), atol=1e-3)
@@ -115,7 +115,7 @@ def test_a_corrupt_record_fails_only_its_tenant(toy, tmp_path, reference):
     for tenant, number in numbers:
         answer = asker.wait(number)
         if tenant == "acme":
-            assert isinstance(answer, Broken) and names(answer, "'acme'", 0, bank.name)
+            assert isinstance(answer, Broken) and mentions(answer, "'acme'", 0, bank.name)
         else:
             np.testing.assert_allclose(answer[0].logits, reference.forward(WORDS[7], tenant), atol=1e-3)
     asker.close()

@@ -9,7 +9,7 @@ from hplm.errors import DeadlineMissed, Draining, NoTenant
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_ticket_expires(asker):
         arrival = {"arrival_ns": received_ns - 10**12, "waited_ns": 10**12}  # at the front door
         ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, deadline_ns=0, priority=0, top_k=0, **arrival)
         if refused:
-            with pytest.raises(DeadlineMissed, match=naming(service.TICKET_SECONDS)):
+            with pytest.raises(DeadlineMissed, match=mentioning(service.TICKET_SECONDS)):
                 asker.service.submit(ticket, good, lambda answer, counted: None)
         else:
             asker.service.submit(ticket, good, lambda answer, counted: None)

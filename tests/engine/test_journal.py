@@ -10,7 +10,7 @@ from hplm.errors import InvalidInput
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.ladders import LADDER, make_ladders
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path):
@@ -94,7 +94,7 @@ def test_a_journal_goes_on_with_a_line_of_its_own_after_a_killed_server(tmp_path
 
 
 def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
-    with pytest.raises(InvalidInput, match=naming("'journal'", tmp_path / "no/where")):
+    with pytest.raises(InvalidInput, match=mentioning("'journal'", tmp_path / "no/where")):
         Asker(toy.folder, journal=str(tmp_path / "no/where"))
 
 

@@ -22,9 +22,9 @@ from hplm.metrics import names
 from hplm.tenants import quarantine
 from testing.toy import WORDS
 from tests.engine.client import WANTED, Client
-from tests.naming import names as names_of
-from tests.naming import naming
-from tests.waiting import eventually
+from tests.support.message import mentioning
+from tests.support.message import mentions as names_of
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -158,9 +158,9 @@ def test_closing_answers_what_waits(toy):
 
 
 def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy):
-    with pytest.raises(Broken, match=naming("does not start", "'abacus'")):
+    with pytest.raises(Broken, match=mentioning("does not start", "'abacus'")):
         Client(toy.folder, device="abacus")
-    with pytest.raises(Broken, match=naming("does not start", "slots")):
+    with pytest.raises(Broken, match=mentioning("does not start", "slots")):
         Client(toy.folder, slots="1")
 
 
@@ -312,7 +312,7 @@ def idle(tmp_path):
 def test_an_engine_that_does_not_get_ready_is_ended(toy, monkeypatch, idle):
     monkeypatch.setattr(keeper, "_python", lambda: idle)
     monkeypatch.setattr(keeper, "START_SECONDS", 0.5)
-    with pytest.raises(Broken, match=naming("does not start", "SIGKILL")):
+    with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
         Client(toy.folder)
 
 

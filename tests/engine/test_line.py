@@ -15,8 +15,8 @@ from hplm.errors import DeadlineMissed, Draining, Internal, OutOfCapacity, Queue
 from hplm.tenants.snapshot import Tenant
 from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.equality import Comparison
-from tests.naming import names
+from tests.support.answers import Comparison
+from tests.support.message import mentions
 
 
 class Gate:
@@ -209,7 +209,7 @@ def test_without_memory_for_halves_the_texts_are_refused_and_the_engine_continue
 
     monkeypatch.setattr(Engine, "run", short)
     failed = asker.wait(asker.ask("acme", WORDS[:4]))
-    assert isinstance(failed, OutOfCapacity) and names(str(failed), "batch_tokens")
+    assert isinstance(failed, OutOfCapacity) and mentions(str(failed), "batch_tokens")
     assert sizes[0] == 4 and set(sizes[1:]) <= {2}
     monkeypatch.setattr(Engine, "run", run)
     assert len(asker.wait(asker.ask("acme", WORDS[:4]))) == 4

@@ -22,8 +22,8 @@ from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds
 from hplm.tenants.quotas import Quotas
 from testing.toy import WORDS
-from tests.naming import naming
-from tests.waiting import eventually
+from tests.support.message import mentioning
+from tests.support.wait import eventually
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, m
 def test_a_request_of_too_many_tokens_is_refused_before_it_is_looked_up(backbone, monkeypatch):
     monkeypatch.setattr("hplm.engine.lookup.MOST_TOKENS", 20)
     view = backbone.view
-    with pytest.raises(InvalidInput, match=naming(6, 9, 20)):
+    with pytest.raises(InvalidInput, match=mentioning(6, 9, 20)):
         Lookup(backbone).resolve(view, view.snapshot.find("acme"), [f"{WORDS[0]} {WORDS[1]}"] * 9)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hplm.engine import memory
 from hplm.engine.memory import SPARE, SharedMemory
 from hplm.errors import OutOfCapacity
-from tests.naming import naming
+from tests.support.message import mentioning
 
 MB = 1 << 20
 
@@ -25,7 +25,7 @@ def test_an_answer_without_enough_shared_memory_is_an_error(shared):
     room = SharedMemory()
     with room.taken(1000):  # small answers fit into the memory that the process already has
         pass
-    with pytest.raises(OutOfCapacity, match=naming("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
+    with pytest.raises(OutOfCapacity, match=mentioning("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
         pytest.fail("it was sent")
 
 

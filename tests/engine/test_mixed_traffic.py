@@ -15,7 +15,7 @@ from hplm.scheduling.policy import OURS
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_toy, random_text
 from tests.engine.asker import Asker
-from tests.equality import Comparison
+from tests.support.answers import Comparison
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from hplm.scheduling.selection import OUTSIDE, Places
 from hplm.scheduling.waiting import Capacity
 from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
-from tests.equality import Comparison
-from tests.naming import naming
+from tests.support.answers import Comparison
+from tests.support.message import mentioning
 
 CPU = torch.device("cpu")
 POOL = 4  # texts of each tenant: short, longer, and as long as the backbone takes
@@ -243,5 +243,5 @@ def test_a_packing_is_chosen_by_name():
     ],
 )
 def test_an_unknown_packing_is_refused_by_name(given, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         read_packing(given, None)

@@ -17,7 +17,7 @@ from hplm.errors import Internal, InvalidInput
 from hplm.parameters import parameters_of
 from hplm.placement.profile import Profile
 from testing.toy import CONFIG, TENANTS
-from tests.naming import naming
+from tests.support.message import mentioning
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 
@@ -88,7 +88,7 @@ def killed(given):
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
     monkeypatch.setattr(profiling, "measure", killed)
-    with pytest.raises(Internal, match=naming("toy, 1 device")):
+    with pytest.raises(Internal, match=mentioning("toy, 1 device")):
         profile_repository(sources_of(toy.repository), [CORE], [1], show_progress=False)
 
 
@@ -106,14 +106,14 @@ def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
     ],
 )
 def test_devices_that_cannot_be_measured_are_refused(devices, intra, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         check_devices(devices, intra)
 
 
 def test_a_repository_without_such_a_backbone_is_refused(toy, tmp_path):
-    with pytest.raises(InvalidInput, match=naming(tmp_path, "hplm export")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm export")):
         sources_of(tmp_path)
-    with pytest.raises(InvalidInput, match=naming("'other'", "toy")):
+    with pytest.raises(InvalidInput, match=mentioning("'other'", "toy")):
         sources_of(toy.repository, ["other"])
 
 

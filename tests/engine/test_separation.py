@@ -12,7 +12,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.tenants import quarantine
 from hplm.tenants.quarantine import SECONDS, Quarantine
-from tests.naming import names as names_of
+from tests.support.message import mentions as names_of
 
 FOLDERS = [Path("repository/one/1"), Path("repository/two/1")]
 GUILTY = Mark(7, number_of(1, 3), "acme")

@@ -20,7 +20,7 @@ from hplm.scheduling.queue import Queue
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkey
     monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
     tables = [Table(path.parent) for path in (toy.folder / "plot").glob("*/*/meta.json")]
     needed = sum(3 * table.meta.row_bytes for table in tables)
-    with pytest.raises(InvalidInput, match=naming(f"{needed:,}", "ulimit -l", "--ulimit memlock=-1", "plot_hot")):
+    with pytest.raises(InvalidInput, match=mentioning(f"{needed:,}", "ulimit -l", "--ulimit memlock=-1", "plot_hot")):
         Asker(toy.folder, plot_hot="3")
 
 
@@ -81,7 +81,7 @@ def test_top_k_gives_the_best_labels_first(asker, reference):
 
 
 def test_top_k_is_refused_for_tag(asker):
-    with pytest.raises(InvalidInput, match=naming("top_k", "'beta'")):
+    with pytest.raises(InvalidInput, match=mentioning("top_k", "'beta'")):
         asker.ask("beta", [WORDS[0]], top_k=2)
     asker.answers.pop()  # the request was refused
 
@@ -102,7 +102,7 @@ def test_logits_that_are_not_finite_are_broken_and_no_answer(asker, monkeypatch)
 
     monkeypatch.setattr(Engine, "run", without_numbers)
     failure = asker.wait(asker.ask("acme", [WORDS[0]]))
-    assert isinstance(failure, Broken) and names(failure, "'acme'")
+    assert isinstance(failure, Broken) and mentions(failure, "'acme'")
     monkeypatch.undo()
     assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
 
@@ -125,15 +125,15 @@ def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeyp
 
 
 def test_an_answer_with_too_much_text_is_refused_before_it_is_computed(asker):
-    with pytest.raises(InvalidInput, match=naming(100, "20,000")):
+    with pytest.raises(InvalidInput, match=mentioning(100, "20,000")):
         asker.ask("beta", ["a " * 20_000, *[WORDS[0]] * 99], truncate=True)
-    with pytest.raises(InvalidInput, match=naming("4,018,000", "4,000,000")):
+    with pytest.raises(InvalidInput, match=mentioning("4,018,000", "4,000,000")):
         asker.ask("acme", ["a " * 49_000] * 41, truncate=True)
 
 
 def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed(asker, monkeypatch):
     monkeypatch.setattr("hplm.engine.service.MOST_NUMBERS", 100)
-    with pytest.raises(InvalidInput, match=naming(2, 60, 100)):
+    with pytest.raises(InvalidInput, match=mentioning(2, 60, 100)):
         asker.ask("beta", [WORDS[0], "a " * 60], truncate=True)
     asker.answers.pop()  # the request was refused
     assert asker.wait(asker.ask("beta", [f"{WORDS[0]} a"]))[0].labels
@@ -179,7 +179,7 @@ def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypat
     monkeypatch.setattr(Stager, "_hold", full)
     answers = [asker.wait(number) for number in [asker.ask(tenant, [WORDS[0]]) for tenant in ("acme", "city", "acme", "beta")]]
     assert [isinstance(answer, OutOfCapacity) for answer in answers] == [True, False, True, False]
-    assert names(answers[0], "'acme'")
+    assert mentions(answers[0], "'acme'")
 
 
 def test_the_reference_is_deterministic(toy, reference):

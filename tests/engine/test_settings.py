@@ -8,7 +8,7 @@ from hplm.engine.settings import AUTO_ON_CPU, Settings
 from hplm.errors import InvalidInput
 from hplm.parameters import deadline_us
 from tests.engine.asker import PARAMETERS
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from tests.naming import naming
     ],
 )  # fmt: skip
 def test_a_parameter_that_makes_no_sense_is_refused_by_name(name, value):
-    with pytest.raises(InvalidInput, match=naming(name, f"'{value}'")):
+    with pytest.raises(InvalidInput, match=mentioning(name, f"'{value}'")):
         Settings.read({**PARAMETERS, name: value})
 
 
 @pytest.mark.parametrize("value", ["-5", "nan", "inf", "soon"])
 def test_a_deadline_that_makes_no_sense_is_refused_by_name(value):
-    with pytest.raises(InvalidInput, match=naming("'deadline_ms'", f"'{value}'")):
+    with pytest.raises(InvalidInput, match=mentioning("'deadline_ms'", f"'{value}'")):
         deadline_us({"deadline_ms": value})
 
 
@@ -36,7 +36,7 @@ def test_a_deadline_is_read_in_microseconds():
 
 
 def test_a_repository_without_a_parameter_must_be_exported_again():
-    with pytest.raises(InvalidInput, match=naming("'packing'", "config.pbtxt")):
+    with pytest.raises(InvalidInput, match=mentioning("'packing'", "config.pbtxt")):
         Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})
 
 
@@ -51,6 +51,6 @@ def test_auto_without_a_measurement_is_16_or_32_bits():
 
 
 def test_eight_bits_are_refused_on_a_gpu():
-    with pytest.raises(InvalidInput, match=naming("int8", "cuda")):
+    with pytest.raises(InvalidInput, match=mentioning("int8", "cuda")):
         resolve_precision("int8", torch.device("cuda"))
     assert not resolve_precision("bf16", torch.device("cuda"), auto_on_cpu="int8").eight_bits

@@ -12,7 +12,7 @@ from testing.random_store import random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS, random_text
 from tests.engine.asker import Asker
-from tests.equality import Comparison
+from tests.support.answers import Comparison
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from hplm.errors import Draining, Internal
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_toy, random_text
 from tests.engine.asker import Asker, stages_of
-from tests.equality import Comparison
-from tests.waiting import eventually
+from tests.support.answers import Comparison
+from tests.support.wait import eventually
 
 TWO, THREE = stages_of(1, 4), stages_of(0, 2, 4)
 

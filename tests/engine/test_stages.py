@@ -25,8 +25,8 @@ from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, make_toy, random_text
 from tests.engine.asker import PARAMETERS, stages_of
-from tests.equality import Comparison
-from tests.naming import naming
+from tests.support.answers import Comparison
+from tests.support.message import mentioning
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 CORE = min(os.sched_getaffinity(0))
@@ -141,27 +141,27 @@ def test_a_core_is_the_device_and_the_place_of_its_thread():
     ],
 )  # fmt: skip
 def test_stages_that_make_no_sense_are_refused(written, named):
-    with pytest.raises(InvalidInput, match=naming("'stages'", *named)):
+    with pytest.raises(InvalidInput, match=mentioning("'stages'", *named)):
         read_stages(written)
 
 
 @pytest.mark.parametrize("second, named", [("3-4", "between 1 and 3"), ("1-4", "twice"), ("0-1", "order")])
 def test_layers_that_are_left_out_or_named_twice_are_refused(monkeypatch, second, named):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=naming("'stages'", named)):
+    with pytest.raises(InvalidInput, match=mentioning("'stages'", named)):
         read_stages(f"0-1@cpu:0 {second}@cpu:1")
 
 
 @pytest.mark.parametrize("end", [3, 7])
 def test_stages_must_end_with_the_last_layer(reference, end):
-    with pytest.raises(InvalidInput, match=naming(f"layer {end}", f"{LAYERS} layers")):
+    with pytest.raises(InvalidInput, match=mentioning(f"layer {end}", f"{LAYERS} layers")):
         Engine(reference.backbone.upper(), CPU, torch.float32, stages=stages_of(1, end))
 
 
 @pytest.mark.parametrize("name, value", [("device", "cuda"), ("threads", "2"), ("overlap", "synchronous"), ("slots", "2")])
 def test_other_parameters_may_not_contradict_the_stages(monkeypatch, name, value):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=naming(name, f"'{value}'")):
+    with pytest.raises(InvalidInput, match=mentioning(name, f"'{value}'")):
         Settings.read({**PARAMETERS, "stages": "0-1@cpu:0 2-4@cpu:1", name: value})
 
 

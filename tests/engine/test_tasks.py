@@ -18,7 +18,7 @@ from testing.random_store import random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, WORDS, random_text
 from tests.engine.asker import PARAMETERS, Asker
-from tests.naming import naming
+from tests.support.message import mentioning
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
 
 pytestmark = pytest.mark.slow
@@ -73,9 +73,9 @@ def test_every_task_in_mixed_batches_equals_the_reference(service, reference):
 
 
 def test_a_missing_or_unreadable_passage_is_refused(service, reference):
-    with pytest.raises(InvalidInput, match=naming(1, "TEXT", "TEXT_PAIR")):
+    with pytest.raises(InvalidInput, match=mentioning(1, "TEXT", "TEXT_PAIR")):
         ask(service, reference, "find", [WORDS[0]], None, print)
-    with pytest.raises(InvalidInput, match=naming(1)):
+    with pytest.raises(InvalidInput, match=mentioning(1)):
         ask(service, reference, "find", [WORDS[0]], ["\u200b"], print)
 
 
@@ -95,7 +95,7 @@ def test_a_passage_that_is_too_long_is_answered_from_anywhere(service, reference
 
 def test_a_question_that_leaves_no_room_for_the_passage_is_refused_or_cut(service, reference):
     question, passage, answers = " ".join(WORDS[:40]), " ".join(WORDS[:150]), []
-    with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
+    with pytest.raises(InvalidInput, match=mentioning(64, "truncate=true")):
         ask(service, reference, "find", [question], [passage], answers.append)
     ask(service, reference, "find", [question], [passage], answers.append, truncate=True)
     service.close()

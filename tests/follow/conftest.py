@@ -8,7 +8,7 @@ import pytest
 from tests.follow.faulty import faulty
 from tests.follow.machine import Machine
 from tests.places import make_place
-from tests.waiting import PATIENCE
+from tests.support.wait import PATIENCE
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import EXPORTED_BANKS, State
 from testing.reference import Reference
 from tests.places import TEXT
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 
 class Machine:

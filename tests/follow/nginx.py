@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hplm.follow.source_server import source_config
-from tests.waiting import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually
 
 TOKEN = "a-token.of+followers="
 HOST = "127.0.0.1"

@@ -12,9 +12,9 @@ import pytest
 from hplm.tenants.manager import Manager
 from tests.follow.machine import Machine, same, step, until_whole
 from tests.follow.nginx import HOST, free_port, is_open
-from tests.naming import names
 from tests.places import knowledge, make_place
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
@@ -62,4 +62,4 @@ def test_a_bucket_is_followed_through_rclone(commands, tmp_path):
             upload()
             eventually(lambda: step(following) or following.copy.reached.whole == 3)
             assert same((repository, state), machine)
-        assert sum(names(line, "managers") for line in machine.said) == 1
+        assert sum(mentions(line, "managers") for line in machine.said) == 1

@@ -25,7 +25,7 @@ from tests.follow.faulty import faulty
 from tests.follow.machine import Machine, same, step
 from tests.follow.test_following import add_law
 from tests.places import answer, knowledge, learn, make_place
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

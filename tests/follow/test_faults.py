@@ -19,9 +19,9 @@ from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
 from tests.follow.machine import Machine, same, step, until_whole
 from tests.follow.nginx import TOKEN, free_port, nginx
-from tests.naming import names, naming
 from tests.places import knowledge
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentioning, mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +45,10 @@ def trouble(machine, *named):
     """Follows into a trouble, which is said once. In the block it is mended; then the copy goes on."""
     before = machine.served()
     with machine.following() as following:
-        eventually(lambda: step(following) or any(names(line, *named) for line in machine.said))
+        eventually(lambda: step(following) or any(mentions(line, *named) for line in machine.said))
         for _ in range(3):
             step(following)
-        assert sum(names(line, *named) for line in machine.said) == 1
+        assert sum(mentions(line, *named) for line in machine.said) == 1
         yield following
         until_whole(following)
         assert any("ended" in line for line in machine.said)
@@ -102,11 +102,11 @@ def test_the_source_of_another_export(place, source, machine, tmp_path):
     other = random_store(tmp_path / "another", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3, seed=9)
     export(other, tmp_path / "elsewhere", ServingOptions())
     strange = Machine(tmp_path / "elsewhere", tmp_path / "strange", source.url)
-    with strange.following() as following, pytest.raises(InvalidInput, match=naming("another export", source.url)):
+    with strange.following() as following, pytest.raises(InvalidInput, match=mentioning("another export", source.url)):
         following.copy.look()
     machine.follow()
     mixed = Machine(tmp_path / "elsewhere", machine.root, source.url)
-    with pytest.raises(InvalidInput, match=naming(machine.state.folder, "another export")), mixed.following():
+    with pytest.raises(InvalidInput, match=mentioning(machine.state.folder, "another export")), mixed.following():
         pass
 
 
@@ -230,7 +230,7 @@ def test_a_disk_that_has_no_room_for_a_snapshot(place, source, machine, monkeypa
 
 
 def test_a_second_follower_of_the_same_copy_is_refused(place, machine):
-    with machine.following(), pytest.raises(InvalidInput, match=naming(machine.state.folder)), machine.following():
+    with machine.following(), pytest.raises(InvalidInput, match=mentioning(machine.state.folder)), machine.following():
         pass
     machine.follow()
 
@@ -238,7 +238,7 @@ def test_a_second_follower_of_the_same_copy_is_refused(place, machine):
 def test_a_state_that_is_no_copy_is_not_overwritten(place, source, tmp_path):
     changed(place)
     machine = Machine(place[1], place[2], source.url)
-    with pytest.raises(InvalidInput, match=naming(place[2] / "toy", "--state")), machine.following():
+    with pytest.raises(InvalidInput, match=mentioning(place[2] / "toy", "--state")), machine.following():
         pass
     assert not (place[2] / "toy/FOLLOWED").exists()
 
@@ -246,7 +246,7 @@ def test_a_state_that_is_no_copy_is_not_overwritten(place, source, tmp_path):
 def test_a_copy_of_another_source_is_refused(place, source, machine):
     machine.follow()
     elsewhere = Machine(place[1], machine.root, "http://10.255.0.1:8090")
-    with pytest.raises(InvalidInput, match=naming(source.url, "http://10.255.0.1:8090")), elsewhere.following():
+    with pytest.raises(InvalidInput, match=mentioning(source.url, "http://10.255.0.1:8090")), elsewhere.following():
         pass
 
 
@@ -259,7 +259,7 @@ def test_a_snapshot_that_names_files_elsewhere_is_refused(place, source, machine
             answer.length = len(answer.body)
 
     source.fault = mislead
-    with machine.following() as following, pytest.raises(Broken, match=naming("snapshots/2")):
+    with machine.following() as following, pytest.raises(Broken, match=mentioning("snapshots/2")):
         following.copy.look()
 
 
@@ -279,7 +279,7 @@ def test_the_trouble_is_in_the_state_for_the_doctor(place, source, machine):
     with machine.following() as following:
         step(following)
         found = Followed.load(machine.state.followed)
-        assert names(found.trouble, "500") and found.since > 0
+        assert mentions(found.trouble, "500") and found.since > 0
         source.fault = lambda answer: None
         until_whole(following)
         step(following)

@@ -13,8 +13,8 @@ from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
 from tests.follow.machine import step, until_whole
 from tests.follow.test_faults import changed
-from tests.naming import names, naming
 from tests.places import knowledge
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -29,16 +29,16 @@ def test_a_source_that_went_back_is_not_followed(place, source, machine, tmp_pat
     source.state = tmp_path / "saved"
     with machine.following() as following:
         source.state = tmp_path / "nothing"  # a disk that is not there, and comes back
-        with pytest.raises(InvalidInput, match=naming("3", "0", "disk")):
+        with pytest.raises(InvalidInput, match=mentioning("3", "0", "disk")):
             following.copy.look()
         source.state = state
         following.copy.look()
         source.state = tmp_path / "saved"
         for _ in range(2):
-            with pytest.raises(InvalidInput, match=naming("3", "--state")):
+            with pytest.raises(InvalidInput, match=mentioning("3", "--state")):
                 following.copy.look()
     assert machine.served().find("tenant-0").rate == 1.0
-    with machine.following() as following, pytest.raises(InvalidInput, match=naming("3", "--state")):
+    with machine.following() as following, pytest.raises(InvalidInput, match=mentioning("3", "--state")):
         source.state = state
         following.copy.look()
 
@@ -73,7 +73,7 @@ def test_a_restored_source_with_as_many_changes_as_before_is_not_followed(place,
             source.fault = lambda answer: None
         for _ in range(3):
             step(following)
-        assert any(names(line, "gone back", "--state") for line in machine.said)
+        assert any(mentions(line, "gone back", "--state") for line in machine.said)
         assert not any("ended" in line for line in machine.said if "gone back" in line)
         assert machine.served().tenants == before.tenants
         assert (source.state / "toy/readers/one").read_text() == "0 0\n"
@@ -95,12 +95,12 @@ def test_a_server_at_a_wrong_address_is_no_source_without_changes(source, machin
     source.state /= "wrong"
     for status in (404, 405, 501):
         source.fault = lambda answer, status=status: setattr(answer, "status", 404 if "CURRENT" in answer.path else status)
-        with machine.following() as following, pytest.raises(InvalidInput, match=naming(source.url, "--from")):
+        with machine.following() as following, pytest.raises(InvalidInput, match=mentioning(source.url, "--from")):
             following.step(once=True)
         assert not any("is here" in line for line in machine.said)
     with machine.following() as following:
         for _ in range(3):
             step(following)
-        assert sum(names(line, source.url, "--from") for line in machine.said) == 1 and not following.copy.is_whole
+        assert sum(mentions(line, source.url, "--from") for line in machine.said) == 1 and not following.copy.is_whole
         source.fault = lambda answer: None  # before the first change
         until_whole(following)

@@ -11,8 +11,8 @@ from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
 from tests.follow.faulty import faulty
 from tests.follow.machine import Machine
-from tests.naming import names, naming
 from tests.places import knowledge, make_place
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +48,14 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_changes_are_refused_with_the_address_of_the_source(place, machine, change):
     live = Manager.open(place[1], machine.root)
-    with pytest.raises(InvalidInput, match=naming(machine.url)):
+    with pytest.raises(InvalidInput, match=mentioning(machine.url)):
         change(live, place[0])
     assert not machine.state.registry.exists() and live.current().find("new-a")
 
 
 def test_the_admin_model_refuses_them_too_and_lists(place, machine):
     commands = Commands(Manager.open(place[1], machine.root), BackboneConfig.load(machine.folder / "backbone.json"))
-    with pytest.raises(InvalidInput, match=naming(machine.url)):
+    with pytest.raises(InvalidInput, match=mentioning(machine.url)):
         commands.run('{"command": "tenant.delete", "id": "new-a"}')
     listed = json.loads(commands.run('{"command": "tenant.list"}'))["tenants"]
     assert {tenant["id"] for tenant in listed} == {"tenant-0", "tenant-1", "new-a"}
@@ -64,7 +64,7 @@ def test_the_admin_model_refuses_them_too_and_lists(place, machine):
 
 def test_commands_list_and_verify_a_copy_and_refuse_to_change_it(place, machine, capsys):
     places = ["--repository", str(place[1]), "--state", str(machine.root)]
-    assert main(["tenant", "list", *places]) == 0 and names(capsys.readouterr().out, "new-a")
+    assert main(["tenant", "list", *places]) == 0 and mentions(capsys.readouterr().out, "new-a")
     assert main(["tenant", "show", "new-a", *places]) == 0
     assert main(["verify", *places]) == 0
     capsys.readouterr()
@@ -74,4 +74,4 @@ def test_commands_list_and_verify_a_copy_and_refuse_to_change_it(place, machine,
         ["backup", "--to", str(machine.root / "x")],
     ):
         assert main([*command, *places]) == 1
-        assert names(capsys.readouterr().err, machine.url)
+        assert mentions(capsys.readouterr().err, machine.url)

@@ -14,9 +14,9 @@ from hplm.tenants.state import REMEMBERED_SECONDS, State, Taken
 from tests.follow.faulty import faulty
 from tests.follow.machine import Machine, step, until_whole
 from tests.follow.nginx import TOKEN, nginx
-from tests.naming import names
 from tests.places import knowledge, make_place, served
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -249,4 +249,4 @@ def test_a_source_that_takes_no_reports_is_followed_all_the_same(place, machine,
             until_whole(following)
             for _ in range(3):
                 step(following)
-        assert sum(names(line, "405", "managers") for line in bucket.said) == 1
+        assert sum(mentions(line, "405", "managers") for line in bucket.said) == 1

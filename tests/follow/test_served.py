@@ -17,8 +17,8 @@ from tests.places import TEXT, answer, knowledge, make_place
 from tests.server.asking import Asking
 from tests.server.stock import Stock
 from tests.server.test_metrics import Scraped
-from tests.serving import serving
-from tests.waiting import eventually
+from tests.support.servers import serving
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 NEAR = 0.05  # the server may compute in bf16; answers of other weights differ by more

@@ -9,7 +9,7 @@ import pytest
 from hplm.errors import InvalidInput
 from hplm.follow.source_server import TEMPLATE, source_config
 from tests.follow.nginx import TOKEN, nginx
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -117,12 +117,12 @@ def test_without_the_token_nothing_is_answered(ask, state, token):
 )
 def test_values_that_would_change_the_configuration_are_refused(tmp_path, changed, named):
     values = {"state": tmp_path, "address": "127.0.0.1", "port": 1, "token": TOKEN, "folder": tmp_path, **changed}
-    with pytest.raises(InvalidInput, match=naming(named)):
+    with pytest.raises(InvalidInput, match=mentioning(named)):
         source_config(**values)
 
 
 def test_paths_that_nginx_would_misread_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=naming("a$b")):
+    with pytest.raises(InvalidInput, match=mentioning("a$b")):
         source_config(tmp_path / "a$b", "127.0.0.1", 1, TOKEN, tmp_path)
 
 

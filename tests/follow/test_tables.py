@@ -11,9 +11,9 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_tenant
 from tests.follow.machine import same, step, until_whole
 from tests.follow.test_following import add_law
-from tests.naming import names
 from tests.places import answer, knowledge
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 VALUES = "toy/plot/law/1/values"
@@ -111,7 +111,7 @@ def test_a_table_that_is_cut_off_goes_on_where_it_stopped(place, source, machine
     ranges = [asked for asked in source.asked if asked.startswith(f"GET /{VALUES}")]
     assert len(ranges) == 2 and ranges[1] == f"GET /{VALUES} bytes={cuts[0] // 2}-{cuts[0] - 1}"
     assert same((repository, state), machine)
-    assert any(names(line, "law/1", "closed") for line in machine.said)
+    assert any(mentions(line, "law/1", "closed") for line in machine.said)
 
 
 @pytest.mark.parametrize("file", ["values", "checksums", "keys", "starts", "rows"])
@@ -128,14 +128,14 @@ def test_a_damaged_table_is_never_served_and_brought_again(place, source, machin
 
     source.fault = damage
     with machine.following() as following:
-        eventually(lambda: step(following) or any(names(line, "law/1") and "damaged" in line for line in machine.said))
+        eventually(lambda: step(following) or any(mentions(line, "law/1") and "damaged" in line for line in machine.said))
         eventually(lambda: step(following) or following.copy.reached.removed == live.current().generation)
         eventually(lambda: step(following) or "new-a" in {tenant.id for tenant in machine.served().tenants})
         assert "lawyer" not in {tenant.id for tenant in machine.served().tenants}
         assert sum("damaged" in line for line in machine.said) == 1, "it is said once"
         source.fault = lambda answer: None
         until_whole(following)
-    assert same((repository, state), machine) and any(names(line, "law/1", "ended") for line in machine.said)
+    assert same((repository, state), machine) and any(mentions(line, "law/1", "ended") for line in machine.said)
 
 
 def test_a_table_that_was_deleted_meanwhile_does_not_arrive(place, machine, throttle):
@@ -183,7 +183,7 @@ def test_a_table_that_does_not_fit_on_the_disk_holds_up_nothing_else(place, sour
     monkeypatch.setattr(tables, "FREE_BYTES", 1 << 60)
     monkeypatch.setattr("hplm.follow.troubles.LATER", 0.01)
     with machine.following() as following:
-        eventually(lambda: step(following) or any(names(line, "law/1", "disk") for line in machine.said))
+        eventually(lambda: step(following) or any(mentions(line, "law/1", "disk") for line in machine.said))
         assert "tenant-1" not in {tenant.id for tenant in machine.served().tenants}
         assert not any(asked.startswith(f"GET /{VALUES}") for asked in source.asked)
         monkeypatch.setattr(tables, "FREE_BYTES", 0)

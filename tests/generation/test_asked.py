@@ -8,7 +8,7 @@ from hplm.generation.asked import promise_of, sampling_of
 from hplm.generation.promise import NO_PROMISE, Promise
 from hplm.generation.sampling import Sampling
 from hplm.generation.settings import read_settings
-from tests.naming import naming
+from tests.support.message import mentioning
 
 PARAMETERS = {
     "seats": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "cleaning": "early", "policy": "timely",
@@ -25,7 +25,7 @@ def read(device="cpu", **changed):
 def test_sampling_comes_from_json_or_from_parameters():
     assert sampling_of({"tenant": "a"}, None) == sampling_of({}, "{}") == Sampling()
     assert sampling_of({"top_k": 3, "tenant": "a"}, None) == sampling_of({"tenant": "a"}, '{"top_k": 3}') == Sampling(top_k=3)
-    with pytest.raises(InvalidInput, match=naming("'top_k'", "'sampling_parameters'")):
+    with pytest.raises(InvalidInput, match=mentioning("'top_k'", "'sampling_parameters'")):
         sampling_of({"top_k": 3}, '{"top_p": 0.5}')
 
 

@@ -14,7 +14,7 @@ from hplm.generation.ranges import LEAST, Ranges
 from hplm.generation.room import Room, places_of
 from hplm.options import AUTO, CACHES, PAGED, SLOTTED
 from tests.generation.small import CPU
-from tests.naming import naming
+from tests.support.message import mentioning
 
 CUDA = torch.device("cuda")
 
@@ -138,5 +138,5 @@ def test_the_kind_of_the_cache_follows_the_device():
     ],
 )
 def test_a_cache_that_cannot_be_is_refused(kind, tokens, device, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         space_of(kind, tokens, 512, device)

@@ -13,7 +13,7 @@ from hplm.generation.generator import Generator
 from hplm.generation.request import Request
 from hplm.generation.sampling import Sampling
 from tests.generation.small import START, Generating, Said, Small, decode
-from tests.waiting import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")

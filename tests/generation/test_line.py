@@ -11,7 +11,7 @@ from hplm.generation.promise import Promise
 from hplm.generation.request import Request, Sequence
 from hplm.generation.sampling import Sampling
 from tests.generation.small import MS, Generating, Small
-from tests.naming import naming
+from tests.support.message import mentioning
 
 LOAD = Load(
     believed=True,
@@ -108,7 +108,7 @@ def test_forecasts_learn_nothing_from_the_time_in_the_front_door(small):
 )
 def test_what_cannot_be_in_time_is_refused_at_once(small, promise, what):
     generating = busy(small)
-    with pytest.raises(DeadlineMissed, match=naming(what, f"{max(promise.whole_ns, promise.first_token_ns) // MS}")):
+    with pytest.raises(DeadlineMissed, match=mentioning(what, f"{max(promise.whole_ns, promise.first_token_ns) // MS}")):
         generating.ask(range(3, 9), Sampling(max_tokens=10), promise=promise)
     assert not len(generating.line)
     taken = generating.ask(range(3, 9), Sampling(max_tokens=10), promise=Promise(whole_ns=10_000 * MS))
@@ -118,7 +118,7 @@ def test_what_cannot_be_in_time_is_refused_at_once(small, promise, what):
 
 def test_a_promise_for_tokens_that_no_step_can_keep_is_refused(small):
     generating = busy(small)
-    with pytest.raises(DeadlineMissed, match=naming("token")):
+    with pytest.raises(DeadlineMissed, match=mentioning("token")):
         generating.ask(range(3, 9), Sampling(), promise=Promise(token_ns=1000))
     generating.run()
 

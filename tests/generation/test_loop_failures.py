@@ -11,7 +11,7 @@ from hplm.generation import loop
 from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
 from tests.generation.small import KINDS, MS, Generating, Small, decode, same_as_reference
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_deadline_in_the_line_is_an_error(small, promise):
 def test_what_needs_more_memory_than_there_is_is_refused(small):
     generating = Generating(small, tokens=128)
     generating.ask(range(3, 30), Sampling(max_tokens=100))
-    with pytest.raises(InvalidInput, match=naming(28, 101, 129, 128)):
+    with pytest.raises(InvalidInput, match=mentioning(28, 101, 129, 128)):
         generating.ask(range(3, 30), Sampling(max_tokens=101))
     generating.run()
 
@@ -76,7 +76,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(small):
 
     generating.loop._decoder.run = poisoned
     generating.run()
-    assert isinstance(bad.error, Broken) and names(bad.error, bad.request.source.tenant)
+    assert isinstance(bad.error, Broken) and mentions(bad.error, bad.request.source.tenant)
     assert good.error is None and len(good.ids()) == 20
 
 
@@ -135,7 +135,9 @@ def test_what_the_device_has_no_memory_for_even_alone_is_an_error_of_its_request
 
     generating.loop._decoder.run = limited
     generating.run()
-    assert isinstance(large.error, OutOfCapacity) and names(large.error, "cache_tokens") and NO_MEMORY not in str(large.error)
+    assert (
+        isinstance(large.error, OutOfCapacity) and mentions(large.error, "cache_tokens") and NO_MEMORY not in str(large.error)
+    )
     assert not generating.loop.device_failed
     for said in (one, other):
         assert said.error is None and len(said.ids()) == 6

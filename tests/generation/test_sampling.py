@@ -6,7 +6,7 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.generation.sampling import MOST_STOPS, READERS, Sampling, read_sampling
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def test_all_parameters_are_read():
@@ -91,17 +91,17 @@ def test_one_stop_string_and_all_tokens_as_vllm_sends_them():
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(name, value):
-    with pytest.raises(InvalidInput, match=naming(name)):
+    with pytest.raises(InvalidInput, match=mentioning(name)):
         read_sampling({name: value})
 
 
 def test_json_that_has_nan_is_refused():
-    with pytest.raises(InvalidInput, match=naming("temperature")):
+    with pytest.raises(InvalidInput, match=mentioning("temperature")):
         read_sampling('{"temperature": NaN}')
 
 
 def test_an_unknown_parameter_is_refused_with_those_there_are():
-    with pytest.raises(InvalidInput, match=naming("temprature", "temperature", "max_tokens")):
+    with pytest.raises(InvalidInput, match=mentioning("temprature", "temperature", "max_tokens")):
         read_sampling('{"temprature": 1}')
 
 
@@ -112,7 +112,7 @@ def test_what_is_no_object_is_refused(given):
 
 
 def test_more_least_than_most_tokens_are_refused():
-    with pytest.raises(InvalidInput, match=naming("min_tokens", 9, "max_tokens", 3)):
+    with pytest.raises(InvalidInput, match=mentioning("min_tokens", 9, "max_tokens", 3)):
         read_sampling('{"min_tokens": 9, "max_tokens": 3}')
 
 
@@ -120,5 +120,5 @@ def test_more_least_than_most_tokens_are_refused():
 def test_ids_outside_the_vocabulary_are_refused(given):
     sampling = read_sampling(given)
     sampling.check_ids(101) if "-1" not in given else None
-    with pytest.raises(InvalidInput, match=naming(next(iter(json.loads(given))))):
+    with pytest.raises(InvalidInput, match=mentioning(next(iter(json.loads(given))))):
         sampling.check_ids(100)

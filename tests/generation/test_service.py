@@ -23,8 +23,8 @@ from hplm.tenants.manager import Manager
 from testing.generative import GenerativeReference
 from testing.random_store import random_store, random_tenant
 from testing.toy import CHAT
-from tests.naming import naming
-from tests.waiting import eventually
+from tests.support.message import mentioning
+from tests.support.wait import eventually
 
 PATIENCE = 60
 HOUR = 3600 * 10**9  # nanoseconds
@@ -174,7 +174,7 @@ def test_a_tenant_that_is_updated_or_deleted_ends_its_answer_as_it_began(place):
     ],
 )
 def test_bad_input_is_refused_before_anything_is_queued(place, prompt, sampling, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         place.ask(prompt, sampling=sampling)
     assert not len(place.service.generator.loop.running)
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-from tests.threaded_server import ThreadedServer
+from tests.support.threaded_server import ThreadedServer
 
 RESET = b"reset"  # instead of an answer: cuts the connection
 SILENCE = b""

@@ -15,7 +15,7 @@ from loadtest.encode import http_request
 from loadtest.generator import main, run, run_apart
 from loadtest.report import Load, Report
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,7 +126,7 @@ def test_a_missing_server_is_named_in_the_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        with pytest.raises(HplmError, match=naming(f"127.0.0.1:{port}")):
+        with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{port}")):
             run(Load("127.0.0.1", port, numbered(1)))
 
 
@@ -168,7 +168,7 @@ def test_an_open_loop_follows_the_given_arrivals() -> None:
         report = loaded(server, requests=numbered(5), arrivals=arrivals, seconds=1.0)
     assert server.bodies == [str(number).encode() for number in range(4)]
     assert report.wall_s >= 0.2
-    with pytest.raises(ValueError, match=naming("rate", "arrivals")):
+    with pytest.raises(ValueError, match=mentioning("rate", "arrivals")):
         Load("127.0.0.1", 1, numbered(1), rate=1.0, arrivals=arrivals)
 
 
@@ -191,7 +191,7 @@ def test_requests_that_an_open_loop_could_not_send_are_counted() -> None:
     "limits", [{"seconds": 0.0}, {"count": 0}, {"rate": float("inf")}, {"requests": []}, {"patience": -1.0}]
 )
 def test_a_load_without_bounds_is_refused(limits: dict) -> None:
-    with pytest.raises(ValueError, match=naming("requests", "limits")):
+    with pytest.raises(ValueError, match=mentioning("requests", "limits")):
         Load("127.0.0.1", 1, **({"requests": numbered(1)} | limits))
 
 
@@ -201,7 +201,7 @@ def test_a_load_in_a_process_of_its_own_gives_the_same_report() -> None:
         report = run_apart(load)
     assert report.by_status == {200: 25}
     assert sorted(report.bodies) == sorted(5 * [b"0", b"1", b"2", b"3", b"4"])
-    with pytest.raises(HplmError, match=naming(f"127.0.0.1:{load.port}")):
+    with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{load.port}")):
         run_apart(load)
 
 

@@ -9,7 +9,7 @@ import pytest
 from loadtest import quiet
 from loadtest.isolation import WAYS, judged, main
 from tests.deploy.door import require_haproxy
-from tests.serving import serving
+from tests.support.servers import serving
 
 SENT = 10
 SMALL = ["--seconds", "1", "--rate", str(SENT), "--streams", "120", "--long", "2", "--characters", "150000"]

@@ -26,8 +26,8 @@ from testing.random_store import random_store
 from testing.toy import CHAT, Toy
 from tests.deploy.door import haproxy, require_haproxy
 from tests.loadtest.small_server import SmallServer
-from tests.naming import names
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
@@ -142,7 +142,7 @@ def test_answers_of_a_decoder_are_streamed_and_the_times_of_tokens_listed(decode
 def test_a_scenario_for_another_kind_of_backbone_is_reported_at_once(served, decoder, tmp_path) -> None:
     for server, scenario, tenant in ((served, "Chat", "'acme'"), (decoder, "Poisson", "'other'")):
         outcomes, done = headless(server, tmp_path, scenario)
-        assert done.returncode != 0 and names(done.stderr, scenario, tenant, "--backbone") and not outcomes
+        assert done.returncode != 0 and mentions(done.stderr, scenario, tenant, "--backbone") and not outcomes
 
 
 def test_a_trace_keeps_its_priorities_and_a_rung_is_fixed(tmp_path) -> None:
@@ -178,7 +178,7 @@ def test_refusals_are_counted_by_their_word(served, tmp_path) -> None:
 )
 def test_wrong_options_are_reported_at_once(served, tmp_path, options, named) -> None:
     outcomes, done = headless(served, tmp_path, *options)
-    assert done.returncode != 0 and names(done.stderr + done.stdout, *named) and not outcomes
+    assert done.returncode != 0 and mentions(done.stderr + done.stdout, *named) and not outcomes
 
 
 def test_a_run_starts_from_the_web_page(served, tmp_path) -> None:

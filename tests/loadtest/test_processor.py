@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from loadtest.processor import ProcessorTime
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 
 def test_busy_processes_and_ended_ones_are_told_apart() -> None:

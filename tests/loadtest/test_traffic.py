@@ -12,7 +12,7 @@ from loadtest.recorded import read_recorded
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, steady, texts_for, until
 from testing.toy import WORDS
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def seconds(arrivals) -> np.ndarray:
@@ -59,7 +59,7 @@ def test_zipf_lengths_deadlines_and_ends() -> None:
 
 @pytest.mark.parametrize("nonsense", ["", "many", "normal:20", "normal:20,-1", "normal:20,20,9", "uniform:1,2"])
 def test_wrong_lengths_are_refused(nonsense) -> None:
-    with pytest.raises(InvalidInput, match=naming("lengths", repr(nonsense))):
+    with pytest.raises(InvalidInput, match=mentioning("lengths", repr(nonsense))):
         lengths_of(nonsense)
 
 
@@ -84,7 +84,7 @@ def test_texts_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
     assert read_texts([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == ["one", "two words", "three"]
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\nfour\n')
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "b.jsonl", 2)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "b.jsonl", 2)):
         read_texts([tmp_path / "b.jsonl"])
 
 
@@ -102,7 +102,7 @@ def test_a_trace_keeps_known_tenants_and_replaces_unknown_ones(tmp_path: Path) -
     assert recorded.texts == ["some words here", None, None, None] and recorded.arrivals.tokens.tolist() == [5, 7, 9, 7]
     assert recorded.arrivals.tenant.tolist() == [1, 0, 0, 1] and recorded.arrivals.allowed_ns[2] == 80e6
     path.write_text('{"arrival": 1}\n')
-    with pytest.raises(InvalidInput, match=naming(path, 1)):
+    with pytest.raises(InvalidInput, match=mentioning(path, 1)):
         read_recorded(path, ["acme"])
 
 

@@ -9,7 +9,7 @@ from hplm.metrics.busiest import OTHERS, Busiest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COUNTER, GAUGE, METRICS, Histogram, Metric
 from hplm.metrics.publisher import Publisher
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 SEEN, LEVEL = Metric("seen_total", COUNTER, "what was seen", ("kind",)), Metric("level", GAUGE, "how high")
 

@@ -17,7 +17,7 @@ from hplm.model.windows import Window
 from testing.random_store import byte_tokenizer_json
 from testing.toy import CHAT, CHATML
 from tests.model.decoders import END, START, drawn, llama, saved
-from tests.naming import naming
+from tests.support.message import mentioning
 
 WITH_ALL = """{{ bos_token }}{% set said = namespace(system='') %}
 {% for message in messages %}
@@ -94,7 +94,7 @@ def test_a_role_is_a_word():
     prompts = prompts_of("{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}")
     assert tokens_of(prompts, "a", role="258") == [258, *tokens_of(prompts_of("a"), "")]
     for role in ("", "258|><|257", "a b", "a" * 65, "a\n"):
-        with pytest.raises(InvalidInput, match=naming("role", repr(role))):
+        with pytest.raises(InvalidInput, match=mentioning("role", repr(role))):
             tokens_of(prompts, "a", role=role)
 
 
@@ -111,7 +111,7 @@ def test_a_tokenizer_that_always_reads_a_special_token_is_not_fooled():
     for tokenizer, content, named in ((whole_words, "a<|9|>", "<|9|>"), (wide, "＜|8|＞", "<|8|>")):
         chat = Chat("{{ messages[0].content }}", tokenizer, 0, None)
         assert chat.tokens([{"role": "user", "content": "ab"}]) == tokenizer.encode("ab").ids
-        with pytest.raises(InvalidInput, match=naming(named)):
+        with pytest.raises(InvalidInput, match=mentioning(named)):
             chat.tokens([{"role": "user", "content": content}])
 
 
@@ -137,7 +137,7 @@ def test_a_tokenizer_that_always_reads_a_special_token_is_not_fooled():
 )
 def test_bad_messages_are_refused(given, named):
     named = [f"{name:,}" if isinstance(name, int) else name for name in named]
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         prompts_of(CHATML).of_messages(given)
 
 
@@ -162,5 +162,5 @@ def test_long_messages_of_any_script_are_read():
 )
 def test_a_template_that_does_not_take_messages_is_named(monkeypatch, template, error, named):
     monkeypatch.setattr(chat, "RENDER_SECONDS", 0.05)
-    with pytest.raises(error, match=naming(*named)):
+    with pytest.raises(error, match=mentioning(*named)):
         tokens_of(prompts_of(template), "some words")

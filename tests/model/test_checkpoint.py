@@ -10,7 +10,7 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from testing.random_store import tokenizer_json
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_models_other_than_bert_are_refused(tmp_path, tokenizer):
     DistilBertConfig().save_pretrained(tmp_path / "m")
     with pytest.raises(InvalidInput, match="'distilbert'"):
         load_checkpoint(str(tmp_path / "m"))
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "nothing")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "nothing")):
         load_checkpoint(str(tmp_path / "nothing"))
 
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_with_missing_tensors_is_refused(tmp_path, tokenizer):
     BertModel(_config(2)).save_pretrained(tmp_path / "m")
     _config(3).save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "m", 16)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", 16)):
         load_checkpoint(str(tmp_path / "m"))
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_with_missing_tensors_is_refused(tmp_path, tokenizer):
 def test_impossible_splits_are_refused(tmp_path, tokenizer, lower, upper):
     BertModel(_config(5)).save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
-    with pytest.raises(InvalidInput, match=naming(5, lower, upper)):
+    with pytest.raises(InvalidInput, match=mentioning(5, lower, upper)):
         load_checkpoint(str(tmp_path / "m"), lower=lower, upper=upper)
 
 

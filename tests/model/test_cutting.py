@@ -11,7 +11,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from hplm.errors import InvalidInput
 from hplm.model import tokenizer as tokenizer_module
 from hplm.model.tokenizer import Tokenizer
-from tests.naming import naming
+from tests.support.message import mentioning
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LONG_TOKEN = "[a.b.c.d.e.f]"
@@ -105,7 +105,7 @@ def test_little_of_a_long_text_is_tokenised(text, pair):
     counting = Counting(tokenizer)
     assert len(tokenizer.encode(text, pair, truncate=True).tokens) == 512
     assert counting.characters < 20_000
-    with pytest.raises(InvalidInput, match=naming("512", "truncate=true")):
+    with pytest.raises(InvalidInput, match=mentioning("512", "truncate=true")):
         tokenizer.encode(text, pair)
     assert counting.characters < 40_000
 

@@ -16,7 +16,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.windows import Window
 from tests.model.decoders import END, LAYERS, MADE, START, VOCABULARY, drawn, gpt2, llama, opt, saved, tokens
-from tests.naming import naming
+from tests.support.message import mentioning
 
 LOWER, N = 2, 3
 
@@ -157,7 +157,7 @@ def test_a_decoder_learns_nothing_yet(folder):
 )
 def test_what_cannot_be_computed_is_refused(tmp_path, make, named):
     folder = saved(make(), tmp_path / "m")
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "m", named)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", named)):
         load_checkpoint(folder, lower=0, window=Window(1))
 
 
@@ -166,29 +166,29 @@ def test_a_decoder_needs_a_start_id(tmp_path):
     for name, entry in (("config.json", "bos_token_id"), ("tokenizer_config.json", "bos_token")):
         path = tmp_path / "m" / name
         path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), entry: None}), "utf-8")
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "m", "bos_token_id")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", "bos_token_id")):
         load_checkpoint(folder, lower=0, window=Window(1))
 
 
 @pytest.mark.parametrize("lower, upper", [(-1, 2), (LAYERS, None), (3, 3)])
 def test_impossible_splits_are_refused(folder, lower, upper):
-    with pytest.raises(InvalidInput, match=naming(LAYERS, lower)):
+    with pytest.raises(InvalidInput, match=mentioning(LAYERS, lower)):
         load_checkpoint(folder, lower=lower, upper=upper)
 
 
 def test_a_table_of_words_has_no_windows(folder):
-    with pytest.raises(InvalidInput, match=naming("--lower 0", 2)):
+    with pytest.raises(InvalidInput, match=mentioning("--lower 0", 2)):
         load_checkpoint(folder, lower=0, window=Window(2))
 
 
 def test_a_decoder_without_its_last_matrix_is_refused(tmp_path):
     folder = saved(LlamaModel(llama().config), tmp_path / "m")
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "m", "lm_head.weight")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", "lm_head.weight")):
         load_checkpoint(folder, lower=0, window=Window(1))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     model = llama()
     model.resize_token_embeddings(VOCABULARY - 4)
-    with pytest.raises(InvalidInput, match=naming(VOCABULARY - 4, VOCABULARY - 1)):
+    with pytest.raises(InvalidInput, match=mentioning(VOCABULARY - 4, VOCABULARY - 1)):
         load_checkpoint(saved(model, tmp_path / "m"), lower=0, window=Window(1))

@@ -14,7 +14,7 @@ from hplm.model.windows import Window
 from testing.random_store import byte_tokenizer_json
 from tests.model.decoders import END, HIDDEN, LAYERS, POSITIONS, START, VOCABULARY, drawn, llama, tied_llama, tokens
 from tests.model.test_decoders import upper_logits, windows_of
-from tests.naming import naming
+from tests.support.message import mentioning
 
 gguf = pytest.importorskip("gguf")
 WHOLE = {"lower": 0, "window": Window(1)}
@@ -115,7 +115,7 @@ def test_its_tokenizer_reads_texts_and_special_tokens(tmp_path):
 )
 def test_a_foreign_file_is_refused(tmp_path, options, named):
     path = tmp_path / "m.gguf"
-    with pytest.raises(InvalidInput, match=naming(path, named)):
+    with pytest.raises(InvalidInput, match=mentioning(path, named)):
         load_checkpoint(written(drawn(llama()), path, **options), **WHOLE)
 
 
@@ -125,7 +125,7 @@ def test_a_broken_file_is_refused(tmp_path):
     whole = path.read_bytes()
     for content in (b"", b"GGUF", b"PK\3\4" + whole[4:], whole[:200], whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(InvalidInput, match=naming(path)):
+        with pytest.raises(InvalidInput, match=mentioning(path)):
             load_checkpoint(str(path), **WHOLE)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.gguf")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none.gguf")):
         load_checkpoint(str(tmp_path / "none.gguf"), **WHOLE)

@@ -8,7 +8,7 @@ from hplm.model.prompts import Prompts, cut_prompt
 from hplm.model.tokenizer import Tokenizer
 from testing.random_store import byte_tokenizer_json
 from testing.toy import CHAT, CONFIG
-from tests.naming import naming
+from tests.support.message import mentioning
 
 TEXTS = ("Hello  World\n", "naïve 水 🙂", "", " ")
 
@@ -52,8 +52,8 @@ def test_an_encoder_has_no_prompts():
 
 def test_a_broken_tokenizer_is_named(tmp_path):
     path = tmp_path / "tokenizer.json"
-    with pytest.raises(Broken, match=naming(path)):
+    with pytest.raises(Broken, match=mentioning(path)):
         Prompts.load(path, CHAT)
     path.write_text("{}")
-    with pytest.raises(Broken, match=naming(path)):
+    with pytest.raises(Broken, match=mentioning(path)):
         Prompts.load(path, CHAT)

@@ -16,7 +16,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import SPECIAL, words
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 HIDDEN, HEADS, INNER, SHALLOW, FULL = 24, 3, 40, 2, 3
 CONFIG = {
@@ -125,7 +125,7 @@ def test_a_root_takes_both_halves_unchanged(tmp_path, capsys, minutes, said):
     corpus.write_text("\n".join(" ".join(words(90)[i : i + 6]) for i in range(20)), "utf-8")
     budget, cpu = Budget(minutes=minutes), torch.device("cpu")
     store, table = build_root(model, [corpus], tmp_path / "store", RootOptions(), budget, cpu)
-    assert names(capsys.readouterr().err, model) == said
+    assert mentions(capsys.readouterr().err, model) == said
     lower, upper = split(load_checkpoint(model))
     for ours, expected in ((store.lower("root", 1), lower), (store.upper(), upper)):
         assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in ours.state_dict().items())
@@ -140,7 +140,7 @@ def test_a_skipbert_cannot_be_a_teacher(tmp_path):
 def test_missing_tensors_are_named(tmp_path):
     tensors = published()
     del tensors["attn.weight"], tensors["embeddings.token_type_embeddings2.weight"]
-    with pytest.raises(InvalidInput, match=naming("attn.weight", "embeddings.token_type_embeddings2.weight")):
+    with pytest.raises(InvalidInput, match=mentioning("attn.weight", "embeddings.token_type_embeddings2.weight")):
         load_checkpoint(save(tmp_path / "m", tensors))
 
 
@@ -156,16 +156,16 @@ def test_missing_tensors_are_named(tmp_path):
     ],
 )
 def test_unsupported_skipberts_are_refused(tmp_path, changes, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         load_checkpoint(save(tmp_path / "m", published(), **changes))
 
 
 def test_options_for_another_split_are_refused(tmp_path):
     model = save(tmp_path / "m", published())
     assert load_checkpoint(model, lower=2, upper=3).config.upper_layers == 3
-    with pytest.raises(InvalidInput, match=naming(2, 3, "--lower", "--upper")):
+    with pytest.raises(InvalidInput, match=mentioning(2, 3, "--lower", "--upper")):
         load_checkpoint(model, lower=3)
-    with pytest.raises(InvalidInput, match=naming("--window", "--causal")):
+    with pytest.raises(InvalidInput, match=mentioning("--window", "--causal")):
         load_checkpoint(model, window=Window(5))
 
 

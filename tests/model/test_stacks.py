@@ -12,7 +12,7 @@ from hplm.model.stacks import UpperStack
 from hplm.model.weights import save_weights
 from hplm.model.windows import Window
 from testing.toy import CHAT, CONFIG
-from tests.naming import naming
+from tests.support.message import mentioning
 
 WINDOWS = [[0, 8, 0], [5, 6, 7], [0, 6, 7], [9, 3, 0], [5, 6, 7], [0, 9, 0], [2, 2, 2]]
 
@@ -87,5 +87,5 @@ def test_a_stack_that_does_not_fit_is_broken(tmp_path):
     bare = {name: tensor for name, tensor in weights().items() if not name.startswith("layers.")}
     for found in (weights(upper_layers=2), bare, weights(upper_layers=1, hidden=16), other, gap, {}):
         save_weights(found, tmp_path / "stack")
-        with pytest.raises(Broken, match=naming(tmp_path / "stack", "export it")):
+        with pytest.raises(Broken, match=mentioning(tmp_path / "stack", "export it")):
             UpperStack.shorter(tmp_path / "stack", CONFIG, "export it")

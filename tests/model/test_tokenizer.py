@@ -6,7 +6,7 @@ from hplm.errors import InvalidInput
 from hplm.model.tokenizer import MOST_IN_WINDOWS, Tokenizer, first_tokens, words_of
 from testing.random_store import tokenizer_json, word
 from testing.toy import CONFIG, WORDS
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_truncated_pair_fills_the_model_and_keeps_both(tokenizer, lengths):
 
 @pytest.mark.parametrize("text, named", [("", []), ("  \n", []), ("\x00", []), ("wa " * 63, [65, 64, "truncate=true"])])
 def test_unreadable_texts_are_refused(tokenizer, text, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         tokenizer.encode(text)
 
 
@@ -98,7 +98,7 @@ def test_windows_are_those_of_the_library(tokenizer, words):
 def test_a_text_that_leaves_no_room_for_windows_is_refused_or_cut(tokenizer):
     first, second = " ".join(WORDS[:30]), " ".join(WORDS[:100])
     assert len(tokenizer.encode(" ".join(WORDS[:29]), second, in_windows=True).lengths) > 1
-    with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
+    with pytest.raises(InvalidInput, match=mentioning(64, "truncate=true")):
         tokenizer.encode(first, second, in_windows=True)
     assert tokenizer.encode(first, second, truncate=True, in_windows=True).lengths.tolist() == [64]
 
@@ -107,7 +107,7 @@ def test_a_pair_of_too_many_characters_is_not_read_in_windows(tokenizer):
     longest = f"{WORDS[0]} " * 1000
     longest += "x" * (MOST_IN_WINDOWS - len(longest))
     assert len(tokenizer.encode(WORDS[1], longest, in_windows=True).lengths) > 1
-    with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
+    with pytest.raises(InvalidInput, match=mentioning(64, "truncate=true")):
         tokenizer.encode(WORDS[1], longest + "x", in_windows=True)
     assert tokenizer.encode(WORDS[1], longest + "x", truncate=True, in_windows=True).lengths.tolist() == [64]
 

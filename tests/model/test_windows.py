@@ -4,7 +4,7 @@ import torch
 
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def test_windows_stop_at_the_ends_of_a_text():
@@ -55,5 +55,5 @@ def test_a_causal_window_ends_with_its_own_token_and_keeps_one_vector():
 
 def test_windows_have_one_to_five_tokens():
     for n in (0, 6):
-        with pytest.raises(InvalidInput, match=naming(n, 5)):
+        with pytest.raises(InvalidInput, match=mentioning(n, 5)):
             Window(n)

@@ -12,8 +12,8 @@ from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Terms
 from hplm.placement.units import units_of
-from tests.naming import naming
 from tests.placement.profiles import backbone_profile, cluster_of, profile_of, write_cluster
+from tests.support.message import mentioning
 
 PROFILE, CLUSTER = profile_of(), cluster_of()
 WHOLE = {"bert": ((0, 2),)}
@@ -94,7 +94,7 @@ def test_a_field_that_does_not_fit_is_named_with_its_file(tmp_path, kind, way, v
         inner = inner[step]
     inner[way[-1]] = value
     path.write_text(json.dumps(stored))
-    with pytest.raises(InvalidInput, match=naming(path.name, *named)):
+    with pytest.raises(InvalidInput, match=mentioning(path.name, *named)):
         type(FILES[kind]).read(path)
 
 
@@ -111,9 +111,9 @@ def test_a_file_gets_its_name_once_it_is_synced(tmp_path, monkeypatch):
 def test_a_file_of_another_form_is_named(tmp_path, kind, content):
     path = tmp_path / "file.json"
     path.write_text(content)
-    with pytest.raises(InvalidInput, match=naming(path)):
+    with pytest.raises(InvalidInput, match=mentioning(path)):
         type(FILES[kind]).read(path)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.json")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none.json")):
         type(FILES[kind]).read(tmp_path / "none.json")
 
 
@@ -124,7 +124,7 @@ def test_a_missing_field_is_named(tmp_path, kind):
     whole = json.loads(path.read_text())
     for name in whole.keys() - {"kind", "format"}:
         path.write_text(json.dumps({own: value for own, value in whole.items() if own != name}))
-        with pytest.raises(InvalidInput, match=naming(path, f"'{name}'")):
+        with pytest.raises(InvalidInput, match=mentioning(path, f"'{name}'")):
             type(FILES[kind]).read(path)
 
 
@@ -133,10 +133,10 @@ def test_profiles_of_one_machine_are_joined_and_others_refused():
     joined = Profile.together([PROFILE, other])
     assert set(joined.backbones) == {"bert", "mini"} and joined.hop == other.hop
     elsewhere = Profile({**PROFILE.machine, "cores": "64"}, other.backbones, other.hop, other.error)
-    with pytest.raises(InvalidInput, match=naming("cores", "'2'", "'64'", "hplm place profile")):
+    with pytest.raises(InvalidInput, match=mentioning("cores", "'2'", "'64'", "hplm place profile")):
         Profile.together([PROFILE, elsewhere])
     again = Profile(PROFILE.machine, {"bert": backbone_profile([1e6])}, Terms(), PROFILE.error)
-    with pytest.raises(InvalidInput, match=naming("'bert'")):
+    with pytest.raises(InvalidInput, match=mentioning("'bert'")):
         Profile.together([PROFILE, again])
 
 

@@ -11,8 +11,8 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Shape, Terms
 from hplm.placement.stages import best_cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, unit_names, units_of
-from tests.naming import naming
 from tests.placement.profiles import MB, backbone_profile, cluster_of, profile_of
+from tests.support.message import mentioning
 
 PROFILE = profile_of()
 UNITS = units_of(PROFILE)
@@ -37,7 +37,7 @@ def test_units_are_the_tenants_of_a_domain_and_hot_tenants():
         ("bert", "b"): "bert/law",
         ("bert", "c"): "bert/root/c",
     }
-    with pytest.raises(InvalidInput, match=naming("'bert/nobody'")):
+    with pytest.raises(InvalidInput, match=mentioning("'bert/nobody'")):
         units_of(PROFILE, ["bert/nobody"])
 
 
@@ -74,7 +74,7 @@ def test_a_good_placement_passes():
     ],
 )
 def test_a_placement_that_no_cluster_can_hold_is_refused(groups, cluster, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         placed(*groups, cluster=cluster).check(cluster, PROFILE)
 
 
@@ -84,7 +84,7 @@ def test_a_group_over_two_machines_is_refused_with_the_other_one():
         two.machines[1], devices=tuple(replace(own, name=f"cpu:{8 + i}") for i, own in enumerate(two.machines[1].devices))
     )
     cluster = replace(two, machines=(two.machines[0], other))
-    with pytest.raises(InvalidInput, match=naming("'cpu:9'", "'m0'", "'m1'", "one machine")):
+    with pytest.raises(InvalidInput, match=mentioning("'cpu:9'", "'m0'", "'m1'", "one machine")):
         placed(group(devices=("cpu:0", "cpu:9"), intra=2), cluster=cluster).check(cluster, PROFILE)
 
 
@@ -98,15 +98,15 @@ def test_a_group_over_two_machines_is_refused_with_the_other_one():
     ],
 )
 def test_units_that_the_profile_does_not_have_are_refused(units, named):
-    with pytest.raises(InvalidInput, match=naming(named, "profile")):
+    with pytest.raises(InvalidInput, match=mentioning(named, "profile")):
         replace(placed(group()), units=units).check(cluster_of(), PROFILE)
 
 
 def test_a_placement_for_another_cluster_or_profile_is_stale():
     placement = placed(group())
-    with pytest.raises(InvalidInput, match=naming("stale", "cluster", "hplm place search")):
+    with pytest.raises(InvalidInput, match=mentioning("stale", "cluster", "hplm place search")):
         placement.check(cluster_of(4), PROFILE)
-    with pytest.raises(InvalidInput, match=naming("stale", "profile", "hplm place search")):
+    with pytest.raises(InvalidInput, match=mentioning("stale", "profile", "hplm place search")):
         placement.check(cluster_of(), profile_of(bert=backbone_profile([1e6, 1e6, 1e6])))
 
 
@@ -114,7 +114,7 @@ def test_stages_that_fit_no_device_alone_fit_two():
     profile, cluster = PROFILE, cluster_of(memory_mb=45)
     cut = best_cut(profile.backbones["bert"], Terms(), 1, 2, Shape(10, 50, 2), [45 * MB, 45 * MB])
     placed(group(devices=("cpu:0", "cpu:1"), cuts={"bert": cut}), cluster=cluster).check(cluster, profile)
-    with pytest.raises(InvalidInput, match=naming("stage", "'one'")):
+    with pytest.raises(InvalidInput, match=mentioning("stage", "'one'")):
         placed(group(), cluster=cluster).check(cluster, profile)
 
 

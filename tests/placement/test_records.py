@@ -9,9 +9,9 @@ from hplm.errors import InvalidInput
 from hplm.placement.traces import read_trace, units_by_name
 from hplm.placement.units import units_of
 from hplm.scheduling.simulation.arrivals import SECOND
-from tests.naming import names, naming
 from tests.placement.problems import profile
 from tests.placement.profiles import backbone_profile, profile_of
+from tests.support.message import mentioning, mentions
 
 UNITS = {"x": "b0/law", "y": "b1/law"}
 REQUEST = {"request": "r", "tenant": "x", "outcome": "ok", "texts": 1, "tokens": 5, "taken": 0, "deadline": 0}
@@ -81,7 +81,7 @@ def test_a_line_that_a_server_is_writing_is_left_out(tmp_path):
     path.write_bytes(whole[:-20])
     assert len(read_trace([path], UNITS)) == 1
     path.write_bytes(whole[:-20] + b"\n")
-    with pytest.raises(InvalidInput, match=naming("line 3")):
+    with pytest.raises(InvalidInput, match=mentioning("line 3")):
         read_trace([path], UNITS)
 
 
@@ -102,7 +102,7 @@ def test_what_a_killed_server_has_left_before_the_next_one_began_is_counted_and_
     path = tmp_path / "journal.jsonl"
     path.write_text("\n".join([*lines, ""]))
     trace = read_trace([path], UNITS)
-    assert len(trace) == requests and names(trace.source, f"{halves} half lines")
+    assert len(trace) == requests and mentions(trace.source, f"{halves} half lines")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_a_killed_server_has_left_before_the_next_one_began_is_counted_and_
 def test_other_lines_that_are_no_objects_are_refused(tmp_path, lines, wrong):
     path = tmp_path / "journal.jsonl"
     path.write_text("\n".join([*lines, ""]))
-    with pytest.raises(InvalidInput, match=naming("journal.jsonl", f"line {wrong}", "JSON")):
+    with pytest.raises(InvalidInput, match=mentioning("journal.jsonl", f"line {wrong}", "JSON")):
         read_trace([path], UNITS)
 
 
@@ -159,7 +159,7 @@ def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
     assert trace.arrival_ns.tolist() == [0, 3 * SECOND]
     assert trace.left_out.figures == {"requests": 3, "tenants": 2, "most": ["b0/new", "b9/a"]}
     assert len(trace.left_out.since(SECOND)) == 2 and len(trace.left_out.since(2 * SECOND)) == 1
-    with pytest.raises(InvalidInput, match=naming("60.0%", "b0/new", "b9/a")):
+    with pytest.raises(InvalidInput, match=mentioning("60.0%", "b0/new", "b9/a")):
         trace.expect_known()
 
 
@@ -168,7 +168,7 @@ def test_the_share_that_is_left_out_counts_in_the_last_seconds(tmp_path):
     known, unknown = [(float(at), "b0/a") for at in range(10, 18)], [(1.0, "b0/gone"), (2.0, "b0/gone"), (12.5, "b0/new")]
     path = _written(tmp_path, CLOCKED, *(_asked(at, name) for at, name in sorted(known + unknown)))
     trace = read_trace([path], units_by_name(own, units_of(own)))
-    with pytest.raises(InvalidInput, match=naming("27.3%", "b0/gone", "b0/new")):
+    with pytest.raises(InvalidInput, match=mentioning("27.3%", "b0/gone", "b0/new")):
         trace.expect_known()
     checked = trace.expect_known(last_s=8)
     assert len(checked) == 8 and checked.left_out.figures == {"requests": 1, "tenants": 1, "most": ["b0/new"]}
@@ -176,21 +176,21 @@ def test_the_share_that_is_left_out_counts_in_the_last_seconds(tmp_path):
 
 def test_a_journal_of_unknown_tenants_alone_is_refused(tmp_path):
     path = _written(tmp_path, CLOCKED, _asked(2.0, "b0/new"))
-    with pytest.raises(InvalidInput, match=naming("b0/new", "hplm place profile")):
+    with pytest.raises(InvalidInput, match=mentioning("b0/new", "hplm place profile")):
         read_trace([path], {"b0/a": "b0/law"})
 
 
 def test_a_recorded_trace_and_an_older_journal_have_no_unknown_tenants(tmp_path):
     """Nobody deletes tenants of the one, and a name of the other may be in several backbones."""
     for row in ({"arrival": 1.0, "tokens": 2, "tenant": "z"}, {**REQUEST, "arrived": 1.0, "tenant": "z"}):
-        with pytest.raises(InvalidInput, match=naming("line 1", "z")):
+        with pytest.raises(InvalidInput, match=mentioning("line 1", "z")):
             read_trace([_written(tmp_path, row)], UNITS)
 
 
 def test_a_journal_of_two_boots_without_the_wall_clock_is_refused(tmp_path):
     times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
     rows = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in times]
-    with pytest.raises(InvalidInput, match=naming("line 3", "4,993", "clock")):
+    with pytest.raises(InvalidInput, match=mentioning("line 3", "4,993", "clock")):
         read_trace([_written(tmp_path, *rows)], UNITS)
     assert len(read_trace([_written(tmp_path, *rows[:2])], UNITS)) == 2
 
@@ -198,16 +198,16 @@ def test_a_journal_of_two_boots_without_the_wall_clock_is_refused(tmp_path):
 def test_requests_before_the_first_wall_clock_are_refused(tmp_path):
     old, clock = {**REQUEST, "arrived": 10.0}, {"clock": 5.0, "wall": 1e9, "backbone": "b0"}
     new = _written(tmp_path, clock, {**old, "arrived": 6.0}, name="new.jsonl")
-    with pytest.raises(InvalidInput, match=naming("line 2", "first", "begin")):
+    with pytest.raises(InvalidInput, match=mentioning("line 2", "first", "begin")):
         read_trace([_written(tmp_path, old, clock)], UNITS)
-    with pytest.raises(InvalidInput, match=naming("old.jsonl", "line 1", "older")):
+    with pytest.raises(InvalidInput, match=mentioning("old.jsonl", "line 1", "older")):
         read_trace([new, _written(tmp_path, old, name="old.jsonl")], UNITS)
-    with pytest.raises(InvalidInput, match=naming("recorded.jsonl", "journal")):
+    with pytest.raises(InvalidInput, match=mentioning("recorded.jsonl", "journal")):
         read_trace([new, _written(tmp_path, {"arrival": 1, "tokens": 2, "tenant": "x"}, name="recorded.jsonl")], UNITS)
 
 
 @pytest.mark.parametrize("wall", ["then", None, float("nan"), 1e300])
 def test_a_wall_clock_that_is_no_time_is_refused(tmp_path, wall):
     path = _written(tmp_path, {"clock": 5.0, "wall": wall}, {**REQUEST, "arrived": 6.0})
-    with pytest.raises(InvalidInput, match=naming(path)):
+    with pytest.raises(InvalidInput, match=mentioning(path)):
         read_trace([path], UNITS)

@@ -22,7 +22,7 @@ from hplm.scheduling.simulation.server import Load
 from hplm.scheduling.waiting import Capacity
 from tests.engine.asker import stages_of
 from tests.placement.problems import group_of, profile, trace_of
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 LAYERS = 4
 PROFILE = profile(8.0, layers=LAYERS)

@@ -12,8 +12,8 @@ from hplm.placement.case import Cases
 from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.stepping import Steps
 from hplm.placement.workload import synthetic
-from tests.naming import naming
 from tests.placement.problems import group_of, profile, trace_of
+from tests.support.message import mentioning
 
 needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
 TWO = profile(8.0, 5.0)
@@ -93,7 +93,7 @@ def test_texts_of_units_without_a_group_are_refused():
 
 def test_the_screen_needs_deadlines_and_batches():
     trace = trace_of(TWO)
-    with pytest.raises(InvalidInput, match=naming(0)):
+    with pytest.raises(InvalidInput, match=mentioning(0)):
         Screen(TWO, trace, 0)
-    with pytest.raises(InvalidInput, match=naming("--slo-scale")):
+    with pytest.raises(InvalidInput, match=mentioning("--slo-scale")):
         Screen(TWO, synthetic({"b0/law": 5.0, "b1/law": 5.0}, 10))

@@ -25,9 +25,9 @@ from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
 from hplm.placement.workload import synthetic
-from tests.naming import naming
 from tests.placement.problems import backbone, problem_of, trace_of
 from tests.placement.profiles import cluster_of, profile_of
+from tests.support.message import mentioning
 
 
 def test_backbones_of_unlike_times_are_kept_apart():
@@ -149,7 +149,7 @@ def test_buckets_of_a_found_placement_do_not_overlap():
 
 
 def test_a_search_without_any_answer_in_time_says_what_to_change():
-    with pytest.raises(NothingFound, match=naming("--slo-scale")):
+    with pytest.raises(NothingFound, match=mentioning("--slo-scale")):
         search(problem_of(8.0, scale=0.01))
 
 

@@ -9,8 +9,8 @@ from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.placement import Placement
 from hplm.placement.search import search
 from hplm.placement.selection import beam, completed, fast, selector
-from tests.naming import naming
 from tests.placement.problems import problem_of
+from tests.support.message import mentioning
 
 
 def _exhaustive(problem, groups):
@@ -78,7 +78,7 @@ def test_memory_of_devices_and_machines_is_a_limit():
 
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
-    with pytest.raises(InvalidInput, match=naming("b0", "40,000,000", "30,000,000", "cpu:0")):
+    with pytest.raises(InvalidInput, match=mentioning("b0", "40,000,000", "30,000,000", "cpu:0")):
         search(problem_of(8.0, devices=2, memory_mb=15))
 
 

@@ -9,9 +9,9 @@ from hplm.placement.traces import MINUTES, read_trace, units_by_name
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace, power_law, refitted, synthetic
 from hplm.scheduling.simulation.arrivals import SECOND
-from tests.naming import naming
 from tests.placement.problems import profile
 from tests.placement.profiles import profile_of
+from tests.support.message import mentioning
 
 UNITS = {"x": "b0/law", "y": "b1/law"}
 
@@ -58,7 +58,7 @@ def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_pat
     ],
 )
 def test_a_bad_trace_is_refused(tmp_path, rows, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         read_trace([_written(tmp_path, *rows)], UNITS)
 
 
@@ -66,20 +66,20 @@ def test_a_bad_trace_is_refused(tmp_path, rows, named):
 def test_an_invocation_without_a_time_is_refused(tmp_path, end):
     path = tmp_path / "invocations.txt"
     path.write_text(f"app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,{end},1.0\n")
-    with pytest.raises(InvalidInput, match=naming(path, "line 3")):
+    with pytest.raises(InvalidInput, match=mentioning(path, "line 3")):
         read_trace([path], UNITS)
 
 
 def test_a_packed_trace_is_refused(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"arrival": 2, "tokens": 4, "tenant": "x"}'))
-    with pytest.raises(InvalidInput, match=naming(path, "unpack")):
+    with pytest.raises(InvalidInput, match=mentioning(path, "unpack")):
         read_trace([path], UNITS)
 
 
 def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
     trace = read_trace([_written(tmp_path, {"arrival": 2, "tokens": 4, "tenant": "x"})], UNITS)
-    with pytest.raises(InvalidInput, match=naming("--slo-scale", 1)):
+    with pytest.raises(InvalidInput, match=mentioning("--slo-scale", 1)):
         trace.expect_deadlines()
 
 

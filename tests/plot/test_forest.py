@@ -15,8 +15,8 @@ from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import StoredRows
-from tests.naming import naming
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
+from tests.support.message import mentioning
 
 CPU = torch.device("cpu")
 SPACE = KeySpace(5, Window(3))
@@ -135,13 +135,13 @@ def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path,
 
 def test_a_missing_parent_is_named(tmp_path):
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
-    with pytest.raises(InvalidInput, match=naming("'leaf'", "'root'", 1)):
+    with pytest.raises(InvalidInput, match=mentioning("'leaf'", "'root'", 1)):
         Forest([tmp_path], assign_addresses([leaf])).chain("leaf", 1)
 
 
 def test_a_token_in_no_table_is_named(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
-    with pytest.raises(InvalidInput, match=naming(3)):
+    with pytest.raises(InvalidInput, match=mentioning(3)):
         Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
 
 
@@ -153,7 +153,7 @@ def test_a_broken_table_fails_only_its_own_chains(tmp_path):
     (bad.folder / "values").write_bytes(b"short")
     forest = Forest([tmp_path], branches)
     assert forest.chain("good", 1).lookup(np.array([0, 1, 2]), np.array([3])).links.tolist() == [1, 0, 1]
-    with pytest.raises(Broken, match=naming(bad.folder / "values", 5)):
+    with pytest.raises(Broken, match=mentioning(bad.folder / "values", 5)):
         forest.chain("bad", 1)
     assert len(forest.failures()) == 1
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import Broken
 from hplm.plot.index import Index, write_index
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @settings(deadline=None, max_examples=60)
@@ -54,7 +54,7 @@ def test_a_flipped_bit_is_detected_when_the_index_is_opened(tmp_path, name):
     content = bytearray((tmp_path / name).read_bytes())
     content[9] ^= 4
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Broken, match=naming(tmp_path / name)):
+    with pytest.raises(Broken, match=mentioning(tmp_path / name)):
         Index(tmp_path, meta)
 
 

@@ -17,8 +17,8 @@ from hplm.plot import kernel as kernels
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
-from tests.naming import naming
 from tests.plot.tables import make_table
+from tests.support.message import mentioning
 
 CPU = torch.device("cpu")
 VOCABULARY = 5
@@ -104,9 +104,9 @@ def test_rows_count_as_cold_when_the_kernel_had_to_wait_for_the_disk(forests, mo
 @needs_kernel
 def test_texts_that_do_not_match_their_lengths_are_refused(forests):
     chain = forests(Window(3), "fp16").chain("d0", 1)
-    with pytest.raises(ValueError, match=naming(3, 4)):
+    with pytest.raises(ValueError, match=mentioning(3, 4)):
         chain.lookup(np.zeros(3, np.int64), np.array([4]))
-    with pytest.raises(ValueError, match=naming(3, 4)):
+    with pytest.raises(ValueError, match=mentioning(3, 4)):
         Gatherer(CPU, torch.float32).sums(forests(Window(3), "fp16"), np.ones(3, np.int64), np.array([4]))
 
 

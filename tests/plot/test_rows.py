@@ -11,8 +11,8 @@ from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table
 from hplm.plot.values import CODINGS, LEAST_COSINE, closeness, coding
 from hplm.plot.widths import vector_bytes
-from tests.naming import naming
 from tests.plot.tables import make_table
+from tests.support.message import mentioning
 
 SPACE = KeySpace(50, Window(3))
 GRAMS = [(0, i, 0) for i in range(1, 51)]
@@ -35,7 +35,7 @@ def test_a_truncated_file_is_refused_by_name(table):
     for name in ("values", "checksums", "keys", "rows", "starts"):
         whole = (table.folder / name).read_bytes()
         (table.folder / name).write_bytes(whole[:-2])
-        with pytest.raises(Broken, match=naming(table.folder / name, len(whole) - 2, len(whole))):
+        with pytest.raises(Broken, match=mentioning(table.folder / name, len(whole) - 2, len(whole))):
             Table(table.folder)
         (table.folder / name).write_bytes(whole)
 
@@ -49,7 +49,7 @@ def test_a_flipped_bit_is_detected_when_its_row_is_first_read(table):
 
 
 def test_a_flipped_bit_is_found_by_verify(table):
-    with pytest.raises(Broken, match=naming(7, table.folder / "values")):
+    with pytest.raises(Broken, match=mentioning(7, table.folder / "values")):
         _flip(table, 7).verify()
 
 
@@ -75,7 +75,7 @@ def test_rows_are_read_ahead_once_and_again_after_memory_was_short(table, monkey
 def test_the_error_of_locking_too_much_says_how_much_is_needed(table, monkeypatch):
     table.rows.lock(10)  # some kilobytes: every machine allows it
     monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
-    with pytest.raises(InvalidInput, match=naming(51, "ulimit -l")):
+    with pytest.raises(InvalidInput, match=mentioning(51, "ulimit -l")):
         table.rows.lock(1_000_000)
 
 
@@ -112,5 +112,5 @@ def test_int8_loses_small_values_beside_an_outlier():
 
 
 def test_an_unknown_dtype_is_refused():
-    with pytest.raises(InvalidInput, match=naming("'fp8'", "fp16", "bf16", "int8")):
+    with pytest.raises(InvalidInput, match=mentioning("'fp8'", "fp16", "bf16", "int8")):
         coding("fp8")

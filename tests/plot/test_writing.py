@@ -17,8 +17,8 @@ from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.plot.writing import write_table
-from tests.naming import naming
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def test_a_full_disk_keeps_finished_values_and_says_how_much_is_needed(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # files cannot grow, as on a full disk
     try:
-        with pytest.raises(NoSpace, match=naming(tmp_path / "d/1.writing")):
+        with pytest.raises(NoSpace, match=mentioning(tmp_path / "d/1.writing")):
             write(tmp_path, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -137,7 +137,7 @@ def test_vectors_that_int8_cannot_represent_are_refused(tmp_path):
     spec = replace(spec_of("d", None, SPACE, "int8"), hidden=4096)
     vectors = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0))
     vectors[:, 0], vectors[:, 1] = 2000, -2000  # two numbers take the whole range
-    with pytest.raises(InvalidInput, match=naming("int8", "'d'", "--dtype", "fp16", "bf16")):
+    with pytest.raises(InvalidInput, match=mentioning("int8", "'d'", "--dtype", "fp16", "bf16")):
         write_table(tmp_path / "d/1", spec, KEYS, lambda windows: vectors.expand(len(windows), -1, -1))
 
 
@@ -148,7 +148,7 @@ def test_nan_and_numbers_too_large_are_refused(tmp_path, number):
         values[-1, 1, 2] = number
         return values
 
-    with pytest.raises(InvalidInput, match=naming("fp16", "'d'", "nan")):
+    with pytest.raises(InvalidInput, match=mentioning("fp16", "'d'", "nan")):
         write_table(tmp_path / "d/1", spec_of("d", None, SPACE), KEYS, values_of)
 
 

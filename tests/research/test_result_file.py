@@ -13,7 +13,7 @@ import pytest
 
 from hplm.errors import InvalidInput
 from research.result_file import ResultFile, digest_of
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_an_interruption_keeps_the_finished_numbers(results, monkeypatch, step) 
 def test_a_line_that_is_no_result_is_named(results, line) -> None:
     results.put(run_of("a", 0), {"accuracy": 0.6})
     results.path.write_text(results.path.read_text() + line + "\n")
-    with pytest.raises(InvalidInput, match=naming(results.path, "line 2")):
+    with pytest.raises(InvalidInput, match=mentioning(results.path, "line 2")):
         results.get(run_of("a", 0))
-    with pytest.raises(InvalidInput, match=naming("line 2")):
+    with pytest.raises(InvalidInput, match=mentioning("line 2")):
         results.put(run_of("a", 1), {"accuracy": 0.7})
 
 
@@ -97,10 +97,10 @@ def test_a_line_of_another_run_and_a_second_result_are_refused(results) -> None:
     results.put(run_of("a", 0), {"accuracy": 0.6})
     line = results.path.read_text()
     results.path.write_text(line.replace('"seed": 0', '"seed": 5'))
-    with pytest.raises(InvalidInput, match=naming("line 1", digest_of(run_of("a", 0)))):
+    with pytest.raises(InvalidInput, match=mentioning("line 1", digest_of(run_of("a", 0)))):
         results.get(run_of("a", 0))
     results.path.write_text(line + line.replace("0.6", "0.7"))
-    with pytest.raises(InvalidInput, match=naming("line 2", digest_of(run_of("a", 0)))):
+    with pytest.raises(InvalidInput, match=mentioning("line 2", digest_of(run_of("a", 0)))):
         results.get(run_of("a", 0))
     results.path.write_text(line + line)  # as a merge of two branches may leave it
     assert results.get(run_of("a", 0)) == {"accuracy": 0.6}

@@ -19,7 +19,7 @@ from hplm.scheduling.simulation.arrivals import Lengths, SimulatedText, Stream
 from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
-from tests.naming import naming
+from tests.support.message import mentioning
 
 COST = CostModel()
 ROW = 12
@@ -197,7 +197,7 @@ def test_rows_and_slots_keep_their_limits(waiting, rows, row_tokens, tokens):
 )  # fmt: skip
 def test_options_are_checked(options, named):
     for name in ("das", "slotted_das"):
-        with pytest.raises(InvalidInput, match=naming(*named)):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
             policy(f"{name}:{options}")
 
 

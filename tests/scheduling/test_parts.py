@@ -17,7 +17,7 @@ from hplm.scheduling.simulation.cascades import SimulatedRung
 from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 BATCH_NS = 10**12  # no test waits so long

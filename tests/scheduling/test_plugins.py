@@ -14,7 +14,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
-from tests.naming import naming
+from tests.support.message import mentioning
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 MODULES = ("longest_first", "in_rows")
@@ -50,7 +50,7 @@ def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(install
 
 
 def test_a_broken_package_is_named_and_our_policies_are_not_replaced(installed):
-    with pytest.raises(InvalidInput, match=naming("'absent'", "'nowhere:Policy'")):
+    with pytest.raises(InvalidInput, match=mentioning("'absent'", "'nowhere:Policy'")):
         policy("absent")
     assert type(policy("fcfs")).__name__ == "FirstComeFirstServed"
     with pytest.raises(InvalidInput, match="longest_first"):

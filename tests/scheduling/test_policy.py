@@ -10,7 +10,7 @@ from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
-from tests.naming import naming
+from tests.support.message import mentioning
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 COST = CostModel()
@@ -57,11 +57,11 @@ def test_the_lowest_possible_priority_comes_last(name):
 
 
 def test_an_unknown_policy_is_named():
-    with pytest.raises(InvalidInput, match=naming("horizon=2.5", 255)):
+    with pytest.raises(InvalidInput, match=mentioning("horizon=2.5", 255)):
         policy("timely:horizon=2.5")
     with pytest.raises(InvalidInput, match="'lifo'"):
         policy("lifo")
-    with pytest.raises(InvalidInput, match=naming("texts=2.5")):
+    with pytest.raises(InvalidInput, match=mentioning("texts=2.5")):
         policy("length_aware:texts=2.5")
 
 

@@ -9,7 +9,7 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
-from tests.naming import naming
+from tests.support.message import mentioning
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 
@@ -41,7 +41,7 @@ def _in_a_thread(call):
 def test_a_request_is_queued_completely_or_not_at_all():
     queue, _ = _queue(limit=3)
     queue.offer([_text(), _text()])
-    with pytest.raises(QueueFull, match=naming(2, 3, "retry after 0.1 s")):
+    with pytest.raises(QueueFull, match=mentioning(2, 3, "retry after 0.1 s")):
         queue.offer([_text(), _text()])
     queue.offer([_text()])
     assert len(queue) == 3
@@ -50,7 +50,7 @@ def test_a_request_is_queued_completely_or_not_at_all():
 def test_the_queue_has_a_limit_of_bytes():
     queue, _ = _queue(size=10)
     queue.offer([_text(size=6)])
-    with pytest.raises(QueueFull, match=naming(6, 5, 10, "retry after 0.1 s")):
+    with pytest.raises(QueueFull, match=mentioning(6, 5, 10, "retry after 0.1 s")):
         queue.offer([_text(size=2), _text(size=3)])
     assert queue.take(ROOM)
     queue.offer([_text(size=10)])

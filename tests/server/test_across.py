@@ -17,7 +17,7 @@ from hplm.tasks import TASKS, TextAnswer
 from hplm.tenants.directory import MissingTarget
 from hplm.tenants.link import ONWARD, Link
 from hplm.tenants.ticket import Ticket
-from tests.server.beside import imported_beside
+from tests.support.fake_triton import with_fake_triton
 
 LINK = Link("large", "there", 1, Plan((Step(0, 0.7), Step(1, weight=0.6))))
 LABELS = ("x", "y")
@@ -167,7 +167,7 @@ class Asked:
 @pytest.fixture
 def asked():
     triton = Triton()
-    with imported_beside(triton.utilities, *MODULES) as modules:
+    with with_fake_triton(triton.utilities, *MODULES) as modules:
         yield Asked(triton, dict(zip(MODULES, modules, strict=True)))
 
 

@@ -26,10 +26,10 @@ from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
-from tests.naming import names
 from tests.server.stock import Stock
-from tests.serving import serving
-from tests.waiting import PATIENCE, eventually
+from tests.support.message import mentions
+from tests.support.servers import serving
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def test_wrong_keys_and_wrong_commands_are_refused(place):
         ]:
             with pytest.raises(InferenceServerException, match=r"\[invalid_input\]") as refused:
                 admin(command, **given)
-            assert names(refused.value, *named)
+            assert mentions(refused.value, *named)
         assert admin("tenant.list")["tenants"] == [{"id": f"tenant-{i}", "version": 1} for i in range(2)]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.server.probing import PROBE
-from tests.server.beside import imported_beside
-from tests.waiting import PATIENCE, eventually
+from tests.support.fake_triton import with_fake_triton
+from tests.support.wait import PATIENCE, eventually
 
 KEY, FINAL = "a secret of the operator", 1
 MODULES = ("backends.replies", "backends.hplm_admin.model")
@@ -88,7 +88,7 @@ def commands():
 def model(monkeypatch, tmp_path, commands):
     monkeypatch.setenv("HPLM_ADMIN_KEY", KEY)
     monkeypatch.setenv("HPLM_STATE", str(tmp_path))
-    with imported_beside(Triton(), *MODULES) as (_, module):
+    with with_fake_triton(Triton(), *MODULES) as (_, module):
         monkeypatch.setattr(module, "Manager", lambda folder, state: None)
         monkeypatch.setattr(module, "BackboneConfig", SimpleNamespace(load=lambda path: None))
         monkeypatch.setattr(module, "Commands", lambda manager, config: commands)

@@ -17,9 +17,9 @@ from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
-from tests.naming import naming
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import serving
+from tests.support.message import mentioning
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def _refusal(stock, model, tenant, **question):
 
 
 def test_a_tenant_of_two_backbones_needs_the_name_of_a_backbone(stock):
-    with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "'hugo'", "'other'", "'toy'")):
+    with pytest.raises(InferenceServerException, match=mentioning("[invalid_input]", "'hugo'", "'other'", "'toy'")):
         stock.ask([WORDS[0]], "hugo", model=ALIAS)
     assert stock.ask([WORDS[0]], "hugo", model="other")["LABEL"].shape == (1, 1)
 

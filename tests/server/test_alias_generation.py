@@ -16,12 +16,12 @@ from builder.store.store import TenantFile
 from hplm_client import HplmClient
 from testing.random_store import random_store
 from testing.toy import CHAT, WORDS
-from tests.naming import names, naming
 from tests.server.generating import GREEDY, RETURN, Asked, post, text_of
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_metrics import Scraped
-from tests.serving import serving
-from tests.waiting import eventually
+from tests.support.message import mentioning, mentions
+from tests.support.servers import serving
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -139,13 +139,13 @@ def test_a_client_may_ask_the_alias(server):
     ],
 )
 def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, named):
-    with pytest.raises(InferenceServerException, match=naming("[invalid_input]", *named)):
+    with pytest.raises(InferenceServerException, match=mentioning("[invalid_input]", *named)):
         stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant})
 
 
 def test_a_request_with_two_prompts_is_refused(stock):
     prompts = stock.tensor("text_input", np.array([[b"a"], [b"b"]], dtype=object))
-    with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "text_input", "2")):
+    with pytest.raises(InferenceServerException, match=mentioning("[invalid_input]", "text_input", "2")):
         stock.client.infer(ALIAS, [prompts], parameters={"tenant": "plain"})
 
 
@@ -158,14 +158,14 @@ def test_only_outputs_of_the_tenants_backbone_are_returned(stock):
         asked = tensors(stock, {given: WORDS[0]})
         answer = stock.client.infer(ALIAS, asked, outputs=wanted, parameters={"tenant": tenant})
         assert answer.as_numpy(own) is not None and answer.as_numpy(foreign) is None
-        with pytest.raises(InferenceServerException, match=naming("[invalid_input]", f"{tenant!r}", own)):
+        with pytest.raises(InferenceServerException, match=mentioning("[invalid_input]", f"{tenant!r}", own)):
             stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})
 
 
 def test_a_deadline_counts_from_the_alias_on(server, stock):
-    with pytest.raises(InferenceServerException, match=naming("[deadline]")):
+    with pytest.raises(InferenceServerException, match=mentioning("[deadline]")):
         ask(stock, {"text_input": "a"}, timeout=1)
-    assert names(post(server, "generate", ALIAS, tenant="plain", text_input="a", timeout=1)[1]["error"], "[deadline]")
+    assert mentions(post(server, "generate", ALIAS, tenant="plain", text_input="a", timeout=1)[1]["error"], "[deadline]")
 
 
 def test_a_flood_of_prompts_holds_up_neither_other_tenants_nor_texts(server):
@@ -215,7 +215,7 @@ def test_a_prompt_that_waits_is_refused_when_it_is_late(tmp_path):
 
         first = [send("plain") for _ in range(AT_ONCE)]
         eventually(lambda: _prompts_in(server) == AT_ONCE)
-        assert names(str(send("other", 300_000).get(timeout=PATIENCE)), "[deadline]")
+        assert mentions(str(send("other", 300_000).get(timeout=PATIENCE)), "[deadline]")
         assert all(told.empty() for told in first)  # all places are still taken
 
 

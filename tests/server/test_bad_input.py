@@ -16,9 +16,9 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.ticket import TICKET_BYTES, Ticket
 from testing.toy import WORDS
-from tests.naming import names, naming
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import serving
+from tests.support.message import mentioning, mentions
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def _refused(stock, code, words, *args, **kwargs):
     with pytest.raises(InferenceServerException) as caught:
         stock.ask(*args, **kwargs)
     assert caught.value.status() == STATUS[stock.protocol][code], caught.value
-    assert names(caught.value.message(), *words)
+    assert mentions(caught.value.message(), *words)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00"])
@@ -219,7 +219,7 @@ def test_a_ticket_is_valid_only_unchanged(server):
     for place in range(0, ticket.shape[1], 7):
         forged = ticket.copy()
         forged[0, place] ^= 1
-        with pytest.raises(InferenceServerException, match=naming("[no_tenant]")):
+        with pytest.raises(InferenceServerException, match=mentioning("[no_tenant]")):
             upper(forged)
 
 
@@ -237,5 +237,5 @@ def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
     export(toy.store, tmp_path, ServingOptions())
     config = tmp_path / "toy/1/backbone.json"
     config.write_text(re.sub(r'"format": \d+', '"format": 99', config.read_text()))
-    with pytest.raises(HplmError, match=naming("backbone.json", 99, 2)):
+    with pytest.raises(HplmError, match=mentioning("backbone.json", 99, 2)):
         TritonServer(tmp_path).start()

@@ -9,7 +9,7 @@ from hplm.errors import Draining, HplmError
 from hplm.server import supervisor
 from hplm.server.probing import Health, Probe, State
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 BROKEN = Health(State.BROKEN, "[internal] the loop fails")
 WORKS = Health(State.WORKS)
@@ -72,7 +72,7 @@ def supervised(monkeypatch, *answers):
 
 def test_a_server_is_started_again_if_a_model_of_it_stays_broken(monkeypatch):
     server, said = supervised(monkeypatch, WORKS, *[BROKEN] * round(SILENT_SECONDS + 2))
-    assert server.restarts == 1 and names(said[0], "chat", BROKEN.said)
+    assert server.restarts == 1 and mentions(said[0], "chat", BROKEN.said)
 
 
 def test_a_model_that_is_broken_for_a_moment_is_left_alone(monkeypatch):
@@ -89,15 +89,15 @@ def watched(monkeypatch, how, *answers, read=None):
 
 
 def test_watching_fails_if_a_model_stays_broken(monkeypatch):
-    with pytest.raises(HplmError, match=naming("chat", BROKEN.said)):
+    with pytest.raises(HplmError, match=mentioning("chat", BROKEN.said)):
         watched(monkeypatch, "once", BROKEN)
-    with pytest.raises(HplmError, match=naming("chat", BROKEN.said)):
+    with pytest.raises(HplmError, match=mentioning("chat", BROKEN.said)):
         watched(monkeypatch, "", WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20)
 
 
 def test_a_server_is_ready_only_if_every_model_answers(monkeypatch):
     watched(monkeypatch, "once", WORKS)
-    with pytest.raises(HplmError, match=naming("chat", BUSY.said)):
+    with pytest.raises(HplmError, match=mentioning("chat", BUSY.said)):
         watched(monkeypatch, "once", BUSY)
 
 
@@ -105,7 +105,7 @@ def test_a_server_is_alive_while_a_model_says_that_it_will_answer_soon(monkeypat
     for health in (WORKS, BUSY):
         watched(monkeypatch, "alive", health)
     for health in (BROKEN, Health(State.DEAD, "Stub process"), Health(State.SILENT)):
-        with pytest.raises(HplmError, match=naming("chat", health.said)):
+        with pytest.raises(HplmError, match=mentioning("chat", health.said)):
             watched(monkeypatch, "alive", health)
 
 
@@ -167,6 +167,6 @@ def test_a_probe_that_is_answered_with_an_error_is_made_again(monkeypatch):
         supervising.look()
     assert played.read == ["chat", "chat"] and not played.restarts
     read = []
-    with pytest.raises(HplmError, match=naming(BROKEN.said)):
+    with pytest.raises(HplmError, match=mentioning(BROKEN.said)):
         watched(monkeypatch, "", WORKS, refused, WORKS, *[BROKEN] * 20, read=read)
     assert read == ["chat", "chat"]

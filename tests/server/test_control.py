@@ -6,7 +6,7 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.server.control import Control
-from tests.naming import naming
+from tests.support.message import mentioning
 
 UNKNOWN = 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
 
@@ -25,7 +25,7 @@ class Played(Control):
 
 def test_a_model_whose_configuration_cannot_be_read_has_no_probe():
     """Triton would answer one without inputs, whether the model lives or not."""
-    with pytest.raises(HplmError, match=naming("toy", 400, "no available versions")):
+    with pytest.raises(HplmError, match=mentioning("toy", 400, "no available versions")):
         Played(config=UNKNOWN).probes(["toy"])
     config = json.dumps({"input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": ["1"]}]}).encode()
     assert b"TEXT" in Played(config=(200, config)).probes(["toy"])["toy"].body

@@ -20,7 +20,7 @@ from hplm.server.stubs import stubs
 from testing.toy import WORDS
 from tests.backbones import NAMES, WHOLE, emit_two, make_two
 from tests.server.stock import Stock
-from tests.waiting import eventually
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

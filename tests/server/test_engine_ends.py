@@ -19,8 +19,8 @@ from hplm.server import process_group
 from testing.toy import WORDS
 from tests.server.asking import Asking
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import published, serving
-from tests.waiting import eventually
+from tests.support.servers import published, serving
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

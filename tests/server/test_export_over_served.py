@@ -16,11 +16,11 @@ from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CHAT, WORDS
-from tests.naming import names, naming
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
-from tests.serving import serving, until_ready
-from tests.waiting import eventually
+from tests.support.message import mentioning, mentions
+from tests.support.servers import serving, until_ready
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_it_names_the_process_to_end(repository, export_again, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             until_ready(process)
-            assert names(export_again(), repository / "toy", f"process {process.pid}", "--while-served")
+            assert mentions(export_again(), repository / "toy", f"process {process.pid}", "--while-served")
             process.send_signal(signal.SIGTERM)
             process.communicate()
         finally:
@@ -75,7 +75,7 @@ def test_what_is_started_again_finds_the_old_export(repository, export_again):
 
         expected, killed = ask(), engine_of(server)
         os.kill(killed, signal.SIGKILL)
-        assert names(export_again(), repository / "toy", f"process {server.pid}")
+        assert mentions(export_again(), repository / "toy", f"process {server.pid}")
         eventually(answers_again)
         assert engine_of(server) not in (None, killed)
         assert files == {file: file.read_bytes() for file in repository.rglob("*") if file.is_file()}
@@ -85,7 +85,7 @@ def test_what_is_started_again_finds_the_old_export(repository, export_again):
 @pytest.mark.parametrize("model", ["toy-lookup", "toy-upper"])
 def test_each_model_process_keeps_exports_away(repository, export_again, model):
     with serving(repository, load=[model]) as server:
-        assert names(export_again(), f"process {server.pid}")
+        assert mentions(export_again(), f"process {server.pid}")
 
 
 def test_a_decoder_keeps_exports_away(tmp_path):
@@ -93,5 +93,5 @@ def test_a_decoder_keeps_exports_away(tmp_path):
     store = random_store(tmp_path / "store", CHAT, [tenant], corpus_tokens=500, spread=0.3)
     options = ServingOptions(dtype="fp32", seats=4, cache_tokens=512)
     written = export(store, tmp_path / "repository", options)
-    with serving(tmp_path / "repository") as server, pytest.raises(InvalidInput, match=naming(written.folder, server.pid)):
+    with serving(tmp_path / "repository") as server, pytest.raises(InvalidInput, match=mentioning(written.folder, server.pid)):
         export(store, tmp_path / "repository", options)

@@ -8,7 +8,7 @@ import pytest
 
 from hplm.errors import Draining, Internal
 from hplm.server.held import Held
-from tests.server.beside import imported_beside
+from tests.support.fake_triton import with_fake_triton
 
 
 class Request:
@@ -32,7 +32,7 @@ def fails():
 @pytest.fixture(params=["hplm_lookup", "hplm_generate"])
 def model(request):
     """Returns a model without what serves, and what it has counted."""
-    with imported_beside(SimpleNamespace(), "backends.replies", f"backends.{request.param}.model") as (_, module):
+    with with_fake_triton(SimpleNamespace(), "backends.replies", f"backends.{request.param}.model") as (_, module):
         model, counted = module.TritonPythonModel.__new__(module.TritonPythonModel), Counter()
         model._held, model._refusals = Held("toy"), Refusals()
         model._service = SimpleNamespace(check=fails, count=lambda outcome: counted.update([outcome]))

@@ -12,7 +12,7 @@ import pytest
 from hplm.errors import InvalidInput
 from hplm.server import folder_lock
 from hplm.server.folder_lock import alone, share
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 SHARES = "import sys, pathlib; from hplm.server.folder_lock import share; share(pathlib.Path(sys.argv[1])); print(); input()"
 
@@ -30,7 +30,7 @@ def other(tmp_path):
 
 
 def test_an_export_names_the_process_that_has_a_share_until_it_ends(other, tmp_path):
-    with pytest.raises(InvalidInput, match=naming(tmp_path, f"process {other.pid}", "--while-served")), alone(tmp_path):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path, f"process {other.pid}", "--while-served")), alone(tmp_path):
         pass
     other.kill()
     other.wait()
@@ -55,7 +55,7 @@ def test_models_share_and_a_folder_that_is_not_there_yet_is_not_served(tmp_path)
 
 
 def test_two_exports_into_one_folder_do_not_mix(tmp_path):
-    with alone(tmp_path), pytest.raises(InvalidInput, match=naming(f"process {os.getpid()}")), alone(tmp_path):
+    with alone(tmp_path), pytest.raises(InvalidInput, match=mentioning(f"process {os.getpid()}")), alone(tmp_path):
         pass
 
 
@@ -78,7 +78,7 @@ def test_a_model_starts_though_somebody_keeps_the_lock(tmp_path, monkeypatch, ca
     monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
     with alone(tmp_path):
         assert share(tmp_path) is None
-    assert names(caplog.text, tmp_path)
+    assert mentions(caplog.text, tmp_path)
 
 
 def test_where_there_are_no_locks_models_start_and_exports_are_written_with_a_warning(tmp_path, monkeypatch, caplog):
@@ -89,7 +89,7 @@ def test_where_there_are_no_locks_models_start_and_exports_are_written_with_a_wa
     assert share(tmp_path) is None
     with alone(tmp_path):
         pass
-    assert [names(record.getMessage(), tmp_path) for record in caplog.records] == [True, True]
+    assert [mentions(record.getMessage(), tmp_path) for record in caplog.records] == [True, True]
 
 
 def test_an_engine_does_not_inherit_the_share(tmp_path):

@@ -7,20 +7,20 @@ import pytest
 from hplm.errors import HplmError
 from hplm.server import Gateway, process_group
 from hplm.server import gateway as module
-from tests.naming import names, naming
-from tests.waiting import eventually
+from tests.support.message import mentioning, mentions
+from tests.support.wait import eventually
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(module, "NEEDED", ("sys", "no_such_package"))
-    with pytest.raises(HplmError, match=naming("--openai-port", "no_such_package", "pip install")):
+    with pytest.raises(HplmError, match=mentioning("--openai-port", "no_such_package", "pip install")):
         Gateway("127.0.0.1", 0, print)
 
 
 def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(HplmError, match=naming("--openai-port", port)):
+        with pytest.raises(HplmError, match=mentioning("--openai-port", port)):
             Gateway("127.0.0.1", port, print)
 
 
@@ -33,5 +33,5 @@ def test_a_gateway_that_cannot_run_is_started_after_longer_and_longer_pauses(tmp
         gateway.start("no url", tmp_path / "log")
         eventually(lambda: len(said) >= 2, 240)
     assert not process_group.lives(gateway.pid)
-    assert names(said[0], "restarting", "OpenAI", "code 1", "1 s") and names(said[1], "2 s")
+    assert mentions(said[0], "restarting", "OpenAI", "code 1", "1 s") and mentions(said[1], "2 s")
     assert "no url" in (tmp_path / "log").read_text()

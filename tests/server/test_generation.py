@@ -19,10 +19,10 @@ from hplm.server.supervisor import Supervisor
 from hplm.tenants.keys import new_key
 from testing.generative import GenerativeReference
 from testing.toy import make_chat
-from tests.naming import names
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
-from tests.serving import cancelled, held, kill_model, serving
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.servers import cancelled, held, kill_model, serving
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -135,9 +135,9 @@ def test_messages_are_answered_as_the_chat_template_writes_them(server, prompts)
 def test_bad_messages_are_refused(server, given, named):
     with pytest.raises(InferenceServerException) as caught:
         Asked(server, given.get("text_input"), "plain", **{k: v for k, v in given.items() if k == "messages"}).piece()
-    assert names(caught.value.message(), "[invalid_input]", *named)
+    assert mentions(caught.value.message(), "[invalid_input]", *named)
     status, answer = post(server, "generate", tenant="plain", **given)
-    assert status == 400 and names(answer["error"], "[invalid_input]", *named)
+    assert status == 400 and mentions(answer["error"], "[invalid_input]", *named)
 
 
 def test_several_choices_come_side_by_side(server):
@@ -181,7 +181,7 @@ def test_a_refusal_is_the_only_response(server, tenant, sampling, parameters, wo
     asked = Asked(server, "a", tenant, sampling, parameters=parameters, stream=stream)
     with pytest.raises(InferenceServerException) as caught:
         asked.piece()
-    assert names(caught.value.message(), f"[{word}]", *named)
+    assert mentions(caught.value.message(), f"[{word}]", *named)
     body = {"text_input": "a", "tenant": tenant, "sampling_parameters": json.dumps(sampling), **parameters}
     status, answer = post(server, "generate", **body)
     assert status == 400 and f"[{word}]" in answer["error"]

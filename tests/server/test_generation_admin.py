@@ -15,10 +15,10 @@ from testing.generative import GenerativeReference
 from testing.random_store import random_tenant
 from testing.toy import make_chat
 from tests.cli.test_domain import run
-from tests.naming import naming
 from tests.server.generating import GREEDY, RETURN, Asked, ids_of
 from tests.server.test_admin import KEY, Admin
-from tests.serving import held, serving
+from tests.support.message import mentioning
+from tests.support.servers import held, serving
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def test_limits_and_keys_hold_from_the_next_request_on(place):
             ("tenant.add", {**mona, "task": "classify"}, ["'classify'", "'chat'"]),
             ("tenant.add", {**mona, "tensors": "!!"}, ["'tensors'", "safetensors"]),
         ):
-            with pytest.raises(InferenceServerException, match=naming("[invalid_input]", *named)):
+            with pytest.raises(InferenceServerException, match=mentioning("[invalid_input]", *named)):
                 admin(command, **given)
 
 

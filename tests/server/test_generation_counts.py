@@ -7,7 +7,7 @@ import pytest
 from hplm.errors import DeadlineMissed, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH, Piece
 from hplm.server.held import Held
-from tests.server.beside import imported_beside
+from tests.support.fake_triton import with_fake_triton
 
 FINAL = 1
 
@@ -51,7 +51,7 @@ def model():
         Tensor=lambda name, values: (name, values),
         TritonError=TritonError,
     )
-    with imported_beside(stand_in, "backends.replies", "backends.hplm_generate.model") as (_, model):
+    with with_fake_triton(stand_in, "backends.replies", "backends.hplm_generate.model") as (_, model):
         yield model
 
 

@@ -11,7 +11,7 @@ from testing.random_store import random_store
 from testing.toy import CHAT
 from tests.server.generating import GREEDY, Asked
 from tests.server.test_metrics import settled
-from tests.serving import serving
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import CONFIG, TENANTS, WORDS
-from tests.equality import Comparison
 from tests.server.stock import Stock
-from tests.serving import serving
+from tests.support.answers import Comparison
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 CUT = {"toy": ((0, CONFIG.upper_layers - 1),)}

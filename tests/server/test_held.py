@@ -9,12 +9,12 @@ from hplm.server import held
 from hplm.server.held import Held, HeldBy, holders
 from hplm.server.inherited import environment
 from hplm.server.process_group import SHARED_MEMORY
-from tests.serving import told_of_a_server
+from tests.support.servers import server_environment
 
 
 @pytest.fixture
 def server(monkeypatch):
-    with told_of_a_server(monkeypatch) as name:
+    with server_environment(monkeypatch) as name:
         yield name
 
 

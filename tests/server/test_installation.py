@@ -10,8 +10,8 @@ import pytest
 from hplm.errors import HplmError
 from hplm.server import discovery, embedded
 from hplm.server.installation import STUB, Installation
-from tests.naming import naming
 from tests.server.plain_models import ECHO, add_backend
+from tests.support.message import mentioning
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -51,21 +51,21 @@ def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_p
     ):
         monkeypatch.setattr(embedded.platform, "machine", lambda machine=machine: machine)
         monkeypatch.setattr(embedded.platform, "libc_ver", lambda libc=libc: libc)
-        with pytest.raises(HplmError, match=naming("tritonserver", "PATH", *named)):
+        with pytest.raises(HplmError, match=mentioning("tritonserver", "PATH", *named)):
             discovery.find_installation()
 
 
 def test_a_stub_for_another_python_is_named(container, monkeypatch):
     monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
     (container.parent.parent / "backends/python" / STUB).write_bytes(b"\x7fELF libpython3.99.so.1.0")
-    with pytest.raises(HplmError, match=naming(container, 3.99, VERSION, "python3.99 -m pip")):
+    with pytest.raises(HplmError, match=mentioning(container, 3.99, VERSION, "python3.99 -m pip")):
         discovery.find_installation()
 
 
 def test_an_image_without_the_python_backend_is_named(container, monkeypatch):
     monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
     (container.parent.parent / "backends/python" / STUB).unlink()
-    with pytest.raises(HplmError, match=naming(container, container.parent.parent / "backends/python" / STUB)):
+    with pytest.raises(HplmError, match=mentioning(container, container.parent.parent / "backends/python" / STUB)):
         discovery.find_installation()
 
 
@@ -74,7 +74,7 @@ def test_our_backends_are_found_wherever_the_package_is_installed(monkeypatch):
     assert (ours / "hplm_lookup" / "model.py").is_file()
     assert any((folder / "hplm_whole" / "model.py").is_file() for folder in others)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(HplmError, match=naming(sys.executable, "pip install")):
+    with pytest.raises(HplmError, match=mentioning(sys.executable, "pip install")):
         discovery.find_backends()
 
 
@@ -112,14 +112,14 @@ def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
 def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name))
-    with pytest.raises(HplmError, match=naming("numpy 2.1.0", "hplm[embedded]")):
+    with pytest.raises(HplmError, match=mentioning("numpy 2.1.0", "hplm[embedded]")):
         embedded.embedded()
 
 
 def test_without_libpython_the_error_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(embedded.sysconfig, "get_config_var", lambda name: str(tmp_path))
     monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
-    with pytest.raises(HplmError, match=naming(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
+    with pytest.raises(HplmError, match=mentioning(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
         embedded.embedded()
 
 

@@ -13,10 +13,10 @@ from hplm.cli.serve import open_tenants
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import WORDS
-from tests.naming import names
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_bad_input import STATUS
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def test_a_header_that_names_another_tenant_is_refused(stock, model):
     assert stock.ask([WORDS[0]], "beta", model=model, headers=named)["LABEL"].shape == (1, 1)
     for tenant in ("acme", None):
         status, message = _refusal(stock, [WORDS[0]], tenant, model=model, headers=named)
-        assert status == STATUS[stock.protocol][400] and names(message, "[invalid_input]", "hplm-tenant")
+        assert status == STATUS[stock.protocol][400] and mentions(message, "[invalid_input]", "hplm-tenant")
 
 
 def test_lookup_gives_no_ticket_without_a_key(stock):
@@ -113,7 +113,7 @@ def test_a_quota_is_503_with_a_waiting_time_and_other_tenants_are_served(server)
         stock.ask([WORDS[0]], "flux")
     for model in ("toy", "hplm"):
         status, message = _refusal(stock, [WORDS[0]], "flux", model=model)
-        assert status == "503" and names(message, "[quota]", "'flux'", 0.01, "retry after")
+        assert status == "503" and mentions(message, "[quota]", "'flux'", 0.01, "retry after")
     assert _refusal(Stock(server, "grpc"), [WORDS[0]], "flux")[0] == "StatusCode.UNAVAILABLE"
     assert stock.ask([WORDS[0]], "beta")["LABEL"].shape == (1, 1)
 
@@ -125,7 +125,7 @@ def test_texts_and_tokens_have_quotas_too_and_are_refused_before_they_are_tokeni
     for text in (WORDS[0], ""):  # no model reads the second one
         for model in ("toy", "hplm"):
             status, message = _refusal(stock, [text], tenant, model=model)
-            assert status == "503" and names(message, "[quota]", f"'{tenant}'", 0.01, unit, "retry after")
+            assert status == "503" and mentions(message, "[quota]", f"'{tenant}'", 0.01, unit, "retry after")
 
 
 def test_tenants_without_keys_are_counted(repository, tmp_path):

@@ -15,10 +15,10 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
-from tests.equality import Comparison
 from tests.server.asking import Asking
 from tests.server.stock import Stock
-from tests.serving import serving
+from tests.support.answers import Comparison
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 

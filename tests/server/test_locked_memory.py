@@ -9,7 +9,7 @@ from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
 from hplm.plot.table import Table
 from hplm.server import TritonServer
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 KILOBYTES = 16
@@ -28,6 +28,6 @@ def test_a_model_whose_hot_rows_do_not_fit_is_not_loaded(toy, tmp_path):
     tables = [Table(path.parent) for path in tmp_path.glob("toy/1/plot/*/*/meta.json")]
     needed = sum(min(1000, table.size) * table.meta.row_bytes for table in tables)
     assert needed > KILOBYTES << 10
-    named = naming("toy-upper", f"{needed:,}", f"{KILOBYTES << 10:,}", "ulimit -l")
+    named = mentioning("toy-upper", f"{needed:,}", f"{KILOBYTES << 10:,}", "ulimit -l")
     with pytest.raises(HplmError, match=named), WithLittleLockedMemory(tmp_path):
         raise AssertionError("started")

@@ -17,7 +17,7 @@ from hplm.metrics.names import ACROSS_TEXTS, LEVEL_TEXTS, METRICS, OF_COPIES, OF
 from hplm.server import TritonServer
 from testing.toy import WORDS
 from tests.server.stock import Stock
-from tests.serving import serving
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def test_a_given_port_is_kept_and_can_be_used_again_at_once():
 
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
 def test_a_port_in_use_is_named_with_the_flag_that_changes_it(taken, service):
-    with pytest.raises(HplmError, match=naming(taken, "127.0.0.1", f"--{service}-port")):
+    with pytest.raises(HplmError, match=mentioning(taken, "127.0.0.1", f"--{service}-port")):
         Ports(**{service: taken}).claim("127.0.0.1")
 
 
 def test_one_port_given_twice_is_refused(taken):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
-    with pytest.raises(HplmError, match=naming(free, "--grpc-port")):
+    with pytest.raises(HplmError, match=mentioning(free, "--grpc-port")):
         Ports(http=free, grpc=free).claim("127.0.0.1")
 
 
@@ -68,7 +68,7 @@ def test_an_address_of_another_machine_is_refused():
 
 @pytest.mark.parametrize("address", ["::1", "no.such.host.invalid"])
 def test_an_address_that_triton_would_read_as_255_255_255_255_is_refused(address):
-    with pytest.raises(HplmError, match=naming(repr(address), "--address 127.0.0.1")):
+    with pytest.raises(HplmError, match=mentioning(repr(address), "--address 127.0.0.1")):
         resolve(address)
 
 

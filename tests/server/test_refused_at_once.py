@@ -13,8 +13,8 @@ from hplm.server.held import holders
 from hplm.tenants.arrival import FORWARDED
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import serving
-from tests.waiting import PATIENCE, eventually
+from tests.support.servers import serving
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 

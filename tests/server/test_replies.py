@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hplm.server.held import Held
-from tests.server.beside import imported_beside
+from tests.support.fake_triton import with_fake_triton
 
 FINAL = 1
 
@@ -35,7 +35,7 @@ class Request:
 
 @pytest.fixture
 def replies():
-    with imported_beside(SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL), "backends.replies") as (replies,):
+    with with_fake_triton(SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL), "backends.replies") as (replies,):
         yield replies
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from hplm.server import reply_sockets
 from loadtest.encode import infer_request
-from tests.naming import names
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 # Triton's pair: messages of 17 bytes, and a writer that does not wait.
 PAIR = """
@@ -52,7 +52,7 @@ def test_more_answers_find_room_in_widened_buffers():
 def test_buffers_that_may_not_be_widened_are_logged_with_the_way_out(monkeypatch, caplog):
     monkeypatch.setattr(reply_sockets, "_PIDFD_GETFD", -1)  # as where the system does not let us
     room(reply_sockets.widen)
-    assert names(caplog.text, "net.core.wmem_default", reply_sockets.ROOM)
+    assert mentions(caplog.text, "net.core.wmem_default", reply_sockets.ROOM)
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.server.repository import model_names
-from tests.naming import naming
 from tests.server.plain_models import ECHO, add_model
+from tests.support.message import mentioning
 
 
 def test_all_models_of_a_repository_are_found(tmp_path):
@@ -19,7 +19,7 @@ def test_a_folder_that_is_not_a_repository_is_refused_with_a_way_out(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for name in ("absent", "file", "empty"):
-        with pytest.raises(HplmError, match=naming(tmp_path / name, "hplm export")):
+        with pytest.raises(HplmError, match=mentioning(tmp_path / name, "hplm export")):
             model_names(tmp_path / name)
 
 

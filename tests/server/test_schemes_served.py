@@ -17,7 +17,7 @@ from research.baselines.models import WholeModels
 from research.schemes.export import export_scheme
 from testing.toy import TENANTS, Toy, random_text
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import serving
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 

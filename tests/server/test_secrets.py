@@ -14,8 +14,8 @@ import backends
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from testing.toy import WORDS
-from tests.naming import names
-from tests.serving import serving
+from tests.support.message import mentions
+from tests.support.servers import serving
 
 SECRET = "hplm_a-secret-of-a-client"
 KEY = "a secret of the operator"
@@ -57,7 +57,7 @@ def logged(server) -> str:
 def test_a_header_that_is_not_utf8_is_refused_and_not_logged(server, model):
     sent = json.dumps(body(model, parameters={"tenant": "city", "note": SECRET})).encode()
     status, said = post(server, model, sent, Authorization=f"Bearer {SECRET}".encode() + b"\xff")
-    assert status == 400 and names(said, "[invalid_input]", "UTF-8"), said
+    assert status == 400 and mentions(said, "[invalid_input]", "UTF-8"), said
     assert SECRET not in said and SECRET not in logged(server)
 
 
@@ -68,7 +68,7 @@ def test_a_parameter_that_is_not_utf8_is_refused_and_not_logged(server, model, w
     odd = {"name": {"ODD": SECRET}, "value": {"note": f"{SECRET}ODD"}}[where]
     sent = json.dumps(body(model, parameters={"tenant": "city", **odd})).encode().replace(b"ODD", b"\xff")
     status, said = post(server, model, sent, Authorization=f"Bearer {SECRET}".encode())
-    assert status == 400 and names(said, "[invalid_input]", "UTF-8"), said
+    assert status == 400 and mentions(said, "[invalid_input]", "UTF-8"), said
     assert SECRET not in said and SECRET not in logged(server)
 
 
@@ -77,7 +77,7 @@ def test_a_parameter_that_is_not_utf8_is_refused_and_not_logged(server, model, w
 def test_an_id_that_is_not_utf8_is_refused(server, model):
     sent = json.dumps(body(model, id="ODD", parameters={"tenant": "city"})).encode().replace(b"ODD", b"\xff")
     status, said = post(server, model, sent)
-    assert status == 400 and names(said, "[invalid_input]", "UTF-8"), said
+    assert status == 400 and mentions(said, "[invalid_input]", "UTF-8"), said
 
 
 def test_an_unexpected_error_shows_where_it_was_raised_and_not_what_it_holds(monkeypatch, caplog):
@@ -105,5 +105,5 @@ def test_an_unexpected_error_shows_where_it_was_raised_and_not_what_it_holds(mon
             broken_code()
         except KeyError as error:
             said = str(replies.failure(error, "lookup").error)
-    assert names(said, "[internal]", "lookup", "KeyError") and SECRET not in said
-    assert names(caplog.text, "lookup", "KeyError", "broken_code") and SECRET not in caplog.text
+    assert mentions(said, "[internal]", "lookup", "KeyError") and SECRET not in said
+    assert mentions(caplog.text, "lookup", "KeyError", "broken_code") and SECRET not in caplog.text

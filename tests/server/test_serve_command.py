@@ -15,10 +15,10 @@ import pytest
 
 from hplm.cli.serve import has_decoder
 from hplm.server import process_group
-from tests.naming import names
 from tests.server.plain_models import ECHO, add_model
-from tests.serving import until_ready
-from tests.waiting import eventually
+from tests.support.message import mentions
+from tests.support.servers import until_ready
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_it_prints_its_addresses_and_a_signal_stops_it_cleanly(serving, tmp_path
     process, group, said = serving
     for protocol in ("HTTP", "gRPC", "metrics"):
         assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
-    assert names(said, "tritonserver", "echo", "--address 0.0.0.0")
+    assert mentions(said, "tritonserver", "echo", "--address 0.0.0.0")
     log = tmp_path / ".hplm" / "serve-0.log"
     assert str(log) in said
     assert log.is_file()
@@ -85,7 +85,7 @@ def test_if_tritonserver_dies_it_serves_again_at_the_same_address(serving):
     process, group, said = serving
     os.kill(group, signal.SIGKILL)
     lines = iter(process.stdout.readline, "")
-    assert names(next(lines), "restarting", "SIGKILL")
+    assert mentions(next(lines), "restarting", "SIGKILL")
     assert next(lines).startswith("Ready again")
     url = re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]
     with urllib.request.urlopen(f"http://{url}/v2/health/ready", timeout=60) as answer:
@@ -122,7 +122,7 @@ def test_the_gateway_is_started_again_and_ends_with_the_server(with_gateway):
     first = gateway_of(process)
     assert models(url) == []
     os.kill(first, signal.SIGKILL)
-    assert names(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
+    assert mentions(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
     assert models(url) == []  # the connection waits until the gateway is there again
     second = gateway_of(process)
     assert second != first
@@ -179,7 +179,7 @@ def models(url):
 def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path):
     done = subprocess.run([*SERVE, "--repository", str(tmp_path / "absent")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith("hplm serve: ") and names(done.stderr, tmp_path / "absent")
+    assert done.stderr.startswith("hplm serve: ") and mentions(done.stderr, tmp_path / "absent")
     assert done.stderr.count("\n") == 1
 
 

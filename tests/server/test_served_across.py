@@ -30,13 +30,13 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from tests.backbones import emit_two, halved, placement_of_two, whole
-from tests.equality import Comparison
 from tests.links import FAR, FAR_IDS, PLANS, Crossing, make_linked, near_tenants
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_metrics import Scraped, settled
-from tests.serving import serving
+from tests.support.answers import Comparison
+from tests.support.servers import serving
+from tests.support.wait import eventually
 from tests.tasks import question
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

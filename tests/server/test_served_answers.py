@@ -12,9 +12,9 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from testing.reference import Reference
 from testing.toy import TENANTS, WORDS, random_text
-from tests.equality import Comparison
 from tests.server.stock import LIBRARIES, Stock
-from tests.serving import serving
+from tests.support.answers import Comparison
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 

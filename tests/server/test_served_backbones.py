@@ -20,13 +20,13 @@ from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import TENANTS, WORDS
 from tests.backbones import CUT, NAMES, WHOLE, emit_two, make_two
-from tests.equality import Comparison
 from tests.places import knowledge
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
 from tests.server.test_supervisor import Watched
-from tests.serving import serving
-from tests.waiting import eventually
+from tests.support.answers import Comparison
+from tests.support.servers import serving
+from tests.support.wait import eventually
 
 pytestmark = [
     pytest.mark.slow,

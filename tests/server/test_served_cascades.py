@@ -18,14 +18,14 @@ from hplm.engine.lookup import Lookup
 from hplm.levels.plan import Plan, Step
 from testing.reference import Reference
 from tests.climb import Climb
-from tests.equality import Comparison
 from tests.ladders import EARLY, OWN, PRUNING, make_ladders
-from tests.naming import names
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_metrics import Scraped, settled
-from tests.serving import serving
+from tests.support.answers import Comparison
+from tests.support.message import mentions
+from tests.support.servers import serving
+from tests.support.wait import eventually
 from tests.tasks import TENANTS, question
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def test_a_rung_out_of_range_is_refused_and_counted(server, protocol, model):
     with pytest.raises(InferenceServerException) as caught:
         stock.ask(["a b"], "pair", outputs=["LABEL"], model=model, hplm_rung=5)
     assert caught.value.status() == STATUS[protocol]
-    assert names(caught.value.message(), "[invalid_input]", "hplm_rung", "5", "'pair'", "1 to 4")
+    assert mentions(caught.value.message(), "[invalid_input]", "hplm_rung", "5", "'pair'", "1 to 4")
     eventually(lambda: _refused(server) == before + 1)
     assert stock.ask(["a b"], "pair", outputs=["LEVEL"], model=model, hplm_rung=4)["LEVEL"].tolist() == [[1]]
 

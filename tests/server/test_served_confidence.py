@@ -16,7 +16,7 @@ from hplm.tenants.manager import Manager
 from testing.reference import Reference
 from tests.confidence import CALIBRATIONS, of_logits, of_passage
 from tests.server.stock import Stock
-from tests.serving import serving
+from tests.support.servers import serving
 from tests.tasks import TENANTS, make_tasks, question
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ from builder.evaluation.served import score_served
 from builder.evaluation.tenant import evaluate_tenant
 from hplm_client import HplmClient
 from testing.reference import Reference
-from tests.naming import naming
 from tests.server.stock import Stock
-from tests.serving import serving
+from tests.support.message import mentioning
+from tests.support.servers import serving
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_the_client_reads_every_task(server, tasks):
 
 
 def test_a_missing_passage_is_refused(server):
-    with pytest.raises(Exception, match=naming("[invalid_input]", "TEXT_PAIR")):
+    with pytest.raises(Exception, match=mentioning("[invalid_input]", "TEXT_PAIR")):
         Stock(server, "grpc").ask(["w"], "find")
 
 

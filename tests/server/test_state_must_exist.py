@@ -15,10 +15,10 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
-from tests.naming import names, naming
 from tests.server.stock import Stock
 from tests.server.test_serve_command import ANY_PORTS, SERVE, command_line, the_child
-from tests.serving import until_ready
+from tests.support.message import mentioning, mentions
+from tests.support.servers import until_ready
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def test_a_supervisor_that_has_seen_a_state_never_starts_without_it(toy, tmp_pat
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             said = until_ready(process)
-            assert names(said, state / "toy")  # a mistyped one would be seen here
+            assert mentions(said, state / "toy")  # a mistyped one would be seen here
             live = Manager.open(toy.repository, state)
             live.add_key("acme")
             assert live.settle_now() == []
@@ -41,7 +41,7 @@ def test_a_supervisor_that_has_seen_a_state_never_starts_without_it(toy, tmp_pat
             for line in iter(process.stdout.readline, ""):
                 assert not line.startswith("Ready"), line
                 if "CURRENT" in line:
-                    assert names(line, "hplm begin")
+                    assert mentions(line, "hplm begin")
                     break
             else:
                 pytest.fail("it has ended")
@@ -52,7 +52,7 @@ def test_a_supervisor_that_has_seen_a_state_never_starts_without_it(toy, tmp_pat
 
 def test_models_do_not_load_without_a_state_that_must_exist(toy, tmp_path, monkeypatch):
     monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "1")
-    with pytest.raises(HplmError, match=naming("CURRENT", "hplm begin")), TritonServer(toy.repository, state=tmp_path):
+    with pytest.raises(HplmError, match=mentioning("CURRENT", "hplm begin")), TritonServer(toy.repository, state=tmp_path):
         pass
     State(tmp_path / "toy").begin()
     with TritonServer(toy.repository, state=tmp_path) as server:
@@ -66,7 +66,7 @@ def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monke
     monkeypatch.setattr("hplm.server.TritonServer", None)  # none is started
     serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, *options]
     assert main([*serve, "--state", str(tmp_path / "state")]) == 1
-    assert names(capsys.readouterr().err, tmp_path / "state/toy", "CURRENT", "hplm begin")
+    assert mentions(capsys.readouterr().err, tmp_path / "state/toy", "CURRENT", "hplm begin")
     assert not (tmp_path / "state").exists()
     if options:
-        assert main(serve) == 1 and names(capsys.readouterr().err, "--state")
+        assert main(serve) == 1 and mentions(capsys.readouterr().err, "--state")

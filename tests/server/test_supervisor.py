@@ -18,11 +18,11 @@ from hplm.server import Supervisor, TritonServer, held, supervisor
 from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
-from tests.naming import naming
 from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
-from tests.waiting import eventually
+from tests.support.message import mentioning
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -201,5 +201,5 @@ def test_the_secret_may_be_given_but_not_with_characters_that_triton_reads_other
     monkeypatch.setenv("HPLM_ADMIN", "given-by_the.operator")
     assert TritonServer(toy.repository).admin_header[1] == "given-by_the.operator"
     monkeypatch.setenv("HPLM_ADMIN", "a=b")
-    with pytest.raises(HplmError, match=naming("HPLM_ADMIN")):
+    with pytest.raises(HplmError, match=mentioning("HPLM_ADMIN")):
         TritonServer(toy.repository)

@@ -11,7 +11,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from testing.toy import WORDS
 from tests.server.stock import Stock
-from tests.serving import serving
+from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 

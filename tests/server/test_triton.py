@@ -22,8 +22,8 @@ from tritonclient.utils import InferenceServerException
 from hplm.errors import HplmError
 from hplm.server import TritonServer, process_group
 from hplm.server.ports import Ports
-from tests.naming import names, naming
 from tests.server.plain_models import ECHO, REFUSES, SLOW, add_backend, add_config, add_model
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +165,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(served, tmp_path, no_ba
     add_model(tmp_path / "repository", "echo", ECHO)
     port = int(served.grpc_url.rpartition(":")[2])
     server = TritonServer(tmp_path / "repository", backends=no_backends, grpc_port=port)
-    with pytest.raises(HplmError, match=naming(port, "127.0.0.1", "--grpc-port")):
+    with pytest.raises(HplmError, match=mentioning(port, "127.0.0.1", "--grpc-port")):
         server.start()
     assert server.pid is None
 
@@ -210,7 +210,7 @@ def test_the_error_of_a_model_that_does_not_load_is_shown_and_no_process_remains
     server = TritonServer(tmp_path / "repository", backends=no_backends)
     with pytest.raises(HplmError) as refused:
         server.start()
-    assert names(refused.value, tmp_path / "repository")
+    assert mentions(refused.value, tmp_path / "repository")
     assert "failed to load 'bad' version 1: Internal: ValueError: table bio/1 is truncated" in str(refused.value)
     assert server.pid is None
     assert leftovers(server, group=-1) == []
@@ -229,7 +229,7 @@ def test_a_binary_that_cannot_be_run_is_named(tmp_path, no_backends):
     binary.write_text("")
     server = TritonServer(tmp_path / "repository", backends=no_backends)
     server.installation = replace(server.installation, binary=binary)
-    with pytest.raises(HplmError, match=naming(binary, "Permission denied")):
+    with pytest.raises(HplmError, match=mentioning(binary, "Permission denied")):
         server.start()
     assert leftovers(server, group=-1) == []
 
@@ -237,7 +237,7 @@ def test_a_binary_that_cannot_be_run_is_named(tmp_path, no_backends):
 def test_a_model_that_loads_too_long_ends_the_start(tmp_path, no_backends):
     add_model(tmp_path / "repository", "stuck", REFUSES.replace("raise", "import time; time.sleep(600); raise"))
     server = TritonServer(tmp_path / "repository", backends=no_backends, start_timeout=2)
-    with pytest.raises(HplmError, match=naming("tritonserver", "2 s")):
+    with pytest.raises(HplmError, match=mentioning("tritonserver", "2 s")):
         server.start()
     assert leftovers(server, group=-1) == []
 

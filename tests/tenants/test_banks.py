@@ -12,8 +12,8 @@ from hplm.tenants import banks
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIVE
 from testing.toy import CONFIG
-from tests.naming import names, naming
 from tests.places import answer, exported_answer, knowledge, learn, served
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -77,8 +77,8 @@ def test_a_bank_that_cannot_be_opened_does_not_stop_other_changes(place, caplog)
         file.write(b"?")
     live.add("new-b", knowledge(store, "new-b"))  # of the same layout
     assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
-    assert names(caplog.text, live.state.bank(name))
-    with pytest.raises(Broken, match=naming(live.state.bank(name), "hplm restore")):
+    assert mentions(caplog.text, live.state.bank(name))
+    with pytest.raises(Broken, match=mentioning(live.state.bank(name), "hplm restore")):
         answer(place, "new-a")
     assert live.update("new-a", knowledge(store, "new-a")).after == 2
     assert (answer(place, "new-a") == exported_answer(place, "new-a")).all()
@@ -89,7 +89,7 @@ def test_a_bank_that_a_change_has_started_and_cannot_read_is_not_started_again(p
     live = Manager.open(place[1], place[2])
     layout = adapter_layout(CONFIG, "lora", 3)
     layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()}] * layout.layers
-    with pytest.raises(Broken, match=naming(live.state.banks)), live.registry.change("test") as change:
+    with pytest.raises(Broken, match=mentioning(live.state.banks)), live.registry.change("test") as change:
         first = live.banks.put(change, layout, 1001, 1, layers)
         before = live.state.bank(first.bank).read_bytes()
         monkeypatch.setattr(banks, "open_bank", lambda *_: (_ for _ in ()).throw(Broken("too many open files")))

@@ -16,8 +16,8 @@ from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
-from tests.naming import naming
 from tests.places import calibrate, knowledge, learn, make_place
+from tests.support.message import mentioning
 
 WARM = Calibration(temperature=1.5)
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
@@ -59,7 +59,7 @@ def test_a_wrong_calibration_is_refused_when_the_snapshot_is_read(toy, tmp_path,
     stored = json.loads((toy.folder / "tenants.json").read_text())
     stored["tenants"][0]["calibration"] = wrong
     (tmp_path / "wrong.json").write_text(json.dumps(stored))
-    with pytest.raises(Broken, match=naming(tmp_path / "wrong.json")):
+    with pytest.raises(Broken, match=mentioning(tmp_path / "wrong.json")):
         Snapshot.load(tmp_path / "wrong.json")
 
 
@@ -93,7 +93,7 @@ def test_the_same_version_with_another_calibration_is_published_again_and_rolled
 
 def test_a_backup_and_the_checks_of_all_files_know_it(place, tmp_path, capsys):
     store, live = place
-    with pytest.raises(InvalidInput, match=naming("'tenant-1'", 3)):  # it has three labels
+    with pytest.raises(InvalidInput, match=mentioning("'tenant-1'", 3)):  # it has three labels
         live.update("tenant-1", replace(knowledge(store, "tenant-1"), calibration=PAIR))
     calibrate(store, "tenant-1", WARM)
     update_tenant(live, store, "tenant-1")
@@ -114,5 +114,5 @@ def test_a_broken_file_in_the_store_is_named(place, content):
     calibrate(store, "new-a", WARM)
     path = store.tenant_folder("new-a", 1) / "calibration.json"
     path.write_text(content)
-    with pytest.raises(Broken, match=naming(path)):
+    with pytest.raises(Broken, match=mentioning(path)):
         calibration_of(store, store.tenant("new-a"))

@@ -14,8 +14,8 @@ from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
-from tests.naming import naming
 from tests.places import make_place
+from tests.support.message import mentioning
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_state_that_was_lost_is_not_begun_by_a_command(place):
     store, manager, commands = place
     shutil.rmtree(manager.state.folder)
     for command in (trained(store), {"command": "tenant.limit", "id": "tenant-0", "rate": 5}, {"command": "log"}):
-        with pytest.raises(InvalidInput, match=naming(manager.state.folder, "hplm begin")):
+        with pytest.raises(InvalidInput, match=mentioning(manager.state.folder, "hplm begin")):
             commands.run(json.dumps(command))
     assert json.loads(commands.run('{"command": "tenant.list"}'))["tenants"]  # what the export says
     assert not manager.state.folder.exists()
@@ -61,13 +61,13 @@ def test_deep_json_wrong_bytes_and_wrong_labels_are_refused(place):
     for tensors in ("\u00e9", "\ud800", strange_type()):
         with pytest.raises(InvalidInput, match="'tensors'"):
             commands.run(json.dumps({**trained(store), "tensors": tensors}))
-    with pytest.raises(InvalidInput, match=naming("'acme'", "UTF-8")) as caught:
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "UTF-8")) as caught:
         commands.run(json.dumps({**trained(store), "labels": ["\ud800", "y"]}))
     assert str(caught.value).encode()
     with pytest.raises(InvalidInput) as caught:
         commands.run(json.dumps({"command": "domain.add", "name": "\ud800"}))
     assert str(caught.value).encode()
-    with pytest.raises(InvalidInput, match=naming("'acme'", "'x'")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "'x'")):
         commands.run(json.dumps({**trained(store), "labels": ["x", "x"]}))
 
 
@@ -91,11 +91,11 @@ def test_versions_and_ranks_are_whole_numbers(place):
     store, manager, commands = place
     good = trained(store)
     for name, value in [("domain_version", 1.0), ("domain_version", True), ("domain_version", [1]), ("domain_version", 0)]:
-        with pytest.raises(InvalidInput, match=naming("'domain_version'", repr(value))):
+        with pytest.raises(InvalidInput, match=mentioning("'domain_version'", repr(value))):
             commands.run(json.dumps({**good, name: value}))
-    with pytest.raises(InvalidInput, match=naming("'rank'", True)):
+    with pytest.raises(InvalidInput, match=mentioning("'rank'", True)):
         commands.run(json.dumps({**good, "adapter": {"kind": "bottleneck", "rank": True}}))
-    with pytest.raises(InvalidInput, match=naming("'version'", 1.0)):
+    with pytest.raises(InvalidInput, match=mentioning("'version'", 1.0)):
         commands.run('{"command": "domain.add", "name": "bio", "version": 1.0}')
     assert json.loads(commands.run(json.dumps(good)))["after"] == 1
     assert manager.current().find("acme").domain_version == 1
@@ -119,14 +119,14 @@ def test_commands_about_a_tenant_need_its_id_even_if_none_is_served(place):
     for tenant in manager.current().tenants:
         manager.delete(tenant.id)
     for command in ("tenant.show", "tenant.delete", "tenant.limit"):
-        with pytest.raises(InvalidInput, match=naming(command, "'id'")):
+        with pytest.raises(InvalidInput, match=mentioning(command, "'id'")):
             commands.run(json.dumps({"command": command}))
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e13", "true", '"1"', f"1{'0' * 400}"])
 def test_wrong_days_and_limits_are_refused(place, number):
     _, manager, commands = place
-    with pytest.raises(InvalidInput, match=naming("'days'", repr(json.loads(number)))):
+    with pytest.raises(InvalidInput, match=mentioning("'days'", repr(json.loads(number)))):
         commands.run(f'{{"command": "tenant.key.add", "id": "tenant-0", "days": {number}}}')
     with pytest.raises(InvalidInput, match="'rate'"):
         commands.run(f'{{"command": "tenant.limit", "id": "tenant-0", "rate": {number}}}')

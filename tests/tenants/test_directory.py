@@ -10,7 +10,7 @@ from hplm.tenants.directory import Directory
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_of_two_tenants_with_one_name_the_key_decides(served):
         _place(directory, "acme")
     served.publish("two", 2, [replace(served.acme, keys=(my_key, their_key))])
     served.clock.now += 1
-    with pytest.raises(InvalidInput, match=naming("'acme'", "'one'", "'two'")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "'one'", "'two'")):
         _place(directory, "acme", authorization=f"Bearer {mine}")
     with pytest.raises(NoTenant):
         _place(directory, "acme", authorization="Bearer neither")
@@ -104,7 +104,7 @@ def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
     for _ in range(3):
         served.clock.now += 1
         assert _place(directory, "city") == "two"
-    assert len([record for record in caplog.records if names(record.message, served.state / "two/snapshots/1")]) == 1
+    assert len([record for record in caplog.records if mentions(record.message, served.state / "two/snapshots/1")]) == 1
     shutil.rmtree(served.state / "two")
     served.publish("two", 2, [served.acme])
     served.publish("one", 1, [])
@@ -114,5 +114,5 @@ def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
 
 def test_a_state_of_another_export_is_refused_at_the_start(served):
     served.publish("one", 1, [served.acme], export="older")
-    with pytest.raises(Broken, match=naming(served.state / "one")):
+    with pytest.raises(Broken, match=mentioning(served.state / "one")):
         served.directory()

@@ -17,7 +17,7 @@ from hplm.tenants.snapshot import Snapshot
 from testing.generative import GenerativeReference
 from testing.random_store import random_store, random_tenant
 from testing.toy import CHAT
-from tests.naming import naming
+from tests.support.message import mentioning
 
 PLAIN = TenantFile("plain", 1, "root", 1, "generate", [], 0)
 EVERY = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out", "ffn_gate")
@@ -74,12 +74,12 @@ def test_they_are_added_updated_and_rolled_back(place):
 def test_a_head_and_the_task_must_fit(place):
     store, folder, state = place
     manager, own = Manager(folder, state), knowledge_of(store, store.tenant("changed"))
-    with pytest.raises(InvalidInput, match=naming("'new'", "tag")):
+    with pytest.raises(InvalidInput, match=mentioning("'new'", "tag")):
         manager.add("new", replace(own, task="tag", labels=("a",)))
-    with pytest.raises(InvalidInput, match=naming("'new'", "generate")):
+    with pytest.raises(InvalidInput, match=mentioning("'new'", "generate")):
         manager.add("new", replace(own, labels=("a",)))
     manager.state.begin()
     commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     asked = {"command": "tenant.add", "id": "new", "domain": "root", "domain_version": 1, "task": "tag", "labels": ["a"]}
-    with pytest.raises(InvalidInput, match=naming("'tag'", "'chat'")):
+    with pytest.raises(InvalidInput, match=mentioning("'tag'", "'chat'")):
         commands.run(json.dumps({**asked, "tensors": ""}))

@@ -26,8 +26,8 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import State
 from testing.random_store import random_level, random_stack, random_store, random_tenant
 from testing.toy import CONFIG
-from tests.naming import names, naming
 from tests.places import calibrate
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +144,13 @@ def test_a_stack_that_the_export_does_not_have_is_refused(place, capsys):
     random_stack(store, "tiny", 1, seed=3)
     learn(store, "acme", 2, seed=60)
     random_level(store, store.tenant("acme"), "tiny", 0.3, seed=61)
-    with pytest.raises(InvalidInput, match=naming("'tiny'", "export")):
+    with pytest.raises(InvalidInput, match=mentioning("'tiny'", "export")):
         update_tenant(live, store, "acme")
-    with pytest.raises(InvalidInput, match=naming("'tiny'", "small", "medium", "hplm build stack", "export")):
+    with pytest.raises(InvalidInput, match=mentioning("'tiny'", "small", "medium", "hplm build stack", "export")):
         live.update("acme", knowledge_of(store, store.tenant("acme")))
     (live.folder / "stacks/small.safetensors").unlink()
     assert main(["verify", "--repository", str(live.folder.parent.parent)]) == 1
-    assert names(capsys.readouterr().err, "acme", "bare", "'small'", "export the repository again")
+    assert mentions(capsys.readouterr().err, "acme", "bare", "'small'", "export the repository again")
 
 
 def test_a_stack_with_other_weights_is_refused(place):
@@ -158,7 +158,7 @@ def test_a_stack_with_other_weights_is_refused(place):
     random_stack(store, "small", 1, seed=9)
     learn(store, "acme", 2, seed=60)
     random_level(store, store.tenant("acme"), "small", 0.3, seed=61)
-    with pytest.raises(InvalidInput, match=naming("'small'", "export")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", "export")):
         update_tenant(live, store, "acme")
 
 
@@ -176,7 +176,7 @@ def test_levels_that_do_not_fit_are_refused(place):
         (replace(good, levels=(small,)), [2, 1, "hplm cascade select"]),
         (replace(good, calibration=None), ["hplm calibrate"]),
     ]:
-        with pytest.raises(InvalidInput, match=naming("'new'", *named)):
+        with pytest.raises(InvalidInput, match=mentioning("'new'", *named)):
             live.add("new", wrong)
     assert not live.current().generation
     live.add("new", good)
@@ -191,7 +191,7 @@ def test_lists_show_levels(place, capsys):
     assert [(rows[name]["levels"], rows[name]["plans"]) for name in ("acme", "plain")] == [(["small", "medium"], 2), ([], 0)]
     assert main(["tenant", "list", "--repository", repository]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert names(first, "small", "medium", 2) and "levels" not in last
+    assert mentions(first, "small", "medium", 2) and "levels" not in last
     assert main(["tenant", "show", "acme", "--repository", repository, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [level["calibration"]["temperature"] for level in shown["levels"]] == [2.5, 1.5]

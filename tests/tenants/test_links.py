@@ -26,8 +26,8 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store
 from testing.toy import CONFIG
-from tests.naming import naming
 from tests.places import calibrate
+from tests.support.message import mentioning
 from tests.tenants.edited import edited
 
 pytestmark = pytest.mark.slow
@@ -101,11 +101,11 @@ def test_of_two_tenants_with_one_name_the_one_with_the_link_answers(repository, 
     assert Directory(folder).find({"tenant": "acme"}, NOW)[0] == "toy"
     back = replace(here, link=replace(LINK, backbone="toy"))
     save_backbone(folder, "large", snapshot, [back])  # a circle has no beginning
-    with pytest.raises(InvalidInput, match=naming("'acme'", "'large'", "'toy'")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "'large'", "'toy'")):
         Directory(folder).find({"tenant": "acme"}, NOW)
     save_backbone(folder, "large", snapshot, [replace(here, link=None)])
     save_backbone(folder, "third", snapshot, [replace(here, link=None)])
-    with pytest.raises(InvalidInput, match=naming("'acme'", "'third'", "'toy'")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "'third'", "'toy'")):
         Directory(folder).find({"tenant": "acme"}, NOW)
 
 
@@ -118,7 +118,7 @@ def test_a_target_is_the_one_that_was_profiled_or_is_named(repository, snapshot)
         (replace(LINK, tenant="nobody"), ["'large'", "'nobody'"]),
         (replace(LINK, version=2), ["'acme'", "'large'", "version 1"]),
     ]:
-        with pytest.raises(MissingTarget, match=naming(*named)):
+        with pytest.raises(MissingTarget, match=mentioning(*named)):
             Directory(folder).target(link, here)
     for changed in ({"labels": here.labels[::-1]}, {"task": "tag"}):
         with pytest.raises(MissingTarget, match="'acme'"):
@@ -168,7 +168,7 @@ def test_the_admin_model_carries_a_link(served):
         ({"calibration": None}, ["'other'", "hplm cascade across"]),
         ({"link": asdict(replace(LINK, plan=Plan((Step(0), Step(2)))))}, ["'other'", "'large'"]),
     ]:
-        with pytest.raises(InvalidInput, match=naming(*named)):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
             commands.run(json.dumps({**command, "id": "other", **change}))
 
 
@@ -178,7 +178,7 @@ def test_an_export_from_before_links_takes_no_tenant_with_a_link(served):
     config.write_text(config.read_text().replace(f'"{ONWARD}"', '"ELSE"'))
     update_tenant(live, store, "acme")
     save_link(store, ACME, LINK, {})
-    with pytest.raises(InvalidInput, match=naming("'acme'", "export the repository again")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "export the repository again")):
         update_tenant(live, store, "acme")
     assert live.current().find("acme").version == 2
 
@@ -187,5 +187,5 @@ def test_an_export_from_before_links_takes_no_tenant_with_a_link(served):
 def test_a_task_without_links_is_refused(monkeypatch, change):
     knowledge = Knowledge("root", 1, "classify", ("x", "y"), (None, {}), None, calibration=WARM, link=LINK)
     monkeypatch.setitem(TASKS, "classify", replace(TASKS["classify"], **change))
-    with pytest.raises(InvalidInput, match=naming("'acme'", "classify", "'large'", "leave the link out")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "'large'", "leave the link out")):
         knowledge.check("acme", [ROOT], 32, {})

@@ -14,8 +14,8 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import FORMAT, PROMISES
 from testing.random_store import random_table
-from tests.naming import names, naming
 from tests.places import knowledge, learn, served
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -53,9 +53,9 @@ def test_keys_and_limits_stay_the_same_in_all_versions(place):
     for file in live.state.folder.rglob("*"):
         assert not file.is_file() or secret.encode() not in file.read_bytes()
     live.revoke_key("tenant-0", key.id)
-    with pytest.raises(InvalidInput, match=naming("'tenant-0'", f"'{second.id}'")):
+    with pytest.raises(InvalidInput, match=mentioning("'tenant-0'", f"'{second.id}'")):
         live.revoke_key("tenant-0", second.id)
-    with pytest.raises(InvalidInput, match=naming("'tenant-0'", f"'{key.id}'", second.id)):
+    with pytest.raises(InvalidInput, match=mentioning("'tenant-0'", f"'{key.id}'", second.id)):
         live.revoke_key("tenant-0", key.id)
     assert [entry["action"] for entry in live.registry.audit()].count("tenant key add") == 2
 
@@ -64,7 +64,7 @@ def test_only_tenants_that_generate_promise_times_for_tokens(place):
     _, repository, state = place
     live = Manager.open(repository, state)
     for name in PROMISES:
-        with pytest.raises(InvalidInput, match=naming("'tenant-0'", "classify", f"'{name}'")):
+        with pytest.raises(InvalidInput, match=mentioning("'tenant-0'", "classify", f"'{name}'")):
             live.limit("tenant-0", rate=5.0, **{name: 1000})
     assert live.current().find("tenant-0").rate == 0
 
@@ -72,12 +72,12 @@ def test_only_tenants_that_generate_promise_times_for_tokens(place):
 def test_tenants_that_cannot_be_served_are_refused(place):
     _, repository, state = place
     live = Manager.open(repository, state)
-    with pytest.raises(InvalidInput, match=naming("'nobody'", "hplm tenant list")):
+    with pytest.raises(InvalidInput, match=mentioning("'nobody'", "hplm tenant list")):
         live.delete("nobody")
     span = Knowledge("root", 1, "span", ("start",), (None, {}), None)
-    with pytest.raises(InvalidInput, match=naming("'one'", 1, "span", 2)):
+    with pytest.raises(InvalidInput, match=mentioning("'one'", 1, "span", 2)):
         live.add("one", span)
-    with pytest.raises(InvalidInput, match=naming("'two'", 2, "regress", 1)):
+    with pytest.raises(InvalidInput, match=mentioning("'two'", 2, "regress", 1)):
         live.add("two", replace(span, task="regress", labels=("a", "b")))
 
 
@@ -96,7 +96,7 @@ def test_tenants_can_be_changed_while_a_domain_is_copied(place, tmp_path, monkey
         return copytree(*arguments)
 
     monkeypatch.setattr("shutil.copytree", copied_late)
-    with pytest.raises(InvalidInput, match=naming(source, 1, "'law'")):
+    with pytest.raises(InvalidInput, match=mentioning(source, 1, "'law'")):
         live.adopt_domain("law", 1, source)
     assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
     assert not served(place).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
@@ -127,7 +127,7 @@ def test_a_change_is_published_even_if_a_backup_starts_when_it_is_decided(place,
     monkeypatch.setattr(Registry, "_opened", opened_after_a_backup)
     with backup:
         secret, key = live.add_key("tenant-0")
-    assert secret.startswith("hplm_") and names(caplog.text, live.state.folder)
+    assert secret.startswith("hplm_") and mentions(caplog.text, live.state.folder)
     assert served(place).view.snapshot.find("tenant-0").keys == (key,)
 
 
@@ -177,8 +177,8 @@ def test_a_state_of_another_format_is_refused_with_the_way_out(place):
     live.add("new-a", knowledge(store, "new-a"))
     snapshot = live.state.snapshots / "1"
     snapshot.write_text(snapshot.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
-    with pytest.raises(InvalidInput, match=naming(snapshot, 1, 2, FORMAT)):
+    with pytest.raises(InvalidInput, match=mentioning(snapshot, 1, 2, FORMAT)):
         served(place)
     live.state.registry.unlink()
-    with pytest.raises(Broken, match=naming(live.state.folder, 1, 0)):
+    with pytest.raises(Broken, match=mentioning(live.state.folder, 1, 0)):
         live.add("new-b", knowledge(store, "new-b"))

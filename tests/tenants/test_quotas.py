@@ -17,7 +17,7 @@ from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.engine.test_line import Gate
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_the_homes_of_a_tenant_admit_together_what_its_quotas_say(clock, acme, h
         clock.now += 0.01
         taken += sum(_taken(one, tenant, 1) for one in replicas)
     assert 120 - homes <= taken <= 120
-    with pytest.raises(Quota, match=naming("12" if homes == 1 else f"{12 / homes:g}")) as caught:
+    with pytest.raises(Quota, match=mentioning("12" if homes == 1 else f"{12 / homes:g}")) as caught:
         for _ in range(100):
             replicas[0].take(tenant, 1, 1)
     assert ("homes" in str(caught.value)) == (homes > 1)
@@ -83,7 +83,7 @@ def test_each_home_grants_its_part_of_the_requests_in_flight(quotas, acme, in_fl
     tenant = replace(acme, in_flight=in_flight, homes=homes)
     for _ in range(each):
         quotas.take(tenant, 1, 1)
-    with pytest.raises(Quota, match=naming(each)):
+    with pytest.raises(Quota, match=mentioning(each)):
         quotas.take(tenant, 1, 1)
 
 
@@ -119,7 +119,7 @@ def test_a_retry_is_accepted_after_the_given_time_and_not_before(quotas, clock, 
     quotas.take(tenant, 1, 1)
     with pytest.raises(Quota) as caught:
         quotas.take(tenant, 1, 1)
-    assert caught.value.wire().startswith("[quota]") and names(caught.value, "'acme'")
+    assert caught.value.wire().startswith("[quota]") and mentions(caught.value, "'acme'")
     hint = float(re.search(r"retry after (\d+\.\d+) s\b", str(caught.value))[1])
     clock.now += hint - 0.002
     with pytest.raises(Quota):
@@ -133,7 +133,7 @@ def test_requests_in_flight_are_given_back(quotas, acme):
     quotas.take(tenant, 1, 1)
     quotas.take(tenant, 1, 1)
     for _ in range(3):
-        with pytest.raises(Quota, match=naming(2, "retry after 0.1 s")):
+        with pytest.raises(Quota, match=mentioning(2, "retry after 0.1 s")):
             quotas.take(tenant, 1, 1)
         quotas.give_back(tenant)
         quotas.take(tenant, 1, 1)
@@ -143,7 +143,7 @@ def test_a_refused_request_does_not_count_for_the_rate(quotas, clock, acme):
     tenant = replace(acme, rate=10, burst=2, in_flight=1)
     quotas.take(tenant, 1, 1)
     for _ in range(5):
-        with pytest.raises(Quota, match=naming(1, "retry after 0.1 s")):
+        with pytest.raises(Quota, match=mentioning(1, "retry after 0.1 s")):
             quotas.take(tenant, 1, 1)
     quotas.give_back(tenant)
     quotas.take(tenant, 1, 1)
@@ -173,7 +173,7 @@ def test_a_request_takes_all_its_texts_and_tokens_and_the_rate_holds_in_the_mean
         try:
             quotas.take(tenant, *COSTS[unit])
         except Quota as refused:
-            assert names(refused, "'acme'", f"{rate:g}", unit)
+            assert mentions(refused, "'acme'", f"{rate:g}", unit)
         else:
             quotas.give_back(tenant)
             taken += 7
@@ -184,7 +184,7 @@ def test_a_request_takes_all_its_texts_and_tokens_and_the_rate_holds_in_the_mean
 def test_a_request_in_debt_is_accepted_after_the_given_time_and_not_before(quotas, clock, acme, unit):
     tenant = replace(acme, **{f"{unit}_rate": 2})
     quotas.take(tenant, *COSTS[unit])  # two were left, and seven are taken
-    with pytest.raises(Quota, match=naming("'acme'", 2, unit, "retry after 3.000 s")):
+    with pytest.raises(Quota, match=mentioning("'acme'", 2, unit, "retry after 3.000 s")):
         quotas.take(tenant, 1, 1)
     clock.now += 2.998
     with pytest.raises(Quota):
@@ -196,7 +196,7 @@ def test_a_request_in_debt_is_accepted_after_the_given_time_and_not_before(quota
 def test_of_several_limits_the_one_with_the_longest_wait_is_named(quotas, acme):
     tenant = replace(acme, rate=1, texts_rate=2, tokens_rate=1000)
     quotas.take(tenant, 12, 3000)
-    with pytest.raises(Quota, match=naming(2, "texts", "retry after 5.500 s")):
+    with pytest.raises(Quota, match=mentioning(2, "texts", "retry after 5.500 s")):
         quotas.take(tenant, 1, 1)
 
 
@@ -206,7 +206,7 @@ def test_a_cost_that_is_known_later_counts_as_much(quotas, clock, acme):
     quotas.spend(tenant)  # the cost of the first one is not known yet
     quotas.charge(tenant, 3, 500)
     quotas.charge(tenant, 3, 700)
-    with pytest.raises(Quota, match=naming("1,000", "tokens", "retry after 0.201 s")):
+    with pytest.raises(Quota, match=mentioning("1,000", "tokens", "retry after 0.201 s")):
         quotas.spend(tenant)
     quotas.charge(acme, 3, 500)  # without limits
     clock.now += 100
@@ -233,7 +233,7 @@ def test_new_settings_apply_to_the_next_request(quotas, clock, acme):
 def test_a_new_quota_counts_requests_that_are_already_in_flight(quotas, acme):
     for _ in range(3):
         quotas.take(acme, 1, 1)
-    with pytest.raises(Quota, match=naming(3, "retry after 0.1 s")):
+    with pytest.raises(Quota, match=mentioning(3, "retry after 0.1 s")):
         quotas.take(replace(acme, in_flight=3), 1, 1)
     for _ in range(3):
         quotas.give_back(acme)
@@ -300,13 +300,13 @@ def test_the_service_counts_texts_and_tokens(limited, clock):
     asker.service.served[0].quotas = Quotas(clock)
     asker.wait(asker.ask("acme", [" ".join(WORDS[:3])] * 2))  # two texts with five tokens each
     asker.wait(asker.ask("acme", [WORDS[0]]))
-    with pytest.raises(Quota, match=naming(11, "tokens")):
+    with pytest.raises(Quota, match=mentioning(11, "tokens")):
         asker.ask("acme", [WORDS[0]])
     asker.answers.pop()  # the request was refused
     clock.now += 1
     asker.wait(asker.ask("acme", [WORDS[0]] * 4))
     clock.now += 0.2
-    with pytest.raises(Quota, match=naming(11, "tokens")):
+    with pytest.raises(Quota, match=mentioning(11, "tokens")):
         asker.ask("acme", [WORDS[0]])
     asker.answers.pop()
     asker.close()

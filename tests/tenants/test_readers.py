@@ -21,9 +21,9 @@ from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.naming import names as names_in
 from tests.places import knowledge, served
-from tests.waiting import eventually
+from tests.support.message import mentions as names_in
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 

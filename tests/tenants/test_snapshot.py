@@ -5,7 +5,7 @@ import pytest
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import TENANTS
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def test_a_saved_snapshot_is_loaded_unchanged(toy, tmp_path):
@@ -37,11 +37,11 @@ def test_unknown_and_missing_tenants_get_the_same_error(toy, tenant):
 
 def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):
     path = tmp_path / "tenants.json"
-    with pytest.raises(InvalidInput, match=naming(path)):
+    with pytest.raises(InvalidInput, match=mentioning(path)):
         Snapshot.load(path)
     path.write_text("{")
-    with pytest.raises(Broken, match=naming(path)):
+    with pytest.raises(Broken, match=mentioning(path)):
         Snapshot.load(path)
     path.write_text(json.dumps({**json.loads((toy.folder / "tenants.json").read_text()), "format": 99}))
-    with pytest.raises(InvalidInput, match=naming(path, 99)):
+    with pytest.raises(InvalidInput, match=mentioning(path, 99)):
         Snapshot.load(path)

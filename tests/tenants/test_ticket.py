@@ -6,7 +6,7 @@ import pytest
 
 from hplm.errors import NoTenant
 from hplm.tenants.ticket import TICKET_BYTES, SharedSecret, Ticket
-from tests.naming import naming
+from tests.support.message import mentioning
 
 TICKET = Ticket(export=2**63, generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
 
@@ -65,5 +65,5 @@ def test_servers_in_other_process_namespaces_keep_their_secrets(tmp_path, monkey
 def test_a_secret_file_that_others_may_read_is_refused(tmp_path):
     genuine = SharedSecret("toy", os.getpid(), tmp_path)
     Path(genuine.path).chmod(0o644)
-    with pytest.raises(PermissionError, match=naming(genuine.path)):
+    with pytest.raises(PermissionError, match=mentioning(genuine.path)):
         SharedSecret("toy", os.getpid(), tmp_path)

@@ -15,7 +15,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import random_documents, tokenizer_json
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -191,7 +191,7 @@ def test_a_goal_ends_the_learning_as_soon_as_it_is_reached(checkpoint, documents
         return adapt(checkpoint, lower, upper, documents, Budget(steps=steps, until=until), 0, True, CPU, show_progress=False)
 
     whole = reached(0.9999, 60)
-    assert whole.steps == 60 and names(capsys.readouterr().err, "0.9999", 60, "--minutes", "--steps")
+    assert whole.steps == 60 and mentions(capsys.readouterr().err, "0.9999", 60, "--minutes", "--steps")
     found = {int(steps): at_end for steps, _, at_end in whole.explained}
     assert list(found)[:4] == [0, 4, 5, 6] and max(found) < 60  # the second half of each round is examined
     until = (found[0] + max(found.values())) / 2
@@ -218,9 +218,9 @@ def test_what_a_budget_amounts_to_is_said_after_the_first_steps(checkpoint, docu
     monkeypatch.setattr(learning, "PACE_STEPS", 3)
     lower, upper = split(checkpoint)
     adapt(checkpoint, lower, upper, documents, Budget(minutes=600, steps=5), 0, True, CPU, show_progress=True)
-    assert names(capsys.readouterr().err, "steps a second", "5 steps", "10.0 hours")
-    assert names(Budget(steps=4000).outlook(0.25), "0.25", "4,000", "4.4 hours")
-    assert names(Budget(minutes=60).outlook(0.25), "60 minutes", 900)
+    assert mentions(capsys.readouterr().err, "steps a second", "5 steps", "10.0 hours")
+    assert mentions(Budget(steps=4000).outlook(0.25), "0.25", "4,000", "4.4 hours")
+    assert mentions(Budget(minutes=60).outlook(0.25), "60 minutes", 900)
 
 
 def test_second_segments_keep_their_distance_from_the_first(checkpoint, documents):
@@ -243,13 +243,13 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents):
 
 
 def test_impossible_budgets_and_documents_are_refused(checkpoint, documents):
-    with pytest.raises(InvalidInput, match=naming(1)):
+    with pytest.raises(InvalidInput, match=mentioning(1)):
         run(checkpoint, [documents[0], np.array([2, 3], dtype=np.int32)], steps=1)
     with pytest.raises(InvalidInput, match=r"(?=.*minutes)(?=.*steps)"):
         Budget()
     with pytest.raises(InvalidInput):
         Budget(minutes=-1)
-    with pytest.raises(InvalidInput, match=naming("--until", 94)):
+    with pytest.raises(InvalidInput, match=mentioning("--until", 94)):
         Budget(minutes=1, until=94)
 
 

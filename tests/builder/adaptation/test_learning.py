@@ -11,7 +11,7 @@ from builder.adaptation import learning as adaptation
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.store.savepoint import Savepoint
 from builder.training.model import Diverged
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
@@ -26,7 +26,7 @@ def test_a_diverging_adaptation_ends_at_once_and_is_not_saved(broken, tmp_path, 
 
     path = tmp_path / "saved.pt"
     learning = Learning(module, [Group(0.1, dict(module.named_parameters()))], Budget(steps=100), Savepoint(path))
-    with pytest.raises(Diverged, match=naming("head", 4, "--seed")):
+    with pytest.raises(Diverged, match=mentioning("head", 4, "--seed")):
         learning.run("fitting a head", lambda first: iter(range(first, 100)), loss_of, show_progress=False)
     assert seen == [0, 1, 2, 3] and torch.load(path)["course"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())

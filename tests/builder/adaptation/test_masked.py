@@ -18,7 +18,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_documents, tokenizer_json
 from tests.builder.tables.branches import some_lines
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
     for branch in ("bio-1", "bio-2", "law-1"):
         assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
     assert store.masked_head("law", 1) is None
-    with pytest.raises(InvalidInput, match=naming("--learn", "'guess'", "masked", "distil")):
+    with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
         build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
     update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # without learning
     kept = store.masked_head("bio", 3)
@@ -178,5 +178,5 @@ def test_a_root_may_learn_masked_words_and_domains_continue_with_its_head(model,
     again = rooted("cut")
     for path in ("lower/root-1.safetensors", "lower/root-1.head.safetensors", "upper.safetensors"):
         assert (again.folder / path).read_bytes() == (store.folder / path).read_bytes()
-    with pytest.raises(InvalidInput, match=naming(1)):
+    with pytest.raises(InvalidInput, match=mentioning(1)):
         RootOptions(masked=1)

@@ -15,7 +15,7 @@ from hplm.model.checkpoint import random_backbone
 from testing.random_store import random_documents
 from testing.toy import CONFIG
 from tests.builder.adaptation.test_cut_adaptation import STEPS, killed_everywhere
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_bytes(documents):
 def test_a_goal_ends_the_learning(documents, monkeypatch, capsys):
     monkeypatch.setattr("builder.adaptation.learning.FIRST_ROUND", 8)
     _, whole = run(documents, layers=2, steps=60, until=0.9999)
-    assert whole.steps == 60 and names(capsys.readouterr().err, "0.9999", 60, "--minutes", "--steps")
+    assert whole.steps == 60 and mentions(capsys.readouterr().err, "0.9999", 60, "--minutes", "--steps")
     found = {int(steps): share for steps, share in whole.explained}
     until = max(found.values()) - 0.02
     _, early = run(documents, layers=2, steps=60, until=until)
@@ -137,5 +137,5 @@ def test_a_killed_learning_ends_with_the_same_weights(documents, tmp_path, monke
 
 
 def test_a_corpus_without_two_documents_is_refused(documents):
-    with pytest.raises(InvalidInput, match=naming(1)):
+    with pytest.raises(InvalidInput, match=mentioning(1)):
         run(documents[:1])

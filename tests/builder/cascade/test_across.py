@@ -34,7 +34,7 @@ from testing.toy import random_text
 from tests.builder.cascade.measured import steady_seconds
 from tests.ladders import STACK
 from tests.links import FAR, OPTIONS, Crossing, make_linked
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_candidates", "steady_times")]
 
@@ -90,10 +90,10 @@ def test_the_command_makes_a_link_that_is_exported(stores, texts, capsys, tmp_pa
     assert [level["name"] for level in report["levels"]] == [STACK, "own", f"{FAR}/pair"]
     assert report["levels"][2]["score"] > report["levels"][0]["score"]
     assert (report["texts"], report["metric"], report["changed"]) == (TEXTS, "accuracy", True)
-    assert names(report["plan"]["plan"], f"{FAR}/pair")
+    assert mentions(report["plan"]["plan"], f"{FAR}/pair")
     assert not run(capsys, *command(stores, texts, "--drop", "100"))["changed"]
     assert main(command(stores, texts, "--drop", "100")) == 0
-    assert names(capsys.readouterr().out, "pair", TEXTS, f"{FAR}/pair", "accuracy", "nothing has changed")
+    assert mentions(capsys.readouterr().out, "pair", TEXTS, f"{FAR}/pair", "accuracy", "nothing has changed")
     export(near, tmp_path / "repository", OPTIONS)
     assert Backbone(tmp_path / "repository/toy/1").view.snapshot.find("pair").link == link
     assert run(capsys, "cascade", "unlink", "--store", near.folder, "--id", "pair")["changed"]
@@ -108,7 +108,7 @@ def test_a_target_chooses_a_plan_that_meets_it(stores, texts, capsys):
     loose = run(capsys, *command(stores, texts, "--drop", "100"))["plan"]
     assert loose["mean_ms"] <= chosen["mean_ms"]
     assert main(command(stores, texts, "--accuracy", "1")) == 1
-    assert names(capsys.readouterr().err, "'pair'", FAR, "1.0000")
+    assert mentions(capsys.readouterr().err, "'pair'", FAR, "1.0000")
 
 
 def test_a_profile_tells_what_is_served(made, stores, texts, monkeypatch):
@@ -182,10 +182,10 @@ def test_a_link_for_other_levels_is_not_published(stores, capsys, tmp_path, chan
         assert link_of(near, tenant) is None, "it goes with the ladder"
         return
     save_calibrated(near, tenant, Calibrated(Calibration(temperature=9.0), {}, {}))
-    with pytest.raises(Broken, match=naming("link.json", "'pair'", "hplm cascade across", "hplm cascade unlink")):
+    with pytest.raises(Broken, match=mentioning("link.json", "'pair'", "hplm cascade across", "hplm cascade unlink")):
         export(near, tmp_path / "repository", OPTIONS)
     assert main(["verify", "--store", str(near.folder)]) == 1
-    assert names(capsys.readouterr().err, "link.json")
+    assert mentions(capsys.readouterr().err, "link.json")
     assert main(["cascade", "unlink", "--store", str(near.folder), "--id", "pair"]) == 0
     assert main(["verify", "--store", str(near.folder)]) == 0
 
@@ -195,7 +195,7 @@ def test_a_broken_link_is_named(stores, broken):
     near, _ = stores
     path = near.tenant_folder("pair", 1) / "link.json"
     path.write_text(broken)
-    with pytest.raises(Broken, match=naming(path)):
+    with pytest.raises(Broken, match=mentioning(path)):
         link_of(near, near.tenant("pair"))
 
 
@@ -221,5 +221,5 @@ def test_bad_input_is_named(stores, texts, tmp_path, capsys):
     ]:
         command = ["cascade", "across", *map(str, arguments), "--drop", "1", "--dtype", "fp32"]
         assert main(command) == 1
-        assert names(capsys.readouterr().err, *named), (arguments, named)
+        assert mentions(capsys.readouterr().err, *named), (arguments, named)
     assert link_of(near, pair) is None

@@ -29,7 +29,7 @@ from testing.toy import CONFIG
 from tests.builder.cascade.stacks import add_stack
 from tests.builder.killing import content
 from tests.builder.training.small_tenants import CUT, TASKS, learn, make_store, write
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_the_same_call_changes_nothing_and_another_one_what_it_must(place, files
     built = levels(store, other, epochs=1)
     assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(True, True)]
     add_stack(store, "small", 2)  # another stack of that name
-    with pytest.raises(InvalidInput, match=naming("'small'", "'acme'", "another")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", "'acme'", "another")):
         levels_of(store, store.tenant("acme"))
     assert levels(store, other, epochs=1).levels[0].is_trained and levels_of(store, store.tenant("acme"))
 
@@ -156,7 +156,7 @@ def test_a_ladder_goes_when_its_levels_change(place, tmp_path, capsys):
     save_ladder(store, tenant, LADDER)
     assert ladder_of(store, tenant) == tuple(LADDER)
     levels(store, fresh, "medium")
-    assert ladder_of(store, tenant) is None and names(capsys.readouterr().err, "ladder", "hplm cascade select")
+    assert ladder_of(store, tenant) is None and mentions(capsys.readouterr().err, "ladder", "hplm cascade select")
     save_ladder(store, tenant, LADDER)
     levels(store, examples(tmp_path, "classify", 150, 3, "other"))
     assert ladder_of(store, tenant) is None
@@ -205,7 +205,7 @@ def test_a_next_version_has_no_levels_and_says_so(place, tmp_path, capsys):
     levels(store, fresh)
     capsys.readouterr()
     learn(store, "classify", examples(tmp_path, "classify", 60, 5, "more"), epochs=1)
-    assert names(capsys.readouterr().err, "acme", 2, "small", "hplm cascade build")
+    assert mentions(capsys.readouterr().err, "acme", 2, "small", "hplm cascade build")
     assert levels_of(store, store.tenant("acme")) == []
     levels(store, fresh)
     (level,) = levels_of(store, store.tenant("acme"))
@@ -230,7 +230,7 @@ def test_a_broken_level_is_built_again(place, capsys, file):
 def test_files_that_were_moved_are_named(place, files, tmp_path):
     store, fresh = place
     moved = files[0].rename(tmp_path / "moved.jsonl")
-    with pytest.raises(InvalidInput, match=naming("'acme'", files[0], "--seen")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", files[0], "--seen")):
         levels(store, fresh)
     levels(store, fresh, seen=[moved])
     assert levels_of(store, store.tenant("acme"))[0].report()["training"]["texts"] == 72
@@ -261,7 +261,7 @@ def test_bad_input_is_named(place, files, tmp_path, capsys):
     ]:
         command = ["cascade", "build", "--store", store.folder, "--dtype", "fp32", *arguments]
         assert main([str(word) for word in command]) == 1
-        assert names(capsys.readouterr().err, *named), (arguments, named)
+        assert mentions(capsys.readouterr().err, *named), (arguments, named)
     assert not list(store.folder.glob("tenants/*/*/levels")) and not list(store.folder.glob("building/tenants/*"))
 
 
@@ -282,7 +282,7 @@ def test_the_command_prints_each_level(place, capsys):
     command = [str(word) for word in [*command, "--calibrate-texts", fresh, "--epochs", "1"]]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert names(out, "small", 1, "medium", 2, "accuracy", "ECE", "calibrated")
+    assert mentions(out, "small", 1, "medium", 2, "accuracy", "ECE", "calibrated")
     assert main([*command, "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["tenant"], told["version"], told["calibrated"]) == ("acme", 1, False)

@@ -16,7 +16,7 @@ from builder.cascade.selection import Target, best_of_each, ladder_below
 from builder.cascade.sheet_times import SheetTimes
 from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
-from tests.naming import naming
+from tests.support.message import mentioning
 
 NAMES = ("one", "two", OWN)
 TARGET = Target(drop=0.5)
@@ -161,5 +161,5 @@ def test_times_of_different_precisions_or_devices_are_not_added_up(other):
         id: replace(profile(ONE), asked=dict(zip(("precision", "device"), measure, strict=True)))
         for id, measure in (("a", ("fp32", "cpu")), ("b", other))
     }
-    with pytest.raises(InvalidInput, match=naming("a in fp32 on cpu", "b in", *other, "hplm cascade profile --again")):
+    with pytest.raises(InvalidInput, match=mentioning("a in fp32 on cpu", "b in", *other, "hplm cascade profile --again")):
         choose_ladders(None, [], profiles, TARGET)  # type: ignore[arg-type]

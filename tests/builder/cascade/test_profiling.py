@@ -32,7 +32,7 @@ from hplm.tasks import softmax
 from testing.random_store import random_level, random_stack
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 from tests.tasks import make_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_candidates", "steady_times")]
@@ -162,7 +162,7 @@ def test_a_profile_of_an_earlier_version_is_made_again(store, texts, capsys):
     stored["asked"]["format"] = 2
     path.write_text(json.dumps(stored))
     assert main(["cascade", "select", "--store", str(store.folder), "--id", "pair", "--drop", "1"]) == 1
-    assert names(capsys.readouterr().err, "'pair'", "hplm cascade profile")
+    assert mentions(capsys.readouterr().err, "'pair'", "hplm cascade profile")
     again, is_new = profiled(store, texts)
     assert is_new and again.asked == first.asked
 
@@ -193,7 +193,7 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     assert first["changed"] and not run(capsys, *command, "--picture", picture)["changed"]
     assert picture.stat().st_size > 1000
     assert main([str(word) for word in command]) == 0
-    assert names(capsys.readouterr().out, "small", OWN, "accuracy", TEXTS)
+    assert mentions(capsys.readouterr().out, "small", OWN, "accuracy", TEXTS)
     (chosen,) = run(capsys, "cascade", "select", *common, "--drop", "100")["tenants"]
     ladder = ladder_of(store, store.tenant("pair"))
     assert len(chosen["ladder"]) == len(ladder) == 1  # the fastest of all
@@ -207,23 +207,23 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     times = [one["mean_ms"] for one in chosen["ladder"]]
     assert times == sorted(times, reverse=True)
     assert main(["cascade", "select", *map(str, common), "--drop", "0"]) == 0
-    assert names(capsys.readouterr().out, "accuracy", "hplm export")
+    assert mentions(capsys.readouterr().out, "accuracy", "hplm export")
     assert main(["cascade", "select", "--store", str(store.folder), "--all", "--drop", "0"]) == 0
-    assert names(capsys.readouterr().out, "none", "chosen", "hplm export")
+    assert mentions(capsys.readouterr().out, "none", "chosen", "hplm export")
 
 
 def test_tenants_that_fail_keep_their_ladders(store, texts, capsys):
     profiled(store, texts)
     make_level(store, store.tenant("many"), "small")
     assert main(["cascade", "select", "--store", str(store.folder), "--all", "--drop", "0"]) == 1
-    assert names(capsys.readouterr().err, "many", "keep", "former", "table")
+    assert mentions(capsys.readouterr().err, "many", "keep", "former", "table")
 
 
 def test_a_profile_of_other_levels_is_refused(store, texts, capsys):
     profiled(store, texts)
     make_level(store, store.tenant("pair"), "small", seed=5)
     assert main(["cascade", "select", "--store", str(store.folder), "--id", "pair", "--drop", "1"]) == 1
-    assert names(capsys.readouterr().err, "'pair'", "profile")
+    assert mentions(capsys.readouterr().err, "'pair'", "profile")
     assert ladder_of(store, store.tenant("pair")) is None
 
 
@@ -278,7 +278,7 @@ def test_the_checks_of_all_files_know_the_ladder(store, texts, capsys):
     (store.tenant_folder("pair", 1) / "ladder.json").write_text('{"plans": []}')
     capsys.readouterr()
     assert main(["verify", "--store", str(store.folder)]) == 1
-    assert names(capsys.readouterr().err, store.tenant_folder("pair", 1) / "ladder.json")
+    assert mentions(capsys.readouterr().err, store.tenant_folder("pair", 1) / "ladder.json")
 
 
 def test_bad_input_is_named(store, texts, tmp_path, capsys):
@@ -297,14 +297,14 @@ def test_bad_input_is_named(store, texts, tmp_path, capsys):
     ]:
         extra = ["--dtype", "fp32"] if arguments[0] == "profile" else []
         assert main(["cascade", *map(str, arguments), *extra]) == 1
-        assert names(capsys.readouterr().err, *named), (arguments, named)
+        assert mentions(capsys.readouterr().err, *named), (arguments, named)
 
 
 def test_a_target_out_of_reach_names_the_tenant_and_the_best_plan(store, texts, capsys):
     profile, _ = profiled(store, texts)
     best = f"{profile.front[0].score:.4f}"
     assert main(["cascade", "select", "--store", str(store.folder), "--id", "pair", "--accuracy", "1"]) == 1
-    assert names(capsys.readouterr().err, "'pair'", "1.0000", best)
+    assert mentions(capsys.readouterr().err, "'pair'", "1.0000", best)
 
 
 @pytest.mark.parametrize("broken", ["no JSON", "[]", '{"plans": [], "asked": {"format": 3}, "report": {}}'])
@@ -313,7 +313,7 @@ def test_a_broken_profile_or_ladder_is_named(store, texts, broken):
     folder = store.tenant_folder("pair", 1)
     for name, read in (("profile.json", read_profile), ("ladder.json", ladder_of)):
         (folder / name).write_text(broken)
-        with pytest.raises(Broken, match=naming(folder / name)):
+        with pytest.raises(Broken, match=mentioning(folder / name)):
             read(store, tenant)
 
 
@@ -322,7 +322,7 @@ def test_a_ladder_of_levels_that_it_does_not_name_is_broken(store, texts):
     plan = asdict(Plan((Step(2),)))
     assert Plan.read(plan)
     (folder / "ladder.json").write_text(json.dumps({"levels": ["small"], "plans": [plan]}))
-    with pytest.raises(Broken, match=naming(folder / "ladder.json")):
+    with pytest.raises(Broken, match=mentioning(folder / "ladder.json")):
         ladder_of(store, store.tenant("pair"))
 
 
@@ -343,6 +343,6 @@ def test_kept_answers_depend_on_all_that_they_are_asked_with(tmp_path):
 
 
 def test_too_few_texts_are_refused_before_anything_is_computed(store, texts, tmp_path):
-    with pytest.raises(InvalidInput, match=naming(99, 100)):
+    with pytest.raises(InvalidInput, match=mentioning(99, 100)):
         profiled(store, cut(texts, tmp_path / "few.jsonl", 99))
     assert not (store.tenant_folder("pair", 1) / "profile").exists()

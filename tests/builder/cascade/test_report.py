@@ -28,7 +28,7 @@ from hplm.levels.plan import Plan, Step
 from testing.random_store import random_level, random_stack
 from testing.toy import random_text
 from tests.builder.cascade.measured import steady_seconds
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 from tests.tasks import make_tasks
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_the_command_writes_page_figures_and_pictures(place, capsys):
     shown = re.findall(r"!\[.*\]\((.*)\)", page)
     assert sorted(shown) == sorted(path.name for path in to.glob("*.svg")) and "pair-pruning.svg" in shown
     assert all((to / name).stat().st_size > 1000 for name in shown)
-    assert names(page, "## pair", "## mark", "## word", "all tenants", TEXTS, "none (")
+    assert mentions(page, "## pair", "## mark", "## word", "all tenants", TEXTS, "none (")
     pair, mark, word = report["tenants"]
     assert (pair["texts"], pair["left_out"], pair["rung"]) == (TEXTS, 0, 1)
     assert [one["metric"] for one in report["tenants"]] == ["accuracy", "pearson", "entity_f1"]
@@ -169,7 +169,7 @@ def test_a_ladder_of_single_levels_is_no_cascade(place):
     assert figures["rung"] is None and "cutoffs" not in figures
     assert figures["ways"][CASCADE]["points"] == 0
     page = page_of({"tenants": [figures], "drop": 0.5}, {"pair": {"latency": "x.svg", "promises": "y.svg"}})
-    assert names(page, "no cascade", "x.svg")
+    assert mentions(page, "no cascade", "x.svg")
     save_ladder(store, store.tenant("pair"), (Plan((Step(1),)), *LADDER))
     assert Subject.open(store, "pair", folder / "pair.test.jsonl", []).rung == 2
 
@@ -189,11 +189,11 @@ def test_bad_input_is_named(place, tmp_path, capsys):
     ]:
         arguments = ["cascade", "report", "--store", str(store.folder), "--texts", texts, "--to", str(tmp_path / "report")]
         assert main(arguments) == 1, texts
-        assert names(capsys.readouterr().err, *named), texts
+        assert mentions(capsys.readouterr().err, *named), texts
     for further, named in [(["--drop", "-1"], ["--drop"]), (["--to", str(few)], ["--to", few])]:
         assert main([*command(place, "pair"), *further]) == 1
-        assert names(capsys.readouterr().err, *named)
-    assert main([*command(place, "pair", "pair")]) == 1 and names(capsys.readouterr().err, "'pair'", "twice")
+        assert mentions(capsys.readouterr().err, *named)
+    assert main([*command(place, "pair", "pair")]) == 1 and mentions(capsys.readouterr().err, "'pair'", "twice")
     assert not (tmp_path / "report").exists()
 
 
@@ -201,10 +201,10 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(place):
     folder, store = place
     test, version = folder / "pair.test.jsonl", store.tenant_folder("pair", 1)
     (version / "ladder.json").unlink()
-    with pytest.raises(InvalidInput, match=naming("'pair'", "ladder", "hplm cascade select")):
+    with pytest.raises(InvalidInput, match=mentioning("'pair'", "ladder", "hplm cascade select")):
         Subject.open(store, "pair", test, [])
     (version / "profile.json").unlink()
-    with pytest.raises(InvalidInput, match=naming("'pair'", "profile", "hplm cascade profile")):
+    with pytest.raises(InvalidInput, match=mentioning("'pair'", "profile", "hplm cascade profile")):
         Subject.open(store, "pair", test, [])
 
 
@@ -216,7 +216,7 @@ def test_moved_files_are_named(place, tmp_path):
     stored["report"]["file"] = str(tmp_path / "gone.jsonl")
     path.write_text(json.dumps(stored))
     save_ladder(store, tenant, LADDER)
-    with pytest.raises(InvalidInput, match=naming("'pair'", "gone.jsonl", "--seen")):
+    with pytest.raises(InvalidInput, match=mentioning("'pair'", "gone.jsonl", "--seen")):
         Subject.open(store, "pair", test, [])
     moved = tmp_path / "moved.jsonl"
     shutil.copy(folder / "pair.profile.jsonl", moved)

@@ -11,7 +11,7 @@ from builder.cascade.candidates import Candidate
 from builder.cascade.selection import Target, described, front_of, select
 from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def candidate(score, milliseconds, *levels):
@@ -73,7 +73,7 @@ def test_a_rung_is_clearly_cheaper_than_the_one_above():
     ],
 )
 def test_a_target_out_of_reach_names_the_best_plan(target, things):
-    with pytest.raises(InvalidInput, match=naming(*things)):
+    with pytest.raises(InvalidInput, match=mentioning(*things)):
         select(FRONT, target, 0.93)
 
 

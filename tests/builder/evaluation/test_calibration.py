@@ -22,7 +22,7 @@ from hplm.tasks import TASKS, softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 from tests.tasks import make_tasks
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_the_same_command_changes_nothing(store, files, capsys, tmp_path):
     assert (file.read_bytes(), file.stat().st_mtime_ns) == (content, at)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert main([str(word) for word in command]) == 0
-    assert names(capsys.readouterr().out, "ECE", "NLL", "before", "after", TEXTS)
+    assert mentions(capsys.readouterr().out, "ECE", "NLL", "before", "after", TEXTS)
     random_tenant(store, replace(store.tenant("pair"), version=2), 0.3, seed=9)
     assert read_calibrated(store, store.tenant("pair")) is None  # a new version has no calibration
 
@@ -141,10 +141,10 @@ def test_texts_of_the_training_are_left_out(store, files, tmp_path):
     calibrated, _ = calibrate_tenant(store, "pair", files["classify"], FP32, CPU, show_progress=False)
     assert (calibrated.report["left_out"], calibrated.report["texts"]) == (150, 150)
     train.rename(moved)
-    with pytest.raises(InvalidInput, match=naming("'pair'", train, "--seen")):
+    with pytest.raises(InvalidInput, match=mentioning("'pair'", train, "--seen")):
         calibrate_tenant(store, "pair", files["classify"], FP32, CPU, show_progress=False)
     assert not calibrate_tenant(store, "pair", files["classify"], FP32, CPU, seen=[moved], show_progress=False)[1]
-    with pytest.raises(InvalidInput, match=naming(files["classify"], 300, "'pair'", 0, 100)):
+    with pytest.raises(InvalidInput, match=mentioning(files["classify"], 300, "'pair'", 0, 100)):
         calibrate_tenant(store, "pair", files["classify"], FP32, CPU, seen=[moved, files["classify"]], show_progress=False)
 
 
@@ -178,7 +178,7 @@ def test_bad_input_is_named(store, files, tmp_path, capsys):
     ]:
         command = ["calibrate", "--store", store.folder, "--dtype", "fp32", *arguments]
         assert main([str(word) for word in command]) == 1
-        assert names(capsys.readouterr().err, *named), (arguments, named)
+        assert mentions(capsys.readouterr().err, *named), (arguments, named)
 
 
 def test_every_task_with_labels_can_be_calibrated():

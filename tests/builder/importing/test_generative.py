@@ -21,7 +21,7 @@ from testing.generative import GenerativeReference
 from testing.random_store import random_store
 from testing.toy import CONFIG
 from tests.model.decoders import MADE, drawn, saved, tokens
-from tests.naming import naming
+from tests.support.message import mentioning
 
 CPU, NO_TIME, RANK, ALPHA = torch.device("cpu"), Budget(minutes=0), 3, 6
 TARGETS = {
@@ -80,7 +80,7 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
     corpus.write_text("abc\nabd\n", "utf-8")
     store = whole(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, corpus=[corpus])
     folder = adapted(model, tmp_path / "lora", TARGETS["llama"])
-    with pytest.raises(InvalidInput, match=naming(folder / "adapter_model.safetensors", "--as-domain")):
+    with pytest.raises(InvalidInput, match=mentioning(folder / "adapter_model.safetensors", "--as-domain")):
         import_tenant(store, "acme", folder, ImportOptions(), CPU)
     options = ImportOptions(new_domain=NewDomain("law", [corpus], min_tokens=1))
     tenant, _ = import_tenant(store, "acme", folder, options, CPU)
@@ -110,9 +110,9 @@ def test_what_cannot_be_imported_is_named(tmp_path, targets, options, named):
     model = drawn(MADE["llama"]())
     store = whole(saved(model, tmp_path / "m"), tmp_path / "store")
     folder = adapted(model, tmp_path / "lora", targets, (*range(4), None), **options)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "lora", named) if options else named):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "lora", named) if options else named):
         import_tenant(store, "acme", folder, ImportOptions(), CPU)
-    with pytest.raises(InvalidInput, match=naming("'tag'", "'m'")):
+    with pytest.raises(InvalidInput, match=mentioning("'tag'", "'m'")):
         import_tenant(store, "acme", folder, ImportOptions(task="tag"), CPU)
     with pytest.raises(InvalidInput, match="--labels"):
         import_tenant(store, "acme", folder, ImportOptions(labels=["a"]), CPU)
@@ -120,5 +120,5 @@ def test_what_cannot_be_imported_is_named(tmp_path, targets, options, named):
 
 def test_an_encoder_imports_no_decoder(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, [TenantFile("a", 1, "root", 1, "classify", ["x", "y"], 0)])
-    with pytest.raises(InvalidInput, match=naming("'generate'", "'toy'")):
+    with pytest.raises(InvalidInput, match=mentioning("'generate'", "'toy'")):
         import_tenant(store, "acme", tmp_path, ImportOptions(task="generate"), CPU)

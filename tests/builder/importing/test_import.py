@@ -25,7 +25,7 @@ from testing.reference import Reference
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, through
 from tests.builder.tables.branches import CPU, some_lines
 from tests.builder.tables.test_domain import corpus
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +176,7 @@ def test_a_single_output_without_a_task_can_be_imported_as_regress(store, tmp_pa
     for part in ("weight", "bias"):
         tensors[f"base_model.model.classifier.{part}"] = tensors[f"base_model.model.classifier.{part}"][:1].clone()
     save_file(tensors, peft / "adapter_model.safetensors")
-    with pytest.raises(InvalidInput, match=naming("--task", "classify", "multilabel", "regress", "tag")):
+    with pytest.raises(InvalidInput, match=mentioning("--task", "classify", "multilabel", "regress", "tag")):
         import_tenant(store, "acme", peft, ImportOptions(), CPU, show_progress=False)
     tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), CPU, show_progress=False)
     assert (tenant.task, tenant.labels) == ("regress", ["value"])
@@ -192,9 +192,9 @@ def test_another_import_is_the_next_version_and_keeps_the_labels(store):
     for part in ("weight", "bias"):
         assert torch.equal(stored_head[part], head.weights[part].half()[[1, 0, 2]])
     assert torch.equal(stored_head["dense"], head.weights["dense"].half())
-    with pytest.raises(InvalidInput, match=naming("'acme'", "['a', 'b', 'c']", "--id")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "['a', 'b', 'c']", "--id")):
         import_tenant(store, "acme", FIXTURES / "peft-pooler", ImportOptions(labels=["a", "b", "c"]), CPU)
-    with pytest.raises(InvalidInput, match=naming("'acme'", "classify", "tag", "--id")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
         import_tenant(store, "acme", FIXTURES / "adapters-lora-tag", ImportOptions(), CPU)
 
 
@@ -234,11 +234,11 @@ def test_an_import_interrupted_before_its_tenant_is_stored_continues(store, tmp_
             patch.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     domain, begun = store.users()["root", 1]
-    assert names(domain, "low", 1) and names(begun, store.work_folder("low", 1))
+    assert mentions(domain, "low", 1) and mentions(begun, store.work_folder("low", 1))
     tenant, _ = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     assert tenant.domain == "low" and store.domains() == [("root", 1), ("low", 1)]
     assert not store.work_folder("low", 1).exists()
-    with pytest.raises(InvalidInput, match=naming("'low'", store.folder, "--as-domain")):
+    with pytest.raises(InvalidInput, match=mentioning("'low'", store.folder, "--as-domain")):
         import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
 
 

@@ -16,7 +16,7 @@ from tests.builder.importing.base import save_base
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import corpus
-from tests.naming import naming
+from tests.support.message import mentioning
 
 NAMED = ImportOptions(labels=LABELS)
 
@@ -28,7 +28,7 @@ def store(tmp_path_factory) -> Store:
 
 
 def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         import_tenant(store, "acme", folder, options, CPU, show_progress=False)
     assert store.tenants() == [] and store.domains() == [("root", 1)]
 
@@ -259,7 +259,7 @@ def test_a_missing_pooler_is_refused(tmp_path):
     refused(Store(folder), FIXTURES / "peft-everywhere", NAMED, "pooler", base)
     import_tenant(Store(folder), "own", FIXTURES / "peft-pooler", NAMED, CPU)  # has a pooler of its own
     shutil.rmtree(base)
-    with pytest.raises(InvalidInput, match=naming("pooler", base)):
+    with pytest.raises(InvalidInput, match=mentioning("pooler", base)):
         import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)
     save_base(base)
     import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)

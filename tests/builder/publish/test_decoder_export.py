@@ -10,7 +10,7 @@ from builder.store.store import TenantFile
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CHAT, CONFIG
-from tests.naming import naming
+from tests.support.message import mentioning
 
 PLAIN = TenantFile("plain", 1, "root", 1, "generate", [], 0)
 HEAD = TenantFile("head", 1, "root", 1, "classify", ["a", "b"], 0)
@@ -43,7 +43,7 @@ def test_a_decoder_is_one_decoupled_model_beside_the_alias(store, tmp_path):
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(store, tmp_path, options, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         export(store, tmp_path, ServingOptions(**options))
     assert not list(tmp_path.iterdir())
 
@@ -53,5 +53,5 @@ def test_an_encoder_and_a_decoder_of_one_name_have_repositories_of_their_own(sto
     for first, second in ((store, encoder), (encoder, store)):
         repository = tmp_path / f"repository-{first is store}"
         export(first, repository, ServingOptions())
-        with pytest.raises(InvalidInput, match=naming(CHAT.name, "--repository")):
+        with pytest.raises(InvalidInput, match=mentioning(CHAT.name, "--repository")):
             export(second, repository, ServingOptions(), replace=True)

@@ -22,7 +22,7 @@ from hplm.tenants.snapshot import Snapshot
 from research.schemes.export import export_scheme
 from testing.random_store import random_stack, random_store, random_tenants, random_values
 from testing.toy import CONFIG, TENANTS
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 
 def test_a_backbone_s_three_model_folders_and_the_alias(toy):
@@ -89,7 +89,7 @@ def test_an_export_that_was_killed_between_its_renames_loses_no_copy(tmp_path, m
             export(store, tmp_path / "repository", ServingOptions())
     assert not version.exists()
     fewer = random_store(tmp_path / "fewer", CONFIG, random_tenants(1, 2, 2))
-    with pytest.raises(InvalidInput, match=naming("tenant-1", "--replace")):
+    with pytest.raises(InvalidInput, match=mentioning("tenant-1", "--replace")):
         export(fewer, tmp_path / "repository", ServingOptions())
     assert (version / "tenants.json").stat().st_ino == inode
     export(store, tmp_path / "repository", ServingOptions())
@@ -144,7 +144,7 @@ def test_a_stack_that_does_not_fit_the_export_is_named_and_left_out(tmp_path, ca
     random_stack(store, "small", 1, seed=1)
     export(store, tmp_path / "repository", ServingOptions())
     assert list(Backbone(tmp_path / "repository/toy/1").stacks()) == ["small"]
-    assert names(caplog.text, tmp_path / "repository/toy/1/stacks/deep.safetensors", 2, "export")
+    assert mentions(caplog.text, tmp_path / "repository/toy/1/stacks/deep.safetensors", 2, "export")
 
 
 def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
 def test_tenants_of_the_repository_are_removed_only_with_replace(tmp_path):
     export(random_store(tmp_path / "a", CONFIG, random_tenants(3, 2, 2)), tmp_path / "r", ServingOptions())
     smaller = random_store(tmp_path / "b", CONFIG, random_tenants(2, 2, 2))
-    with pytest.raises(InvalidInput, match=naming(1, "tenant-2", "--replace")):
+    with pytest.raises(InvalidInput, match=mentioning(1, "tenant-2", "--replace")):
         export(smaller, tmp_path / "r", ServingOptions())
     assert export(smaller, tmp_path / "r", ServingOptions(), replace=True).tenants == 2
 
@@ -186,7 +186,7 @@ def test_tenants_of_the_repository_are_removed_only_with_replace(tmp_path):
 )
 @pytest.mark.parametrize("scheme", ["hplm", "plot"])
 def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, tmp_path, options, named, scheme):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         export_scheme(toy.store, tmp_path, options, scheme)
     assert not list(tmp_path.iterdir())
 
@@ -208,34 +208,34 @@ def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_i
 
 
 def test_a_store_without_tenants_is_not_exported(tmp_path):
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "store", "hplm build tenant")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "store", "hplm build tenant")):
         export(random_store(tmp_path / "store", CONFIG, []), tmp_path / "r", ServingOptions())
 
 
 def test_more_labels_than_the_largest_head_are_refused(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 0, 5000))
-    with pytest.raises(InvalidInput, match=naming(5000)):
+    with pytest.raises(InvalidInput, match=mentioning(5000)):
         export(store, tmp_path / "r", ServingOptions())
 
 
 def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
     copy = shutil.copytree(toy.store.folder, tmp_path / "store")
     (copy / "store.json").write_text(json.dumps({"format": 99, "model": "m"}))
-    with pytest.raises(InvalidInput, match=naming(copy / "store.json", 99)):
+    with pytest.raises(InvalidInput, match=mentioning(copy / "store.json", 99)):
         Store(copy)
-    with pytest.raises(InvalidInput, match=naming(tmp_path, "hplm build root")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm build root")):
         Store(tmp_path)
     version = shutil.copytree(toy.folder, tmp_path / "1")
     (version / "backbone.json").write_text(
         (version / "backbone.json").read_text().replace(f'"format": {FORMAT}', '"format": 99')
     )
-    with pytest.raises(InvalidInput, match=naming(version / "backbone.json", 99)):
+    with pytest.raises(InvalidInput, match=mentioning(version / "backbone.json", 99)):
         Backbone(version)
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "a/b", "../x", "-a", "a" * 65, "ü", "a b"])
 def test_names_are_safe_as_folders(name):
-    with pytest.raises(InvalidInput, match=naming("tenant", repr(name))):
+    with pytest.raises(InvalidInput, match=mentioning("tenant", repr(name))):
         check_name("tenant", name)
 
 
@@ -246,5 +246,5 @@ def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_p
     with tempfile.TemporaryDirectory(dir="/dev/shm") as there:
         if Path(there).stat().st_dev == toy.store.folder.stat().st_dev:
             pytest.skip("the store is on this file system")
-        with pytest.raises(NoSpace, match=naming("GB", there)):
+        with pytest.raises(NoSpace, match=mentioning("GB", there)):
             export(toy.store, Path(there), ServingOptions())

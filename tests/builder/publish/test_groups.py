@@ -30,8 +30,8 @@ from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat
 from tests.backbones import CUT as BOTH_CUT
 from tests.backbones import WHOLE, make_two, placement_of_two
-from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place
+from tests.support.message import mentioning, mentions
 
 CUT = {"toy": ((0, CONFIG.upper_layers - 1),)}
 TWO = {"toy": ((0, 0), (1, 1))}
@@ -164,7 +164,7 @@ def served_precision(repository):
 )  # fmt: skip
 def test_placements_that_cannot_be_emitted_are_refused_and_leave_nothing(toy, tmp_path, changed, named):
     placement = replace(placement_of(toy.folder, group("one", "toy/root")), **changed)
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         emit(placement, toy.repository, tmp_path / "groups")
     assert not list(tmp_path.iterdir())
 
@@ -176,7 +176,7 @@ def test_stages_that_the_export_leaves_no_batches_for_are_refused(toy, tmp_path,
     config = repository / "toy-upper/config.pbtxt"
     config.write_text(with_parameters(config.read_text(), {name: value}))
     cut = group("one", "toy/root", devices=("cpu:4", "cpu:2"), cuts=TWO)
-    with pytest.raises(InvalidInput, match=naming("'one'", name, value)):
+    with pytest.raises(InvalidInput, match=mentioning("'one'", name, value)):
         emit(placement_of(toy.folder, cut), repository, tmp_path / "groups")
     assert not (tmp_path / "groups").exists()
 
@@ -193,13 +193,13 @@ def test_tenants_without_a_group_and_links_out_of_a_group_are_named(toy, tmp_pat
     Snapshot(0, snapshot.branches, linked, snapshot.export).save(repository / "toy/1/tenants.json")
     some = placement_of(repository / "toy/1", group("one", "toy/bio/acme", "toy/bio"), group("two", "toy/root"))
     unserved, leading = gaps(some, repository)
-    assert names(unserved, 2, "toy/city", "toy/flux") and names(leading, "'one'", "toy/acme", "large/gaia")
+    assert mentions(unserved, 2, "toy/city", "toy/flux") and mentions(leading, "'one'", "toy/acme", "large/gaia")
     whole = placement_of(toy.folder, group("one", *(unit.name for unit in UNITS)))
     assert gaps(whole, toy.repository) == []
 
 
 def test_a_folder_that_exists_is_not_overwritten(emitted, toy):
-    with pytest.raises(InvalidInput, match=naming(emitted)):
+    with pytest.raises(InvalidInput, match=mentioning(emitted)):
         emit(placement_of(toy.folder, group("one", "toy/root")), toy.repository, emitted)
 
 
@@ -255,7 +255,7 @@ def refuses_two(two, folder, change, *named):
     shutil.copytree(two, repository)
     config = repository / "deep-upper/config.pbtxt"
     config.write_text(change(config.read_text()))
-    with pytest.raises(InvalidInput, match=naming("'both'", "toy", "deep", *named)):
+    with pytest.raises(InvalidInput, match=mentioning("'both'", "toy", "deep", *named)):
         emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, folder / "groups")
 
 
@@ -266,7 +266,7 @@ def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_
 def test_backbones_of_two_precisions_are_refused(two, tmp_path):
     placement = placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT)
     placement = replace(placement, precisions={"toy": "fp32", "deep": "int8"})
-    with pytest.raises(InvalidInput, match=naming("'both'", "toy in fp32", "deep in int8", "--dtype")):
+    with pytest.raises(InvalidInput, match=mentioning("'both'", "toy in fp32", "deep in int8", "--dtype")):
         emit(placement, two, tmp_path / "groups")
 
 
@@ -281,11 +281,11 @@ def test_a_decoder_in_a_group_is_refused(two, tmp_path):
     shutil.copytree(chat.repository, repository, dirs_exist_ok=True)
     cuts = {"toy": WHOLE["toy"], "chat": ((0, chat.store.config.upper_layers - 1),)}
     placement = placement_of_two(repository, ("cpu:0",), cuts)
-    with pytest.raises(InvalidInput, match=naming("'chat'", "'both'", "decoder", repository)):
+    with pytest.raises(InvalidInput, match=mentioning("'chat'", "'both'", "decoder", repository)):
         emit(placement, repository, tmp_path / "groups")
 
 
 def test_a_store_is_not_exported_into_the_repository_of_a_group(two, toy, tmp_path):
     emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
-    with pytest.raises(InvalidInput, match=naming("toy+deep-upper", "'toy'", "hplm place emit")):
+    with pytest.raises(InvalidInput, match=mentioning("toy+deep-upper", "'toy'", "hplm place emit")):
         export(toy.store, tmp_path / "groups/both", ServingOptions(), replace=True)

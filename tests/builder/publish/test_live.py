@@ -28,7 +28,7 @@ from testing.random_store import (
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.builder.publish.live_domains import learn, served, versions
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +45,14 @@ def write_other_values(store, domain, version):
 def test_a_stack_must_be_the_exported_one(place):
     store, repository, state = place
     random_stack(store, "small", 1, seed=1)
-    with pytest.raises(InvalidInput, match=naming("'small'", repository, "export")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", repository, "export")):
         check_stacks(Manager.open(repository, state), store, ["small"])
     export(store, repository, ServingOptions())
     live = Manager.open(repository, state)
     check_stacks(live, store, ["small"])
     check_stacks(live, store, [])
     random_stack(store, "small", 1, seed=2)
-    with pytest.raises(InvalidInput, match=naming("'small'", repository, "export")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", repository, "export")):
         check_stacks(live, store, ["small"])
 
 
@@ -70,7 +70,7 @@ def test_a_canary_moves_first_and_the_other_tenants_later(place):
     assert len(second.moved) == 2 and not set(second.moved) & set(first.moved)
     rest = update_domain(live, store, "bio")
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
-    with pytest.raises(InvalidInput, match=naming("'bio'", 2, "tenant-8", "tenant-9", "hplm build tenant")):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", 2, "tenant-8", "tenant-9", "hplm build tenant")):
         update_domain(live, store, "bio")
     backbone.refresh()
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
@@ -81,7 +81,7 @@ def test_a_tiny_canary_moves_one_tenant_and_the_same_command_again_is_refused(pl
     live = Manager.open(repository, state)
     first = update_domain(live, store, "bio", share=0.01)
     assert len(first.moved) == 1 and len(first.waiting) == 7
-    with pytest.raises(InvalidInput, match=naming("'bio'", 1, 0.01, 7, "--canary")):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", 1, 0.01, 7, "--canary")):
         update_domain(live, store, "bio", share=0.01)
     assert len(update_domain(live, store, "bio").moved) == 7
 
@@ -163,28 +163,28 @@ def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(pl
     add_domain(live, store, "law")
     backbone = served(repository, state)
     assert [table.meta.domain for table, _ in backbone.view.forest.chain("law", 1).links] == ["law", "bio", "root"]
-    with pytest.raises(InvalidInput, match=naming("'law'", "hplm domain update")):
+    with pytest.raises(InvalidInput, match=mentioning("'law'", "hplm domain update")):
         add_domain(live, store, "law")
-    with pytest.raises(InvalidInput, match=naming("'bio'", "law", "tenant-0", 6)):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", "law", "tenant-0", 6)):
         live.delete_domain("bio")
-    with pytest.raises(InvalidInput, match=naming("root")):
+    with pytest.raises(InvalidInput, match=mentioning("root")):
         live.delete_domain("root")
     live.delete_domain("law")
     assert not (live.state.tables / "law").is_dir() or not list((live.state.tables / "law").iterdir())
-    with pytest.raises(InvalidInput, match=naming("'law'", "bio", "root")):
+    with pytest.raises(InvalidInput, match=mentioning("'law'", "bio", "root")):
         live.delete_domain("law")
 
 
 def test_another_store_and_another_export_are_refused(place, tmp_path):
     store, repository, state = place
     other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
-    with pytest.raises(InvalidInput, match=naming(other.folder)):
+    with pytest.raises(InvalidInput, match=mentioning(other.folder)):
         update_domain(Manager.open(repository, state), other, "bio")
     update_domain(Manager.open(repository, state), store, "bio")
     export(store, repository, ServingOptions())
-    with pytest.raises(Broken, match=naming(state / "toy")):
+    with pytest.raises(Broken, match=mentioning(state / "toy")):
         served(repository, state)
-    with pytest.raises(Broken, match=naming(state / "toy")):
+    with pytest.raises(Broken, match=mentioning(state / "toy")):
         update_domain(Manager.open(repository, state), store, "bio")
 
 
@@ -195,7 +195,7 @@ def test_another_table_of_the_same_version_is_refused(place):
     store.remove_branch("bio", 2)
     write_other_values(store, "bio", 2)
     for bring in (lambda: update_domain(live, store, "bio"), lambda: update_tenant(live, store, "tenant-7")):
-        with pytest.raises(InvalidInput, match=naming("'bio'", 2, store.folder)):
+        with pytest.raises(InvalidInput, match=mentioning("'bio'", 2, store.folder)):
             bring()
 
 
@@ -210,7 +210,7 @@ def test_an_exported_version_is_never_given_to_another_table(place, tmp_path):
         store.remove_branch("bio", version)
     random_table(store, "bio", 1, ("root", 1), 2000, seed=1234)
     for bring in (lambda: add_domain(live, store, "bio"), lambda: live.adopt_domain("bio", 1, store.table_folder("bio", 1))):
-        with pytest.raises(InvalidInput, match=naming("'bio'", 1)):
+        with pytest.raises(InvalidInput, match=mentioning("'bio'", 1)):
             bring()
     assert live.adopt_domain("bio", 1, own).version == 1  # the same table may be added again
 
@@ -272,13 +272,13 @@ def test_a_state_that_cannot_be_read_is_named(place):
     update_domain(live, store, "bio")
     backbone = served(repository, state)
     live.state.current_file.write_text("seven")
-    with pytest.raises(Broken, match=naming(live.state.current_file)):
+    with pytest.raises(Broken, match=mentioning(live.state.current_file)):
         backbone.refresh()
     assert backbone.view.snapshot.generation == 1  # served tenants stay
     live.state.current_file.write_text("1")
     snapshot = live.state.snapshots / "1"
     snapshot.write_text(json.dumps({**json.loads(snapshot.read_text()), "format": 99}))
-    with pytest.raises(InvalidInput, match=naming(snapshot, 99)):
+    with pytest.raises(InvalidInput, match=mentioning(snapshot, 99)):
         served(repository, state)
     with pytest.raises(NoTenant):
         backbone.view.snapshot.find("nobody")

@@ -14,7 +14,7 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Busy
 from testing.random_store import random_table
 from tests.builder.publish.live_domains import served
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -91,11 +91,11 @@ def test_a_locked_registry_delays_managers_but_no_readers(place, monkeypatch):
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
     other = sqlite3.connect(live.state.registry, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Busy, match=naming(live.state.folder)):
+    with pytest.raises(Busy, match=mentioning(live.state.folder)):
         update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
     other.execute("ROLLBACK")
     live.state.registry.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(Broken, match=naming(live.state.registry)):
+    with pytest.raises(Broken, match=mentioning(live.state.registry)):
         update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1

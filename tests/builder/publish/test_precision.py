@@ -11,7 +11,7 @@ from hplm.cli.main import main
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
 from research.schemes.export import export_scheme
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys, mon
     is_fast = measured.speed > 1
     assert (Settings.read(parameters).precision.name == "int8") == is_fast
     for said in (config, capsys.readouterr().out):
-        assert names(said, "int8", f"{measured.speed:.2f}", "4.3%")
+        assert mentions(said, "int8", f"{measured.speed:.2f}", "4.3%")
 
 
 def test_a_chosen_precision_is_not_measured(toy, tmp_path, monkeypatch):
@@ -51,5 +51,5 @@ def test_a_chosen_precision_is_not_measured(toy, tmp_path, monkeypatch):
 
 
 def test_whole_models_are_not_computed_in_eight_bits(toy, tmp_path):
-    with pytest.raises(InvalidInput, match=naming("'dedicated_inprocess'", "int8")):
+    with pytest.raises(InvalidInput, match=mentioning("'dedicated_inprocess'", "int8")):
         export_scheme(toy.store, tmp_path, ServingOptions(dtype="int8"), "dedicated_inprocess")

@@ -13,7 +13,7 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
 from testing.random_store import random_level, random_stack, random_store, random_tenant, random_weights
 from testing.toy import CONFIG
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 LORA = TenantFile("acme", 1, "root", 1, "classify", ["x", "y", "z"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
 LADDER = (Plan((Step(0, 0.9, 2.0, 0.5), Step(2, weight=0.5))), Plan((Step(1),)))
@@ -64,13 +64,13 @@ def test_folders_that_are_being_written_or_removed_are_no_levels(store):
 
 def test_a_level_of_another_stack_is_refused(store):
     random_stack(store, "small", 1, seed=5)
-    with pytest.raises(InvalidInput, match=naming("'small'", "'acme'", "another", "hplm cascade build")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", "'acme'", "another", "hplm cascade build")):
         levels_of(store, LORA)
     (store.folder / "stacks/small.safetensors").unlink()
-    with pytest.raises(InvalidInput, match=naming("'small'", "'acme'", "missing")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", "'acme'", "missing")):
         levels_of(store, LORA)
     assert len(stored_levels(store, LORA)) == 2
-    with pytest.raises(InvalidInput, match=naming("'small'", "medium", "hplm build stack")):
+    with pytest.raises(InvalidInput, match=mentioning("'small'", "medium", "hplm build stack")):
         store.stack("small")
 
 
@@ -81,7 +81,7 @@ def test_a_ladder_of_other_levels_is_refused(store):
     save_ladder(store, LORA, LADDER)
     for file in (levels_of(store, LORA)[0].folder).iterdir():
         file.unlink()
-    with pytest.raises(Broken, match=naming("ladder.json", "'acme'", "hplm cascade select")):
+    with pytest.raises(Broken, match=mentioning("ladder.json", "'acme'", "hplm cascade select")):
         ladder_of(store, LORA)
 
 
@@ -112,4 +112,4 @@ def test_verify_names_what_is_broken(store, capsys, file, content):
     else:
         path.write_bytes(content)
     assert main(["verify", "--store", str(store.folder)]) == 1
-    assert names(capsys.readouterr().err, "acme", file if file in ("ladder.json", "link.json") else "small")
+    assert mentions(capsys.readouterr().err, "acme", file if file in ("ladder.json", "link.json") else "small")

@@ -20,7 +20,7 @@ from testing.random_store import random_stack, random_table, random_tenant
 from tests.builder.killing import content
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_name_and_model_can_be_set(store, tmp_path, capsys):
 def test_a_store_is_not_overwritten(store, tmp_path):
     pack_root(store, tmp_path / "root.tar")
     before = content(store.folder)
-    with pytest.raises(InvalidInput, match=naming(store.folder, "--store")):
+    with pytest.raises(InvalidInput, match=mentioning(store.folder, "--store")):
         unpack_root(tmp_path / "root.tar", store.folder)
     assert content(store.folder) == before
 
@@ -95,16 +95,16 @@ def test_a_root_is_unpacked_into_the_current_folder(store, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path / "here")
     unpack_root(tmp_path / "root.tar", Path("."))
     assert content(Path(".")) == of_root(store)
-    with pytest.raises(InvalidInput, match=naming(".")):
+    with pytest.raises(InvalidInput, match=mentioning(".")):
         pack_root(store, Path("."))
 
 
 def test_what_has_no_room_is_neither_packed_nor_unpacked(store, tmp_path, monkeypatch):
     pack_root(store, tmp_path / "root.tar")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(NoSpace, match=naming("GB", tmp_path)):
+    with pytest.raises(NoSpace, match=mentioning("GB", tmp_path)):
         pack_root(store, tmp_path / "again.tar")
-    with pytest.raises(NoSpace, match=naming("GB", tmp_path, "--store")):
+    with pytest.raises(NoSpace, match=mentioning("GB", tmp_path, "--store")):
         unpack_root(tmp_path / "root.tar", tmp_path / "there")
     assert not (tmp_path / "there").exists() and not list(tmp_path.glob("again*"))
 
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_named_and_leaves_nothing_behind(store, tmp_path):
     ]
     for data, name in damaged:
         file.write_bytes(data)
-        with pytest.raises((Broken, InvalidInput), match=naming(file, name)):
+        with pytest.raises((Broken, InvalidInput), match=mentioning(file, name)):
             unpack_root(file, there)
         assert not there.exists() and not list(tmp_path.glob("there*"))
 
@@ -137,7 +137,7 @@ def test_a_file_that_would_leave_the_store_is_refused(tmp_path):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
             archive.addfile(member)
-        with pytest.raises((Broken, InvalidInput), match=naming(name)):
+        with pytest.raises((Broken, InvalidInput), match=mentioning(name)):
             unpack_root(tmp_path / "bad.tar", tmp_path / "there")
         assert not (tmp_path / "outside").exists() and not (tmp_path / "there").exists()
 
@@ -148,7 +148,7 @@ def test_another_format_says_what_to_do(tmp_path):
         member = tarfile.TarInfo(MANIFEST)
         member.size = len(manifest)
         archive.addfile(member, io.BytesIO(manifest))
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "new.tar", 7, 1)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "new.tar", 7, 1)):
         unpack_root(tmp_path / "new.tar", tmp_path / "there")
 
 
@@ -157,4 +157,4 @@ def test_a_model_that_is_not_here_is_said(store, tmp_path, capsys):
     (store.folder / "store.json").write_text(json.dumps({**stored, "model": "/nowhere/bert"}))
     pack_root(store, tmp_path / "root.tar")
     assert main(["root", "unpack", "--store", str(tmp_path / "there"), str(tmp_path / "root.tar")]) == 0
-    assert names(capsys.readouterr().err, "/nowhere/bert", "--model")
+    assert mentions(capsys.readouterr().err, "/nowhere/bert", "--model")

@@ -14,7 +14,7 @@ from hplm.model.weights import load_weights
 from hplm.model.windows import TRIGRAMS
 from testing.random_store import random_stack, random_tenant
 from tests.builder.tables.branches import make_store
-from tests.naming import naming
+from tests.support.message import mentioning
 
 TENANT = '{"id": %s, "version": %s, "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
 
@@ -65,7 +65,7 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
     for content in (flipped, whole[:-1], b""):
         path.write_bytes(content)
-        with pytest.raises(Broken, match=naming(path)):
+        with pytest.raises(Broken, match=mentioning(path)):
             READERS[name](store)
     path.unlink()
     if name == "lower/root-1.head.safetensors":  # not every branch has one
@@ -73,7 +73,7 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     elif name == "stacks/small.safetensors":  # a stack without weights is unfinished
         assert store.stacks() == []
     else:
-        with pytest.raises(Broken, match=naming(path)):
+        with pytest.raises(Broken, match=mentioning(path)):
             READERS[name](store)
 
 
@@ -92,7 +92,7 @@ def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
         stack.layers[0].qkv.weight, store.stack("9.b").layers[0].qkv.weight
     )
     for name in ("large", "../upper", ""):
-        with pytest.raises(InvalidInput, match=naming(repr(name), "9.b, small", "hplm build stack")):
+        with pytest.raises(InvalidInput, match=mentioning(repr(name), "9.b, small", "hplm build stack")):
             store.stack(name)
 
 
@@ -112,7 +112,7 @@ def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
 )
 def test_a_damaged_description_is_named(store, name, content):
     (store.folder / name).write_text(content)
-    with pytest.raises(Broken, match=naming(store.folder / name)):
+    with pytest.raises(Broken, match=mentioning(store.folder / name)):
         Store(store.folder).tenants()
 
 
@@ -120,9 +120,9 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
     path = store.folder / "tenants" / "bare" / "1" / "tenant.json"
     path.write_text("{")
     assert store.tenant("acme") == store.tenant_version("acme", 1) and store.tenant("*") is None
-    with pytest.raises(InvalidInput, match=naming("'none'", "acme, bare")):
+    with pytest.raises(InvalidInput, match=mentioning("'none'", "acme, bare")):
         find_tenant(store, "none")
-    with pytest.raises(Broken, match=naming(path)):
+    with pytest.raises(Broken, match=mentioning(path)):
         store.tenant("bare")
 
 

@@ -16,7 +16,7 @@ from hplm.errors import InvalidInput
 from tests.builder.adaptation.test_masked import save
 from tests.builder.tables.branches import CPU, some_lines
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, grow, rooted
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     for version in (1, 2):  # the other process is about to end, or still at work
         with held(store.work_folder("bio", version), "the other's"), pytest.raises(InvalidInput, match=BUSY):
             grow(store, tmp_path, "bio", 2)
-    with held(tmp_path / "new/building/root-1", "the other's"), pytest.raises(InvalidInput, match=naming(tmp_path / "new")):
+    with held(tmp_path / "new/building/root-1", "the other's"), pytest.raises(InvalidInput, match=mentioning(tmp_path / "new")):
         build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
     assert grow(store, tmp_path, "bio", 2).meta.version == 2
     assert list((store.folder / "building").iterdir()) == []
@@ -53,7 +53,7 @@ def test_a_killed_process_no_longer_holds_the_folder(tmp_path):
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path, wrong, named):
     store, path = rooted(tmp_path), tmp_path / "corpus.txt"
     path.write_text(wrong)
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         build_domain(store, "bio", [path], SMALL, Budget(steps=1), CPU)
     path.write_text("\n".join(some_lines(30, seed=1)))
     assert build_domain(store, "bio", [path], SMALL, NO_TIME, CPU).meta.keys
@@ -64,7 +64,7 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     save(tmp_path, "without")
     monkeypatch.chdir(tmp_path)
     path = corpus(tmp_path, 1, lines=1)
-    with pytest.raises(InvalidInput, match=naming(1)):
+    with pytest.raises(InvalidInput, match=mentioning(1)):
         build_root(".", [path], tmp_path / "store", RootOptions("tiny"), NO_TIME, CPU)
     path.write_text("\n".join(some_lines(30, seed=1)))
     build_root(".", [path], tmp_path / "store", RootOptions("tiny"), NO_TIME, CPU)
@@ -74,14 +74,14 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions])
 def test_a_wrong_seed_is_refused_before_any_work(options):
     for seed in (-1, 2**64):
-        with pytest.raises(InvalidInput, match=naming(f"seed {seed}")):
+        with pytest.raises(InvalidInput, match=mentioning(f"seed {seed}")):
             options(seed=seed)
 
 
 @pytest.mark.parametrize("keep", [-0.1, 1.5, float("nan")])
 def test_a_wrong_share_is_refused_before_any_work(keep):
     for options in (RootOptions, DomainOptions, UpdateOptions, lambda keep: NewDomain("low", [], keep)):
-        with pytest.raises(InvalidInput, match=naming(f"keep {keep}")):
+        with pytest.raises(InvalidInput, match=mentioning(f"keep {keep}")):
             options(keep=keep)
         options(keep=0.0)
 
@@ -135,7 +135,7 @@ def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path, m
         store.remove_branch("bio", 1)
 
     monkeypatch.setattr(Store, "save_lower", deleted)
-    with pytest.raises(InvalidInput, match=naming(store.table_folder("bio", 1))):
+    with pytest.raises(InvalidInput, match=mentioning(store.table_folder("bio", 1))):
         build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
     assert store.domains() == [("root", 1)]
 

@@ -18,7 +18,7 @@ from builder.training.labelled import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from tests.builder.killing import deaths_survived
-from tests.naming import naming
+from tests.support.message import mentioning
 
 LETTERS = "abcdefghij"
 
@@ -77,7 +77,7 @@ def test_a_broken_archive_is_named(tmp_path, name, damage):
             "not one": text,
         }[damage]
     )
-    with pytest.raises(InvalidInput, match=naming(path)):
+    with pytest.raises(InvalidInput, match=mentioning(path)):
         list(read_corpus([path]))
 
 
@@ -89,7 +89,7 @@ def test_what_unpacks_to_thousands_of_times_its_size_is_refused(tmp_path, patter
     path.write_bytes(frame * 16)  # some ten KB that unpack to 2 GB
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInput, match=naming(path)):
+        with pytest.raises(InvalidInput, match=mentioning(path)):
             for _ in read_corpus([path]):
                 pass
         assert tracemalloc.get_traced_memory()[1] < piece
@@ -106,7 +106,7 @@ def test_a_text_that_repeats_itself_is_read(tmp_path):
 def test_a_line_that_no_document_needs_is_refused(tmp_path):
     path = tmp_path / "one_line.txt"
     path.write_bytes(b"short\n" + b"word " * (LONGEST_LINE // 5 + 1))
-    with pytest.raises(InvalidInput, match=naming(path, 2)):
+    with pytest.raises(InvalidInput, match=mentioning(path, 2)):
         list(read_corpus([path]))
 
 
@@ -163,10 +163,10 @@ def test_finished_files_are_not_tokenised_again(tmp_path, inputs, tokenizer, mon
 def test_a_folder_started_with_other_inputs_is_refused(tmp_path, inputs, tokenizer):
     paths, _ = inputs
     tokenize_corpus(paths[:2], tokenizer, tmp_path / "corpus", show_progress=False)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "corpus", "inputs")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "corpus", "inputs")):
         tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
 
 
 def test_an_unfinished_corpus_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=naming(tmp_path)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path)):
         Corpus(tmp_path)

@@ -20,7 +20,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.builder.killing import content, deaths_survived
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +144,13 @@ def test_counts_that_do_not_belong_together_are_refused(tmp_path):
     corpus = corpus_of(tmp_path / "corpus", some_documents())
     counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
     causal = count_ngrams(corpus, KeySpace(200, Window(3, causal=True)), tmp_path / "causal", show_progress=False)
-    with pytest.raises(InvalidInput, match=naming(causal.folder, counts.folder)):
+    with pytest.raises(InvalidInput, match=mentioning(causal.folder, counts.folder)):
         add_counts([causal, counts], tmp_path / "added", show_progress=False)
-    with pytest.raises(InvalidInput, match=naming(counts.folder, "n", 3, 2)):
+    with pytest.raises(InvalidInput, match=mentioning(counts.folder, "n", 3, 2)):
         count_ngrams(corpus, KeySpace(200, Window(2)), tmp_path / "counts", show_progress=False)
-    with pytest.raises(InvalidInput, match=naming(corpus.folder, 100)):
+    with pytest.raises(InvalidInput, match=mentioning(corpus.folder, 100)):
         count_ngrams(corpus, KeySpace(100, Window(3)), tmp_path / "small", show_progress=False)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "small")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "small")):
         Counts(tmp_path / "small")
 
 
@@ -159,5 +159,5 @@ def test_a_truncated_file_is_named(tmp_path):
     counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
     with open(counts.folder / "counts-1", "r+b") as file:
         file.truncate(8)
-    with pytest.raises(Broken, match=naming(counts.folder / "counts-1", 8)):
+    with pytest.raises(Broken, match=mentioning(counts.folder / "counts-1", 8)):
         Counts(counts.folder)

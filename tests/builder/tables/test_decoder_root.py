@@ -19,7 +19,7 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from testing.generative import GenerativeReference
 from tests.model.decoders import MADE, START, VOCABULARY, drawn, saved, tokens
-from tests.naming import naming
+from tests.support.message import mentioning
 
 CPU, NO_TIME, TENANT = torch.device("cpu"), Budget(minutes=0), "chat"
 TEXTS = "the quick brown fox\njumps over the lazy dog\nthe quick dog\n"
@@ -97,12 +97,12 @@ def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path, monkeyp
 
 def test_a_table_of_windows_needs_a_corpus(folder, tmp_path):
     for number, lower in enumerate((1, None)):
-        with pytest.raises(InvalidInput, match=naming("--corpus", "--lower 0")):
+        with pytest.raises(InvalidInput, match=mentioning("--corpus", "--lower 0")):
             build_root(folder, [], tmp_path / f"s{number}", RootOptions(lower=lower), NO_TIME, CPU)
 
 
 def test_a_whole_decoder_has_no_domains(folder, tmp_path):
-    with pytest.raises(InvalidInput, match=naming("tiny", "root")):
+    with pytest.raises(InvalidInput, match=mentioning("tiny", "root")):
         build_domain(whole(folder, tmp_path / "store"), "law", [], DomainOptions(), NO_TIME, CPU)
 
 

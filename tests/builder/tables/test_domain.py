@@ -16,7 +16,7 @@ from builder.tables.ranking import Ranking
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
 from tests.builder.tables.branches import CPU, build, make_store, some_lines
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -115,18 +115,18 @@ def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
     tenant(store, "acme", "bio")
-    with pytest.raises(InvalidInput, match=naming("'bio'", "cells", 1, "acme")):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", "cells", 1, "acme")):
         delete_domain(store, "bio")
     assert delete_domain(store, "cells") == [1]
-    with pytest.raises(InvalidInput, match=naming("'bio'", 1, "acme")):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", 1, "acme")):
         delete_domain(store, "bio", 1)
     grow(store, tmp_path, "bio", 3)
     assert delete_domain(store, "bio", 2) == [2]
-    with pytest.raises(InvalidInput, match=naming("'bio'", 7)):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", 7)):
         delete_domain(store, "bio", 7)
     with pytest.raises(InvalidInput, match="'law'"):
         delete_domain(store, "law")
-    with pytest.raises(InvalidInput, match=naming("root")):
+    with pytest.raises(InvalidInput, match=mentioning("root")):
         delete_domain(store, "root")
     (store.tenant_folder("acme", 1) / "tenant.json").unlink()
     assert delete_domain(store, "bio") == [1]
@@ -141,9 +141,9 @@ def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path, mon
     working = store.tenant_work_folder("acme")
     working.mkdir(parents=True)
     write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
-    with pytest.raises(InvalidInput, match=naming("'bio'", store.work_folder("cells", 1))):
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", store.work_folder("cells", 1))):
         delete_domain(store, "bio")
-    with pytest.raises(InvalidInput, match=naming("'law'", working)):
+    with pytest.raises(InvalidInput, match=mentioning("'law'", working)):
         delete_domain(store, "law")
     shutil.rmtree(store.folder / "building")
     assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
@@ -155,7 +155,7 @@ def test_a_tenant_may_have_the_name_of_the_plan_of_a_build(tmp_path):
     working.mkdir(parents=True)
     write_json(working / "plan.json", {"domain": "root", "domain_version": 1})
     (user,) = store.users()["root", 1]
-    assert names(user, working)
+    assert mentions(user, working)
 
 
 def test_a_broken_table_affects_only_branches_that_need_it(tmp_path):

@@ -21,7 +21,7 @@ from hplm.plot.writing import write_table
 from testing.random_store import random_values
 from tests.builder.tables.branches import CPU, build, some_lines
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted, tenant
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 KEEPS = [1.0, 0.5, 0.1, 0.02, 0.0]
 WINDOWS = [Window(3), Window(2, causal=True), Window(5), Window(1)]
@@ -101,7 +101,7 @@ def test_a_cut_table_predicts_its_own_coverage_and_that_of_smaller_ones(tmp_path
     assert coverage.levels == pytest.approx({name: count / coverage.tokens for name, count in names.items()})
     assert coverage.kept[0].here == pytest.approx(coverage.levels["root"])
     assert all(kept.keep <= max(0.004, keep + 0.02) for kept in cover(store, "root", 1, text).kept)
-    with pytest.raises(InvalidInput, match=naming(0.9, "'root'", "--keep")):
+    with pytest.raises(InvalidInput, match=mentioning(0.9, "'root'", "--keep")):
         cover(store, "root", 1, text, [0.9])
 
 
@@ -155,6 +155,6 @@ def test_the_picture_shows_the_curve(tmp_path):
     assert curve.here[-1] == pytest.approx(coverage.levels["domain"])
     draw(coverage, store.meta("bio", 1), "text.txt", tmp_path / "new" / "picture.svg")
     drawn = re.findall(r"<!-- (.*?) -->", (tmp_path / "new" / "picture.svg").read_text("utf-8"))
-    assert sum(names(text, "3-gram") for text in drawn) >= 2 and any(names(text, "2-gram") for text in drawn)
-    with pytest.raises(InvalidInput, match=naming("--picture", tmp_path / "picture.txt", ".png", ".svg", ".pdf")):
+    assert sum(mentions(text, "3-gram") for text in drawn) >= 2 and any(mentions(text, "2-gram") for text in drawn)
+    with pytest.raises(InvalidInput, match=mentioning("--picture", tmp_path / "picture.txt", ".png", ".svg", ".pdf")):
         draw(coverage, store.meta("bio", 1), "text.txt", tmp_path / "picture.txt")

@@ -20,7 +20,7 @@ from tests.builder import killing
 from tests.builder.killing import deaths_survived
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, cut, grow, rooted, rows
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -78,9 +78,9 @@ def test_after_an_old_version_is_deleted_an_interrupted_update_continues(tmp_pat
 def test_only_the_same_command_finishes_an_interrupted_build(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
-    with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "dtype")):
+    with pytest.raises(InvalidInput, match=mentioning(store.work_folder("bio", 1), "dtype")):
         build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, dtype="int8"), NO_TIME, CPU)
-    with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "corpus")):
+    with pytest.raises(InvalidInput, match=mentioning(store.work_folder("bio", 1), "corpus")):
         build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     with pytest.raises(InvalidInput, match="hplm domain update"):
@@ -113,11 +113,11 @@ def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_p
 
 def test_after_a_command_that_failed_at_once_another_one_may_build(tmp_path):
     store = rooted(tmp_path)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.txt")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none.txt")):
         build_domain(store, "bio", [tmp_path / "none.txt"], SMALL, NO_TIME, CPU)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     for model in ("none", "nor-this-one"):
-        with pytest.raises(InvalidInput, match=naming(tmp_path / model)):
+        with pytest.raises(InvalidInput, match=mentioning(tmp_path / model)):
             build_root(str(tmp_path / model), [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
 
 

@@ -22,7 +22,7 @@ from tests.builder.tables.test_counting import (
     rows,
     spaces,
 )
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -98,5 +98,5 @@ def test_keep_is_a_share(tmp_path):
     ranking = Ranking(text_counts(tmp_path, 500), root=False)
     assert (ranking.number(0), ranking.number(1)) == (0, len(taken(ranking, 1)))
     for keep in (-0.1, 1.1, float("nan")):
-        with pytest.raises(InvalidInput, match=naming(f"keep {keep}")):
+        with pytest.raises(InvalidInput, match=mentioning(f"keep {keep}")):
             ranking.number(keep)

@@ -16,7 +16,7 @@ from hplm.plot.room import NoSpace, check_room
 from tests.builder.adaptation.test_masked import save
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch,
     capsys.readouterr()
     less = build_domain(store, "less", [corpus(tmp_path, 1)], options(), NO_TIME, CPU).meta
     assert 0.9 * usual < less.keys <= usual
-    assert names(capsys.readouterr().err, "less", f"{less.keys:,}", f"{whole.keys:,}", "--keep")
+    assert mentions(capsys.readouterr().err, "less", f"{less.keys:,}", f"{whole.keys:,}", "--keep")
     assert build_domain(store, "all", [corpus(tmp_path, 1)], options(1.0), NO_TIME, CPU).meta.keys == whole.keys
     grown = update_domain(store, "less", [corpus(tmp_path, 2)], UpdateOptions(), NO_TIME, CPU).meta
     assert less.keys < grown.keys < whole.keys
@@ -48,7 +48,7 @@ def test_a_domain_without_room_is_refused_and_can_be_built_smaller(tmp_path, mon
         lambda: build_domain(store, "less", files, options(), NO_TIME, CPU),
         lambda: update_domain(store, "whole", [corpus(tmp_path, 2)], UpdateOptions(), NO_TIME, CPU),
     ):
-        with pytest.raises(NoSpace, match=naming("GB", store.folder, "--keep")):
+        with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
             call()
     (store.work_folder("less", 1)).mkdir()
     (learned := store.work_folder("less", 1) / "adaptation.pt").touch()
@@ -68,7 +68,7 @@ def test_a_domain_without_room_is_refused_and_can_be_built_smaller(tmp_path, mon
 
 def test_a_root_without_room_is_refused_before_anything_learns(tmp_path, monkeypatch):
     model, folder = str(save(tmp_path, "without")), tmp_path / "store"
-    with monkeypatch.context() as full, pytest.raises(NoSpace, match=naming("'root'", folder, "--keep")):
+    with monkeypatch.context() as full, pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
         full.setattr(roots, "adapt", None)
         build_root(model, [corpus(tmp_path, 1)], folder, RootOptions("tiny"), NO_TIME, CPU)
@@ -81,6 +81,6 @@ def test_room_is_that_of_the_nearest_folder(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: seen.append(path) or SimpleNamespace(free=10))
     check_room(tmp_path / "not" / "yet", 10, "this", "that")
-    with pytest.raises(NoSpace, match=naming("this", tmp_path, "that")):
+    with pytest.raises(NoSpace, match=mentioning("this", tmp_path, "that")):
         check_room(tmp_path / "not" / "yet", 11, "this", "that")
     assert seen == [tmp_path, tmp_path]

@@ -19,7 +19,7 @@ from testing.toy import CHAT, CONFIG
 from tests.builder.killing import content, deaths_survived
 from tests.builder.tables.branches import CPU, make_store
 from tests.builder.tables.test_domain import corpus
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_a_built_stack_is_in_the_store_with_its_report_and_picture(store, tmp_pa
     assert len(store.stack("small").layers) == 1 and after["stacks/small.png"].startswith(b"\x89PNG")
     assert not [wrong for part in store_parts(store.folder) for wrong in part.check(part.path, lambda done: None)]
     assert main(list(map(str, build))) == 0
-    assert names(capsys.readouterr().out, "small", 1, CONFIG.upper_layers, store.stack_file("small", ".json"))
+    assert mentions(capsys.readouterr().out, "small", 1, CONFIG.upper_layers, store.stack_file("small", ".json"))
     assert content(store.folder) == after
 
 
@@ -65,7 +65,7 @@ def test_another_command_does_not_replace_a_stack(store, tmp_path):
         (corpus(tmp_path, 1), StackOptions(), Budget(steps=3)),
     ]
     for text, options, budget in others:
-        with pytest.raises(InvalidInput, match=naming("'small'", "--name", store.folder / "stacks")):
+        with pytest.raises(InvalidInput, match=mentioning("'small'", "--name", store.folder / "stacks")):
             build_stack(store, "small", [text], options, budget, CPU)
     assert build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU) == first
     assert content(store.folder) == before
@@ -97,17 +97,17 @@ def test_a_killed_build_continues_to_the_same_stack(tmp_path, monkeypatch):
 @pytest.mark.parametrize("layers", [0, -1, CONFIG.upper_layers, 9])
 def test_impossible_layers_are_refused(store, tmp_path, layers):
     before = content(store.folder)
-    with pytest.raises(InvalidInput, match=naming("--layers", layers, CONFIG.upper_layers)):
+    with pytest.raises(InvalidInput, match=mentioning("--layers", layers, CONFIG.upper_layers)):
         build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(layers), STEPS, CPU)
     assert content(store.folder) == before
 
 
 def test_backbones_without_shorter_stacks_are_refused(tmp_path):
     chat = random_store(tmp_path / "chat", CHAT, [], corpus_tokens=500)
-    with pytest.raises(InvalidInput, match=naming("'chat'", "decoder")):
+    with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder")):
         build_stack(chat, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
     flat = random_store(tmp_path / "flat", replace(CONFIG, name="flat", upper_layers=1), [], corpus_tokens=500)
-    with pytest.raises(InvalidInput, match=naming("'flat'", "single")):
+    with pytest.raises(InvalidInput, match=mentioning("'flat'", "single")):
         build_stack(flat, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
 
 
@@ -120,14 +120,14 @@ def test_bad_names_and_corpora_are_refused_and_bind_nobody(store, tmp_path):
         ("small", empty, empty),
         ("small", "none", "none"),
     ):
-        with pytest.raises((InvalidInput, OSError), match=naming(named)):
+        with pytest.raises((InvalidInput, OSError), match=mentioning(named)):
             build_stack(store, name, [tmp_path / text], StackOptions(), STEPS, CPU)
         assert content(store.folder) == before
 
 
 def test_an_unfinished_root_has_no_stacks(tmp_path):
     store = make_store(tmp_path, TRIGRAMS)
-    with pytest.raises(InvalidInput, match=naming("'root'", store.folder)):
+    with pytest.raises(InvalidInput, match=mentioning("'root'", store.folder)):
         build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
 
 

@@ -19,7 +19,7 @@ from builder.training.finetuning import TrainingOptions
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.small_tenants import CUT, learn, made
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +122,7 @@ def test_a_new_table_of_the_same_name_and_version_starts_a_new_training(store, t
     (tmp_path / "again").mkdir()
     build(store, tmp_path / "again", "root", some_lines(200, seed=2))
     again, _ = trained(store, train, "cut")
-    assert names(capsys.readouterr().err, "cut")
+    assert mentions(capsys.readouterr().err, "cut")
     assert again == trained(store, train, "whole")[0]
 
 
@@ -133,7 +133,7 @@ def test_a_tenant_is_trained_by_one_process_at_a_time(store, tmp_path):
         pytest.raises(InvalidInput, match="'acme'"),
     ):
         learn(store, "classify", train, epochs=1)
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.jsonl")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none.jsonl")):
         learn(store, "classify", tmp_path / "none.jsonl", epochs=1)
     assert learn(store, "classify", train, epochs=1).version == 1
 
@@ -154,7 +154,7 @@ def test_other_data_or_options_start_a_new_training(store, tmp_path, capsys):
     killed(store, train, "cut", 6)
     again, _ = trained(store, train, "cut", seed=7)
     assert again == undisturbed
-    assert names(capsys.readouterr().err, "cut")
+    assert mentions(capsys.readouterr().err, "cut")
 
 
 def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):

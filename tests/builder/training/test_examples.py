@@ -18,7 +18,7 @@ from hplm.model.windows import TRIGRAMS
 from testing.random_store import random_tenant
 from tests.builder.tables.branches import make_store
 from tests.builder.training.small_tenants import write
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def test_values_are_checked_without_the_dev_part(tmp_path):
@@ -28,7 +28,7 @@ def test_values_are_checked_without_the_dev_part(tmp_path):
 
     (held,) = read(range(10)).dev.examples
     odd = int(held.text)  # of these texts, this one goes to dev
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "values.jsonl", 2)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "values.jsonl", 2)):
         read([3.0 if i == odd else 2.0 for i in range(10)])
     training, dev, *_ = read([2.0 if i == odd else i % 2 for i in range(10)])
     assert {example.value for example in training.examples} == {0, 1} and [example.value for example in dev.examples] == [2]
@@ -36,13 +36,13 @@ def test_values_are_checked_without_the_dev_part(tmp_path):
 
 def test_more_labels_than_heads_have_are_refused_before_training(tmp_path):
     path = write(tmp_path / "labels.jsonl", [{"text": "a", "labels": [str(number) for number in range(4097)]}])
-    with pytest.raises(InvalidInput, match=naming(path, "4,097", "4,096")):
+    with pytest.raises(InvalidInput, match=mentioning(path, "4,097", "4,096")):
         Material(tmp_path, "root", 1, "multilabel", path, path).read()
 
 
 def test_a_number_too_large_for_a_float_is_named(tmp_path):
     path = write(tmp_path / "values.jsonl", [{"text": "a", "label": 10**400}])
-    with pytest.raises(InvalidInput, match=naming(f"{path}:1", 10**400)):
+    with pytest.raises(InvalidInput, match=mentioning(f"{path}:1", 10**400)):
         Material(tmp_path, "root", 1, "regress", path, path).read()
 
 
@@ -51,7 +51,7 @@ def test_a_number_too_large_for_a_float_is_named(tmp_path):
 )
 def test_values_that_16_bits_cannot_hold_are_refused(tmp_path, dtype, values):
     path = write(tmp_path / "values.jsonl", [{"text": "a", "label": value} for value in values])
-    with pytest.raises(InvalidInput, match=naming(path, dtype)):
+    with pytest.raises(InvalidInput, match=mentioning(path, dtype)):
         Material(tmp_path, "root", 1, "regress", path, path, dtype=dtype).read()
 
 
@@ -109,5 +109,5 @@ def test_after_a_dev_file_the_next_version_needs_one_too(tmp_path):
     for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
         write_json(store.tenant_folder("acme", 1) / "report.json", report)
         material = Material(store.folder, "root", 1, "classify", train, None, ("a", "b"), start=start)
-        with pytest.raises(InvalidInput, match=naming("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
+        with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
             assert len(material.read().dev.examples) == 2

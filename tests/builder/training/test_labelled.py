@@ -7,7 +7,7 @@ import pytest
 from builder.training.labelled import read_corpus
 from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
-from tests.naming import naming
+from tests.support.message import mentioning
 
 
 def write(tmp_path, content, name="data.jsonl"):
@@ -55,14 +55,14 @@ def test_tag_files_are_read_as_words_with_single_spaces(tmp_path):
     ],
 )
 def test_wrong_examples_are_named_by_file_and_line(tmp_path, task, content, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         training_task(task).read(write(tmp_path, content))
 
 
 def test_missing_files_and_folders_are_named(tmp_path):
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "nothing.jsonl")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "nothing.jsonl")):
         training_task("classify").read(tmp_path / "nothing.jsonl")
-    with pytest.raises(InvalidInput, match=naming(tmp_path)):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path)):
         list(read_corpus([tmp_path]))
 
 
@@ -83,7 +83,7 @@ def test_a_corpus_is_lines_or_jsonl(tmp_path):
     ],
 )
 def test_a_broken_corpus_is_named_by_file_and_line(tmp_path, name, content, named):
-    with pytest.raises(InvalidInput, match=naming(*named)):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
         list(read_corpus([write(tmp_path, content, name)]))
 
 
@@ -123,5 +123,5 @@ def test_each_task_reads_its_own_form(tmp_path):
     ],
 )
 def test_examples_that_do_not_fit_their_task_are_refused(tmp_path, task, entry, named):
-    with pytest.raises(InvalidInput, match=naming("one.jsonl:1", *named)):
+    with pytest.raises(InvalidInput, match=mentioning("one.jsonl:1", *named)):
         read_one(tmp_path, task, entry)

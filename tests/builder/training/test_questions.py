@@ -12,7 +12,7 @@ from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import CPU, asked, learn, write
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +22,10 @@ def test_the_kinds_of_questions_are_part_of_what_a_tenant_is(store, tmp_path):
     known = write(tmp_path / "known.jsonl", [asked(rng) for _ in range(30)])
     none = write(tmp_path / "none.jsonl", [{**asked(rng), "answers": {"text": [], "answer_start": []}} for _ in range(30)])
     both = write(tmp_path / "both.jsonl", [json.loads(line) for path in (known, none) for line in path.open()])
-    with pytest.raises(InvalidInput, match=naming(none)):
+    with pytest.raises(InvalidInput, match=mentioning(none)):
         learn(store, "span", none, epochs=1)
     learn(store, "span", known, tenant="always", epochs=1)
-    with pytest.raises(InvalidInput, match=naming("'always'", 1, "['none']")):
+    with pytest.raises(InvalidInput, match=mentioning("'always'", 1, "['none']")):
         learn(store, "span", both, tenant="always", epochs=1)
     learn(store, "span", both, tenant="perhaps", epochs=1)
     assert learn(store, "span", known, tenant="perhaps", epochs=1).labels == ["start", "end", "none"]

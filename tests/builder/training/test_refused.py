@@ -9,7 +9,7 @@ from builder.training.finetuning import train
 from builder.training.model import Diverged
 from hplm.errors import InvalidInput
 from tests.builder.training.small_tenants import CPU, learn, made, write
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -17,21 +17,21 @@ pytestmark = pytest.mark.slow
 def test_labels_unseen_in_training_are_named_with_their_line(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
     other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "left"}, {"text": "b", "label": "up"}])
-    with pytest.raises(InvalidInput, match=naming(f"{other}:2", "'up'", train)):
+    with pytest.raises(InvalidInput, match=mentioning(f"{other}:2", "'up'", train)):
         learn(store, "classify", train, other)
     learn(store, "classify", train, epochs=1)
-    with pytest.raises(InvalidInput, match=naming(f"{other}:2", "'up'", "'acme'")):
+    with pytest.raises(InvalidInput, match=mentioning(f"{other}:2", "'up'", "'acme'")):
         evaluate_tenant(store, "acme", other, CPU, show_progress=False)
 
 
 def test_data_that_cannot_be_learned_are_refused(store, tmp_path):
     one = write(tmp_path / "one.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "x"}])
-    with pytest.raises(InvalidInput, match=naming(one, "'x'")):
+    with pytest.raises(InvalidInput, match=mentioning(one, "'x'")):
         learn(store, "classify", one)
     few = write(tmp_path / "few.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}])
-    with pytest.raises(InvalidInput, match=naming(few, "--dev")):
+    with pytest.raises(InvalidInput, match=mentioning(few, "--dev")):
         learn(store, "classify", few)
-    with pytest.raises(InvalidInput, match=naming("'nobody'", store.folder)):
+    with pytest.raises(InvalidInput, match=mentioning("'nobody'", store.folder)):
         evaluate_tenant(store, "nobody", few, CPU, show_progress=False)
     with pytest.raises(InvalidInput, match="'guess'"):
         learn(store, "guess", few)
@@ -39,13 +39,13 @@ def test_data_that_cannot_be_learned_are_refused(store, tmp_path):
 
 def test_values_that_cannot_be_stored_or_do_not_differ_are_refused(store, tmp_path):
     same = write(tmp_path / "same.jsonl", [{"text": text, "label": 2} for text in "abc"])
-    with pytest.raises(InvalidInput, match=naming(same, 2)):
+    with pytest.raises(InvalidInput, match=mentioning(same, 2)):
         learn(store, "regress", same)
     far = write(tmp_path / "far.jsonl", [{"text": str(i), "label": 2000 + i} for i in range(5)])
-    with pytest.raises(InvalidInput, match=naming(far, 2002)):
+    with pytest.raises(InvalidInput, match=mentioning(far, 2002)):
         learn(store, "regress", far, far)
     none = write(tmp_path / "none.jsonl", [{"text": "a", "labels": []}] * 3)
-    with pytest.raises(InvalidInput, match=naming(none)):
+    with pytest.raises(InvalidInput, match=mentioning(none)):
         learn(store, "multilabel", none)
 
 
@@ -59,7 +59,7 @@ def test_options_that_make_no_sense_are_named(store, tmp_path):
 
 def test_a_text_too_long_for_a_server_is_refused(store, tmp_path):
     train = write(tmp_path / "long.jsonl", [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}])
-    with pytest.raises(InvalidInput, match=naming(f"{train}:2", "100,000")):
+    with pytest.raises(InvalidInput, match=mentioning(f"{train}:2", "100,000")):
         learn(store, "classify", train, train)
 
 
@@ -78,6 +78,6 @@ def test_a_tenant_whose_domain_is_deleted_meanwhile_is_not_stored(store, tmp_pat
         return trained
 
     monkeypatch.setattr("builder.training.tenant.train", deleted)
-    with pytest.raises(InvalidInput, match=naming(store.table_folder("root", 1))):
+    with pytest.raises(InvalidInput, match=mentioning(store.table_folder("root", 1))):
         learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     assert store.tenants() == []

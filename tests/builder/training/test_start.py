@@ -22,7 +22,7 @@ from testing.random_store import random_tenant
 from tests.builder.tables.branches import CPU, build, some_lines
 from tests.builder.training.small_tenants import CUT, TASKS, classified, learn, made, write
 from tests.builder.training.test_cut_training import dies, killed
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_new_data_are_learned_on_top_of_the_newest_version(store, tmp_path, name
     _, second = some(tmp_path, name, 40, 2)
     learn(store, task, first, epochs=2)
     tenant = learn(store, task, second, epochs=1, learning_rate=STILL)
-    assert tenant.version == 2 and names(capsys.readouterr().err, "acme", 1, "--fresh")
+    assert tenant.version == 2 and mentions(capsys.readouterr().err, "acme", 1, "--fresh")
     report = store.report(tenant)
     assert report["from_version"] == 1 and report["at_start"]["dev"] == pytest.approx(report["history"][0]["dev"], abs=1e-4)
     largest = max(float(part.abs().max()) for part in weights(store, "acme", 1).values())
@@ -84,9 +84,9 @@ def test_a_version_can_be_named_and_a_fresh_one_forgets(store, tmp_path):
     learn(store, "classify", files[2], tenant="other", epochs=1)
     assert fresh.version == 4 and change(store, ("acme", 4), ("other", 1)) == 0
     assert "at_start" not in store.report(fresh)
-    with pytest.raises(InvalidInput, match=naming("'acme'", 7, "1, 2, 3, 4")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", 7, "1, 2, 3, 4")):
         learn(store, "classify", files[0], from_version=7)
-    with pytest.raises(InvalidInput, match=naming("'new'", 1)):
+    with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
         learn(store, "classify", files[0], tenant="new", from_version=1)
 
 
@@ -94,7 +94,7 @@ def test_the_same_command_again_changes_nothing(store, tmp_path, capsys):
     first, second = (made(tmp_path, "classify", 60, seed) for seed in (1, 2))
     for file, versions in ((first, (1, 1)), (second, (2, 2))):
         assert [learn(store, "classify", file, epochs=1).version for _ in versions] == list(versions)
-        assert names(capsys.readouterr().err, "acme", versions[0], "--fresh")
+        assert mentions(capsys.readouterr().err, "acme", versions[0], "--fresh")
     moved = second.rename(tmp_path / "moved.jsonl")
     assert learn(store, "classify", moved, epochs=1).version == 2
     assert learn(store, "classify", moved, epochs=1, from_version=1).version == 2
@@ -106,7 +106,7 @@ def test_data_that_were_learned_are_learned_from_where_that_version_started(stor
     first, second = (made(tmp_path, "classify", 60, seed) for seed in (1, 2))
     learn(store, "classify", first, epochs=1)
     again = learn(store, "classify", first, epochs=2)
-    assert again.version == 2 and names(capsys.readouterr().err, "acme", 1, "anew", "--from-version")
+    assert again.version == 2 and mentions(capsys.readouterr().err, "acme", 1, "anew", "--from-version")
     learn(store, "classify", first, tenant="other", epochs=2)
     assert change(store, ("acme", 2), ("other", 1)) == 0
     learn(store, "classify", second, epochs=1)
@@ -156,7 +156,7 @@ def test_the_command_says_where_it_started(store, tmp_path, capsys):
 def test_options_that_do_not_fit_the_start_are_refused(store, tmp_path):
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     more = made(tmp_path, "classify", 60, 2)
-    with pytest.raises(InvalidInput, match=naming("'acme'", 1, "bottleneck", 8, "lora", "--fresh")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", 1, "bottleneck", 8, "lora", "--fresh")):
         learn(store, "classify", more, adapter="lora")
     assert learn(store, "classify", more, epochs=1, dtype="bf16").dtype == "bf16"
 
@@ -170,12 +170,12 @@ def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
     fewer = learn(store, "classify", file("fewer", ["b", "c"]), epochs=1)
     assert fewer.labels == first.labels == ["a", "b", "c"]
     report = store.report(fewer)
-    assert report["labels_without_examples"] == ["a"] and names("".join(warnings_of(report)), "a")
-    with pytest.raises(InvalidInput, match=naming("'acme'", 2, "['d']", "--id")):
+    assert report["labels_without_examples"] == ["a"] and mentions("".join(warnings_of(report)), "a")
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "['d']", "--id")):
         learn(store, "classify", file("more", ["a", "b", "c", "d"]), epochs=1)
-    with pytest.raises(InvalidInput, match=naming("'acme'", 2, "['b']", "--id")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "['b']", "--id")):
         learn(store, "classify", file("other", ["a", "c"]), epochs=1, from_version=ANEW)
-    with pytest.raises(InvalidInput, match=naming("'b'")):
+    with pytest.raises(InvalidInput, match=mentioning("'b'")):
         learn(store, "classify", file("one", ["b"]), epochs=1)
 
 
@@ -186,7 +186,7 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(store, tmp_path,
     report = store.report(learn(store, "classify", made(tmp_path, "classify", 60, 2), epochs=2))
     assert (report["best_epoch"], report["kept_epoch"], report["at_start"]["dev"]) == (0, 0, 0.9)
     assert change(store, ("acme", 1), ("acme", 2)) == 0
-    assert any(names(warning, 1) for warning in warnings_of(report))
+    assert any(mentions(warning, 1) for warning in warnings_of(report))
 
 
 @pytest.mark.parametrize("kind, head", [("bottleneck", None), ("bottleneck", "tanh"), ("lora", "gelu")])
@@ -249,18 +249,18 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
         learn(store, "classify", made(tmp_path, "classify", 60, seed), epochs=1)
     learn(store, "classify", made(tmp_path, "classify", 60, 1), tenant="other", epochs=1)
     command = ["tenant", "delete", "acme", "--store", str(store.folder)]
-    assert main([*command, "--state", str(tmp_path)]) == 1 and names(capsys.readouterr().err, "--store", "--state")
+    assert main([*command, "--state", str(tmp_path)]) == 1 and mentions(capsys.readouterr().err, "--store", "--state")
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"tenant": "acme", "removed": [1, 2]}
     assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
-    assert main(command) == 1 and names(capsys.readouterr().err, "'acme'", "other")
+    assert main(command) == 1 and mentions(capsys.readouterr().err, "'acme'", "other")
     assert learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1).version == 1
 
 
 def test_a_tenant_whose_training_was_interrupted_is_not_deleted(store, tmp_path):
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     killed(store, made(tmp_path, "classify", 60, 2), "acme", 3)
-    with pytest.raises(InvalidInput, match=naming("'acme'", store.tenant_work_folder("acme"))):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", store.tenant_work_folder("acme"))):
         delete_tenant(store, "acme")
     assert store.tenant_versions("acme") == [1]
 

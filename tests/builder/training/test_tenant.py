@@ -23,7 +23,7 @@ from hplm.errors import InvalidInput
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.builder.training.small_tenants import CPU, CUT, TASKS, classified, learn, made, make_store, write
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 from tests.tasks import same_labels
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_cut_adapter_works_on_all_projections_or_on_the_given_places(store, tm
 
 
 def test_a_bottleneck_cannot_be_cut_from_upper_layers(store, tmp_path):
-    with pytest.raises(InvalidInput, match=naming("'bottleneck'", "lora")):
+    with pytest.raises(InvalidInput, match=mentioning("'bottleneck'", "lora")):
         learn(store, "classify", made(tmp_path, "classify", 60, 1), body_rate=1e-4)
 
 
@@ -161,9 +161,9 @@ def test_an_update_is_the_next_version_with_the_same_answers(store, tmp_path):
     assert learn(store, "classify", train, epochs=1).version == 1
     assert learn(store, "classify", made(tmp_path, "classify", 60, 2), epochs=1).version == 2
     more = write(tmp_path / "more.jsonl", [{"text": text, "label": label} for text, label in zip("abcd", "xyxy", strict=True)])
-    with pytest.raises(InvalidInput, match=naming("'acme'", 2, "['x', 'y']", "['left', 'right']", "--id")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "['x', 'y']", "['left', 'right']", "--id")):
         learn(store, "classify", more, epochs=1)
-    with pytest.raises(InvalidInput, match=naming("'acme'", "classify", "tag", "--id")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
         learn(store, "tag", made(tmp_path, "tag", 60, 1), epochs=1)
     assert [tenant.version for tenant in store.tenants()] == [2]
 
@@ -183,7 +183,7 @@ def test_uneven_labels_are_reported(store, tmp_path):
     examples = [{"text": " ".join(rng.choices(WORDS, k=4)), "label": "rare" if i % 30 == 0 else "often"} for i in range(90)]
     report = store.report(learn(store, "classify", write(tmp_path / "u.jsonl", examples), epochs=1))
     assert report["imbalance"] > 20
-    assert names(warnings_of(report)[0], "'often'")
+    assert mentions(warnings_of(report)[0], "'often'")
     assert warnings_of({**report, "imbalance": 2.0}) == []
 
 

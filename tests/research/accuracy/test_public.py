@@ -15,8 +15,8 @@ from research.accuracy.studies import studies_of
 from research.accuracy.tiers import PUBLIC, TIERS
 from research.result_file import ResultFile
 from tests.builder.tables.branches import some_lines
-from tests.naming import naming
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
+from tests.support.message import mentioning
 
 RESULTS = Path(__file__).parents[3] / "research/results/accuracy.jsonl"
 SIZES = {"train": 12, "dev": 4, "test": 6}
@@ -93,9 +93,9 @@ def test_a_mail_is_its_subject_and_its_words(tmp_path):
 
 def test_missing_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("research.accuracy.public._installed", lambda: [])
-    with pytest.raises(InvalidInput, match=naming("--files")):
+    with pytest.raises(InvalidInput, match=mentioning("--files")):
         stored_public_data(tmp_path / "data", [], SIZES, 8, {})
-    with pytest.raises(InvalidInput, match=naming(f"--files {tmp_path / 'typo'}")):
+    with pytest.raises(InvalidInput, match=mentioning(f"--files {tmp_path / 'typo'}")):
         stored_public_data(tmp_path / "data", [tmp_path / "typo"], SIZES, 8, {})
 
 

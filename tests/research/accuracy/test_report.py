@@ -22,7 +22,7 @@ from research.result_file import ResultFile
 from tests.builder.adaptation.test_masked import CPU, save
 from tests.builder.tables.branches import some_lines
 from tests.builder.training.small_tenants import classified, tagged, write
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -199,7 +199,7 @@ def test_another_model_of_the_same_name_has_other_results(tmp_path):
 def notes_of(named, runs):
     """Returns how many sentences below the table name all of these."""
     lines = markdown_of(runs).splitlines()
-    return sum(names(line, *named) for line in lines if line and not line.startswith("|"))
+    return sum(mentions(line, *named) for line in lines if line and not line.startswith("|"))
 
 
 def test_notes_name_different_roots_and_ways_of_training():
@@ -237,7 +237,7 @@ def test_other_seeds_are_not_compared():
 
 def test_a_missing_model_is_named(tmp_path, capsys):
     assert main(["--model", str(tmp_path / "typo"), "--work", str(tmp_path / "work")]) == 1
-    assert names(capsys.readouterr().err, f"--model {tmp_path / 'typo'}")
+    assert mentions(capsys.readouterr().err, f"--model {tmp_path / 'typo'}")
     assert not (tmp_path / "work").exists()
 
 
@@ -262,7 +262,7 @@ def test_higher_tiers_compute_more():
     assert all(TIERS[n].train <= TIERS[n + 1].train and TIERS[n].times <= TIERS[n + 1].times for n in (1, 2))
     options = TIERS[2].training("hplm", 6, 4, seed=4)
     assert options.epochs == TIERS[2].times * passes("hplm", 6, 4) and options.seed == 4
-    with pytest.raises(InvalidInput, match=naming("--seeds", "'one'")):
+    with pytest.raises(InvalidInput, match=mentioning("--seeds", "'one'")):
         TIERS[1].with_seeds("one")
     assert TIERS[1].with_seeds("0,2").seeds == (0, 2)
 

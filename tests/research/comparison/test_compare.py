@@ -30,7 +30,7 @@ from research.comparison.served_schemes import (
 )
 from research.comparison.swapper import Residency
 from testing.toy import CONFIG
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path
     assert figures["ratios"]["hplm_to_inprocess_from_disk"] > 0 and "hplm_to_dedicated" in table(figures)
     monkeypatch.setattr(compare_module, "export_compared", lambda *_: pytest.fail("measured again"))
     assert run(CASE, tmp_path / "results", tmp_path / "work") == figures
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "results/toy-saturate", "seconds")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "results/toy-saturate", "seconds")):
         run(replace(CASE, seconds=2.0), tmp_path / "results", tmp_path / "work")
 
 
@@ -111,7 +111,7 @@ def test_the_slow_down_is_that_of_a_client_alone(loads) -> None:
 )
 def test_a_load_with_failures_gives_no_rate(loads, monkeypatch, report, named) -> None:
     monkeypatch.setattr(compare_module, "run_apart", lambda load: report)
-    with pytest.raises(HplmError, match=naming(*named)):
+    with pytest.raises(HplmError, match=mentioning(*named)):
         compare_module._measure(serving("hplm"), CASE, 5)
 
 
@@ -124,7 +124,7 @@ def test_a_failure_does_not_stop_other_measurements(monkeypatch, tmp_path: Path)
     monkeypatch.setattr(compare_module, "export_compared", lambda work, scheme, setup: scheme)
     monkeypatch.setattr(compare_module, "served", lambda exported: nullcontext(exported))
     monkeypatch.setattr(compare_module, "_measure", measured)
-    with pytest.raises(HplmError, match=naming("hplm", 1, "'timeout'")):
+    with pytest.raises(HplmError, match=mentioning("hplm", 1, "'timeout'")):
         run(replace(CASE, schemes=("hplm", "plot")), tmp_path, tmp_path)
     results = Results(tmp_path / "toy-saturate")
     assert {(scheme, tenants) for scheme, tenants, _ in results.all()} == {("hplm", 5), ("plot", 1), ("plot", 5)}

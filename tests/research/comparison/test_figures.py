@@ -15,7 +15,7 @@ from hplm.errors import InvalidInput
 from research.comparison.figures import make_report
 from research.comparison.results import Results
 from research.comparison.served_schemes import COMPARED
-from tests.naming import names, naming
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -66,14 +66,14 @@ def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path)
     made = make_report(results, tmp_path / "report")
     assert made == ["minilm-saturate", "minilm-slowdown", "minilm-steady", "minilm-burst", "pipeline", "timeline"]
     page = (tmp_path / "report" / "README.md").read_text()
-    assert names(page, "a CPU", 2) and "$" not in page
+    assert mentions(page, "a CPU", 2) and "$" not in page
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
     assert len(shown) == 7
     for picture in shown:
         assert (tmp_path / "report" / picture).read_bytes().startswith(b"\x89PNG")
     assert sum(line.endswith(" | 141, 150 |") for line in page.splitlines()) == 2 * len(COMPARED)  # steady and burst
     for named in ([140.01, 150, "GFLOP/s"], ["**2 x**", 1.8], ["**600 x**", 100]):
-        assert any(names(line, *named) for line in page.splitlines()), named
+        assert any(mentions(line, *named) for line in page.splitlines()), named
     for figure in ("Fig. 11", "Table 2", "Fig. 3", "Fig. 12", "Fig. 13", "Table 6", "Fig. 17"):
         assert figure in page
 
@@ -110,7 +110,7 @@ def test_some_results_are_enough_but_none_are_refused(results, tmp_path) -> None
         "dedicated", 1, measured("dedicated", 1) | {"req_per_s": 0.0, "p50_ms": None, "p99_ms": None}
     )  # no request was answered
     assert make_report(only, tmp_path / "report") == ["minilm-saturate"]
-    with pytest.raises(InvalidInput, match=naming(tmp_path / "nothing")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "nothing")):
         make_report(tmp_path / "nothing", tmp_path / "report")
 
 

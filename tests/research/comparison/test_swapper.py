@@ -12,7 +12,7 @@ import pytest
 
 from research.comparison.swapper import Residency, Swapper
 from tests.loadtest.small_server import SmallServer, answer
-from tests.naming import names
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -105,5 +105,5 @@ def test_a_model_that_cannot_be_loaded_is_503() -> None:
         connection = http.client.HTTPConnection(swapper.url, timeout=10)
         connection.request("POST", "/v2/models/a/infer", b"1")
         response = connection.getresponse()
-        assert response.status == 503 and names(response.read().decode(), "'a'", "unknown model")
+        assert response.status == 503 and mentions(response.read().decode(), "'a'", "unknown model")
         connection.close()

@@ -26,8 +26,8 @@ from research.schemes.pretrained import pretrained
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.cli.test_domain import broken_of
-from tests.naming import names, naming
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -216,7 +216,7 @@ def test_copies_of_one_body_are_hard_links(repositories) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_can_be_verified(repositories, scheme, capsys) -> None:
     assert main(["verify", "--repository", str(repositories[scheme])]) == 0
-    assert names(capsys.readouterr().out, "ok", int(scheme not in WITHOUT_TABLES))
+    assert mentions(capsys.readouterr().out, "ok", int(scheme not in WITHOUT_TABLES))
 
 
 def test_verify_names_broken_files_of_whole_models_and_reads_a_shared_body_once(repositories, tmp_path, capsys) -> None:
@@ -232,18 +232,18 @@ def test_verify_names_broken_files_of_whole_models_and_reads_a_shared_body_once(
     broken = broken_of(capsys.readouterr().err)
     assert len(broken) == 3
     for file in (body, folder / "heads/acme.safetensors", folder / "plot/root/1"):
-        assert any(names(line, file) for line in broken), file
+        assert any(mentions(line, file) for line in broken), file
 
 
 def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> None:
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "shared")
     export_scheme(store, tmp_path, OPTIONS, "shared")  # exporting again is allowed
-    with pytest.raises(InvalidInput, match=naming("'shared'", "'hplm'", "--repository")):
+    with pytest.raises(InvalidInput, match=mentioning("'shared'", "'hplm'", "--repository")):
         export_scheme(store, tmp_path, OPTIONS, "hplm")
-    with pytest.raises(InvalidInput, match=naming("'dedicated'", "'hplm'", "--repository")):
+    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
         export_scheme(store, repositories["dedicated"], OPTIONS, "hplm")
-    with pytest.raises(InvalidInput, match=naming("'bert'", "hplm", "dedicated")):
+    with pytest.raises(InvalidInput, match=mentioning("'bert'", "hplm", "dedicated")):
         export_scheme(store, tmp_path / "x", OPTIONS, "bert")
 
 
@@ -254,7 +254,7 @@ def test_missing_tenants_are_removed_only_with_replace(bert, tmp_path, scheme) -
     fewer = Store(shutil.copytree(store.folder, tmp_path / "store"))
     gone = fewer.tenants()[0].id
     shutil.rmtree(fewer.folder / "tenants" / gone)
-    with pytest.raises(InvalidInput, match=naming(1, gone, "--replace")):
+    with pytest.raises(InvalidInput, match=mentioning(1, gone, "--replace")):
         export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme)
     export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme, replace=True)
     served = {tenant.id for file in (tmp_path / "repository").glob("*/1") for tenant in WholeConfig.load(file).tenants}
@@ -263,7 +263,7 @@ def test_missing_tenants_are_removed_only_with_replace(bert, tmp_path, scheme) -
 
 def test_options_that_whole_models_do_not_have_are_refused(bert, tmp_path) -> None:
     _, store = bert
-    with pytest.raises(InvalidInput, match=naming("'dedicated'", "slots", "plot_preload")):
+    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "slots", "plot_preload")):
         export_scheme(store, tmp_path, replace(OPTIONS, slots=4, plot_preload=True), "dedicated")
 
 

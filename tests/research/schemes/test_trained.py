@@ -26,7 +26,7 @@ from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.small_tenants import classified, paired, write
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -160,17 +160,17 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
     moved = train.rename(tmp_path / "moved.jsonl")
     assert compared(train_file=moved) == 40
     for files, option in (({"train_file": other}, "train"), ({"train_file": moved, "dev_file": other}, "dev")):
-        with pytest.raises(InvalidInput, match=naming(other, "'own'", f"--{option}")):
+        with pytest.raises(InvalidInput, match=mentioning(other, "'own'", f"--{option}")):
             compared(**files)
     train.write_text(other.read_text())
-    with pytest.raises(InvalidInput, match=naming(train, "'own'", "--train")):
+    with pytest.raises(InvalidInput, match=mentioning(train, "'own'", "--train")):
         compared()
     known = store.report(evaluation.tenant)
     del known["training"]["digest"], known["dev"]["digest"]
     monkeypatch.setattr(Store, "report", lambda *_: known)
     assert compared() == 40
     other.write_text(other.read_text().replace("left", "up"))
-    with pytest.raises(InvalidInput, match=naming(other, "'own'")):
+    with pytest.raises(InvalidInput, match=mentioning(other, "'own'")):
         compared(train_file=other)
 
 
@@ -205,7 +205,7 @@ def test_a_tenant_that_learned_other_data_before_is_not_compared(store, tmp_path
         train = write(tmp_path / f"{number}.jsonl", examples)
         build_tenant(store, "grown", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
     evaluation = evaluate_tenant(store, "grown", train, CPU, show_progress=False)
-    with pytest.raises(InvalidInput, match=naming("'grown'", 1, "--against", "--fresh")):
+    with pytest.raises(InvalidInput, match=mentioning("'grown'", 1, "--against", "--fresh")):
         score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
 
 
@@ -232,9 +232,9 @@ def test_schemes_learn_from_as_many_texts_as_the_tenant(store, tmp_path):
     options = {"rank": 0, "epochs": 1, "device": CPU, "show_progress": False}
     build_tenant(store, "twice", "root", "classify", train, train, **options)
     evaluation = evaluate_tenant(store, "twice", train, CPU, show_progress=False)
-    with pytest.raises(InvalidInput, match=naming(train, "'twice'", 40, "--dev")):
+    with pytest.raises(InvalidInput, match=mentioning(train, "'twice'", 40, "--dev")):
         score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
     found = score_schemes(store, evaluation, ["shared"], CPU, dev_file=train, show_progress=False)
     assert found["shared"].rows == 40
-    with pytest.raises(InvalidInput, match=naming("--against adapter", "'twice'")):
+    with pytest.raises(InvalidInput, match=mentioning("--against adapter", "'twice'")):
         score_schemes(store, evaluation, ["adapter"], CPU, dev_file=train, show_progress=False)

@@ -14,7 +14,7 @@ from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
 from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
-from tests.naming import naming
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def test_a_trace_is_read_with_all_its_columns(tmp_path):
     assert load.at_ns.tolist() == [0, 500_000_000] and load.tokens.tolist() == [30, 20]
     assert load.allowed_ns.tolist() == [0, 50_000_000] and len(set(load.tenant.tolist())) == 2
     path.write_text('{"arrival": 1}\n')
-    with pytest.raises(InvalidInput, match=naming(path, 1)):
+    with pytest.raises(InvalidInput, match=mentioning(path, 1)):
         read_trace(path)
 
 

@@ -13,7 +13,7 @@ UTILITIES = "triton_python_backend_utils"
 
 
 @contextmanager
-def imported_beside(stand_in: Any, *names: str) -> Iterator[list[ModuleType]]:
+def with_fake_triton(stand_in: Any, *names: str) -> Iterator[list[ModuleType]]:
     """Yields the modules, imported anew, and forgets them afterwards: those that other tests import have other stand-ins."""
     _forget((UTILITIES, *names))
     sys.modules[UTILITIES] = stand_in

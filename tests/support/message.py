@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 
-def naming(*things: object) -> str:
+def mentioning(*things: object) -> str:
     """Returns a pattern for `match=`: the message contains each of these as a whole word, number or path, in any order."""
     return r"(?s)\A" + "".join(f"(?=.*{_whole(str(thing))})" for thing in things)
 
 
-def names(message: object, *things: object) -> bool:
+def mentions(message: object, *things: object) -> bool:
     """Whether a message contains each of these. For messages that were printed or sent by a server."""
-    return re.search(naming(*things), str(message)) is not None
+    return re.search(mentioning(*things), str(message)) is not None
 
 
 def _whole(thing: str) -> str:

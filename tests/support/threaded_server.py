@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from tests.waiting import PATIENCE
+from tests.support.wait import PATIENCE
 
 
 class ThreadedServer(ABC):

@@ -29,7 +29,7 @@ def serving(*repository: object, **options: object) -> Iterator[TritonServer]:
 
 
 @contextmanager
-def told_of_a_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def server_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Gives this process the environment of a server's model process, without the server. Yields the server's id."""
     name = f"hplm-test-{uuid.uuid4().hex[:12]}"
     for variable, value in environment(name, 0).items():

@@ -1,0 +1,69 @@
+"""Waiting for what another thread or process does, and a time that only tests move."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+PATIENCE = 60.0  # seconds
+
+
+def eventually(condition: Callable[[], object], patience: float = PATIENCE) -> None:
+    """Returns when the condition holds. Fails if it never does."""
+    ends = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < ends, f"it has not come true in {patience:g} s"
+        time.sleep(0.05)
+
+
+class Clock:
+    """A clock for `clock=` or a patched `time`: it moves only when a test moves it, or when somebody sleeps by it."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    time = perf_counter = monotonic
+
+    def monotonic_ns(self) -> int:
+        return round(self.seconds * 1e9)
+
+    time_ns = perf_counter_ns = __call__ = monotonic_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Hold:
+    """Holds whoever passes until a test lets them go. `with hold: ...` lets everybody go at its end, even if it fails."""
+
+    def __init__(self) -> None:
+        self._reached, self._free = threading.Semaphore(0), threading.Semaphore(0)
+        self._open = False
+
+    def pass_through(self) -> None:
+        """Called by what shall be held."""
+        self._reached.release()
+        if not self._open:
+            assert self._free.acquire(timeout=PATIENCE), "nobody let it go"
+
+    def until_reached(self) -> None:
+        """Returns when one more has come."""
+        assert self._reached.acquire(timeout=PATIENCE), "nobody came"
+
+    def let_one_go(self) -> None:
+        self._free.release()
+
+    def open(self) -> None:
+        """Lets everybody go, from now on."""
+        self._open = True
+        self._free.release(1_000)
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
