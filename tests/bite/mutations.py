@@ -1,0 +1,3 @@
+from tests.bite.fault import Fault
+
+FAULTS: list[Fault] = []
