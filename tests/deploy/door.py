@@ -10,18 +10,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from loadtest.door import HOST, Door, front_door, missing_programs
+from loadtest.door import HOST, Door, front_door
+from tests.deploy.programs import debian_program
 from tests.server.stock import LIBRARIES, Stock
 
 PATIENCE = 30.0  # seconds, of a socket
 
 
 def require_haproxy() -> None:
-    missing = missing_programs()
-    if missing:
-        pytest.skip(f"no {' and '.join(missing)} on PATH (Debian, Ubuntu: apt-get install haproxy openssl)")
+    for program in ("haproxy", "openssl"):
+        debian_program(program)
 
 
 @dataclass(frozen=True)
