@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -30,9 +31,14 @@ TENANTS = [
 ]
 
 
-def make_tasks(folder: Path, calibrations: Mapping[str, Calibration] = MappingProxyType({})) -> Toy:
-    """`calibrations`: of some tenants, by id."""
-    store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
+def make_tasks(
+    folder: Path,
+    calibrations: Mapping[str, Calibration] = MappingProxyType({}),
+    name: str = CONFIG.name,
+    more: Sequence[TenantFile] = (),
+) -> Toy:
+    """`calibrations`: of some tenants, by id. `name`: the backbone's. `more`: further tenants."""
+    store = random_store(folder / f"{name}-store", replace(CONFIG, name=name), [*TENANTS, *more], DOMAINS, spread=0.3)
     _, head = store.tenant_weights(TENANTS[3])
     often = head["bias"] + torch.tensor([0.0, 0.0, 4.0])  # leaves about half of the questions unanswered
     save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")

@@ -12,7 +12,7 @@ from testing.toy import WORDS
 from tests.deploy.door import StockAtDoor, command, haproxy
 from tests.deploy.gate import gate_before
 from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_metrics import Scraped
+from tests.support.metrics import Scraped
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
