@@ -51,7 +51,7 @@ FAULTS: list[Fault] = [
     historic(
         "half-a-state",
         "A state with a registry and no snapshot counts as begun, so tenants that were lost are served as exported.",
-        "tenants",
+        "tenants cli",
         (
             "hplm/tenants/registry.py",
             'if not any(self.state.snapshots.glob("*")):\n            self.state.check_begun()',
@@ -193,7 +193,7 @@ FAULTS: list[Fault] = [
     historic(
         "empty-key",
         "An empty HPLM_API_KEY is sent as a key.",
-        "cli",
+        "cli clients",
         ("hplm/cli/client.py", 'os.environ.get("HPLM_API_KEY") or None', 'os.environ.get("HPLM_API_KEY")'),
     ),
     historic(
