@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 import ssl
@@ -90,6 +91,12 @@ def command(path: Path, line: str) -> str:
         while piece := connection.recv(1 << 16):
             said += piece
     return said.decode().strip()
+
+
+def waiting(path: Path, backend: str) -> int:
+    """Returns how many requests wait in a backend of HAProxy, whose commands come through this socket."""
+    rows = csv.DictReader(command(path, "show stat").removeprefix("# ").splitlines())
+    return sum(int(row["qcur"] or 0) for row in rows if row["pxname"] == backend and row["svname"] == "BACKEND")
 
 
 @contextmanager
