@@ -183,12 +183,6 @@ def test_a_broken_table_affects_only_branches_that_need_it(tmp_path):
     assert len(store.forest("bio", 1).chain("bio", 1).links) == 2 and not store.forest("bio", 1).failures()
 
 
-@pytest.mark.parametrize("minutes", [float("inf"), float("nan"), -1])
-def test_a_budget_is_a_number(minutes):
-    with pytest.raises(InvalidInput):
-        Budget(minutes=minutes)
-
-
 def test_a_broken_table_can_be_deleted(tmp_path):
     store = with_bio(tmp_path)
     (store.table_folder("bio", 1) / "values").write_bytes(b"")
