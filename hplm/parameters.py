@@ -9,6 +9,8 @@ from typing import Any
 
 from hplm.errors import InvalidInput
 
+LONGEST_MS = 10**9  # longer times would overflow a deadline in nanoseconds
+
 
 class Parameters(dict[str, str]):
     """The parameters of a `config.pbtxt`."""
@@ -29,8 +31,10 @@ def milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> fl
         value = float(parameters[name])
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give milliseconds, or {otherwise}")
+    if not 0 <= value <= LONGEST_MS:
+        raise InvalidInput(
+            f"parameter {name!r} is {parameters[name]!r}: give milliseconds, {LONGEST_MS:,} at most, or {otherwise}"
+        )
     return value
 
 

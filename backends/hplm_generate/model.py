@@ -204,7 +204,7 @@ class TritonPythonModel:
             replies.send_outputs(sender, {"text_output": _strings(["ok"])})
             return
         view = self._backbone.view
-        if parameters.get(TENANTS) is True:
+        if asked_flag(parameters, TENANTS):
             ids = opened(view.snapshot, parameters, time.time())
             replies.send_outputs(sender, {"text_output": _strings([json.dumps(ids)])})
             return

@@ -96,10 +96,10 @@ def read_completion(body: Mapping[str, Any], key: str | None) -> Asked:
     sampling = _sampling(given, "max_tokens")
     if "logprobs" in given:
         sampling["logprobs"] = given["logprobs"]
-    if given.get("echo"):
+    if _flag(given, "echo"):
         if "logprobs" in given:
             raise wrong("'echo' with 'logprobs' would need those of the prompt, which are not computed: leave one out", "echo")
-        sampling["echo"] = given["echo"]
+        sampling["echo"] = True
     return Asked(text=prompt, **_common(given, key), sampling=sampling)
 
 
@@ -146,7 +146,7 @@ def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     if _flag(given, "truncate"):
         more["truncate"] = True
     if "priority" in given:
-        if type(given["priority"]) is not int or abs(given["priority"]) >= 2**31:
+        if type(given["priority"]) is not int or not -(2**31) <= given["priority"] < 2**31:
             raise wrong(f"'priority' is {_shown(given['priority'])}: give a whole number of 32 bits", "priority")
         more["hplm_priority"] = given["priority"]
     return {

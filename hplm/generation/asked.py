@@ -9,9 +9,7 @@ from typing import Any
 from hplm.errors import InvalidInput
 from hplm.generation.promise import Promise
 from hplm.generation.sampling import READERS, Sampling, read_sampling
-from hplm.parameters import asked_number
-
-LONGEST_MS = 10**9  # longer times would overflow a deadline in nanoseconds
+from hplm.parameters import LONGEST_MS, asked_number
 
 
 def sampling_of(parameters: Mapping[str, Any], json: str | None) -> Sampling:

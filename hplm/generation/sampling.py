@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -151,10 +152,9 @@ def _bias(name: str, value: Any) -> dict[int, float]:
         raise InvalidInput(f"{name!r} has {len(given)} ids: give {MOST_BIASED} at most")
     bias: dict[int, float] = {}
     for token, amount in given.items():
-        try:
-            bias[int(token)] = _number(-100, 100)(name, amount)
-        except (TypeError, ValueError):
-            raise _wrong(name, token, "an object whose names are token ids") from None
+        if re.fullmatch("[0-9]{1,18}", str(token)) is None:
+            raise _wrong(name, token, "an object whose names are token ids")
+        bias[int(token)] = _number(-100, 100)(name, amount)
     return bias
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from hplm_client.errors import HplmClientError, refusal
 from loadtest.door import HOST, Door, front_door
 from tests.deploy.programs import debian_program
 from tests.server.stock import LIBRARIES, Stock
 
 PATIENCE = 30.0  # seconds, of a socket
+INFER = "/v2/models/toy/infer"
 
 
 def require_haproxy() -> None:
@@ -35,6 +42,64 @@ class Answer:
 
 
 class DoorToAsk(Door):
+    @property
+    def socket(self) -> Path:
+        """Where it takes commands, if it was told to."""
+        return self.log.with_name("socket")
+
+    def infer(
+        self, tenant: str | None = None, source: str = HOST, size: int = 1, way: str = "json", side: int = 1, **more
+    ) -> HplmClientError | None:
+        """Sends a request of about so many bytes. `way`: how it names the tenant. Of gRPC all come from HOST."""
+        if way == "grpc":
+            return self._infer_over_grpc(tenant, size, side, **more)
+        given = {"name": "TEXT", "shape": [side, 1], "datatype": "BYTES", "data": ["a" * size]}
+        body = {"inputs": [given]}
+        if tenant is not None and way != "header":
+            body["parameters"] = {"tenant": tenant}
+        elif tenant is not None:
+            more["hplm_tenant"] = tenant
+        sent = json.dumps(body).encode()
+        if way == "binary":
+            data = struct.pack("<I", size) + b'"}' * (size // 2)
+            del given["data"]
+            given["parameters"] = {"binary_data_size": len(data)}
+            sent = json.dumps(body).encode()
+            more["inference_header_content_length"] = str(len(sent))
+            sent += data
+        answer = self.post(INFER, sent, source, **more)
+        if answer.status == 200:
+            return None
+        waits = re.findall(r"retry-after: (\d+)", answer.head)
+        assert not waits or f"retry after {waits[0]} s" in answer.error, answer
+        return refusal(answer.error, str(answer.status))
+
+    def _infer_over_grpc(
+        self, tenant: str | None, size: int, side: int, method: str = "ModelInfer", **more
+    ) -> HplmClientError | None:
+        message = service_pb2.ModelInferRequest(model_name="toy", raw_input_contents=[b"a" * size])
+        message.inputs.add(name="TEXT", datatype="BYTES", shape=[side, 1])
+        credentials = grpc.ssl_channel_credentials(self.certificate.read_bytes())
+        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        metadata = [*more.pop("metadata", []), *([("hplm-tenant", tenant)] if tenant is not None else [])]
+        with grpc.secure_channel(f"localhost:{self.port}", credentials, options) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                getattr(stub, method)(message, timeout=2 * PATIENCE, metadata=metadata, **more)
+            except grpc.RpcError as error:
+                return refusal(error.details(), str(error.code()))
+        return None
+
+    def waiting(self, backend: str) -> int:
+        """Returns how many requests wait in a backend."""
+        rows = csv.DictReader(command(self.socket, "show stat").removeprefix("# ").splitlines())
+        return sum(int(row["qcur"] or 0) for row in rows if row["pxname"] == backend and row["svname"] == "BACKEND")
+
+    def in_flight(self, key: str, table: str = "tenants_in_flight") -> int:
+        """Returns how many requests in flight it counts for a key."""
+        found = re.findall(rf"key={key} .*conn_cur=(\d+)", command(self.socket, f"show table {table}"))
+        return int(found[0]) if found else 0
+
     def connect(self, source: str = HOST) -> ssl.SSLSocket:
         context = ssl.create_default_context(cafile=str(self.certificate))
         return context.wrap_socket(self.knock(source), server_hostname="localhost")
@@ -91,12 +156,6 @@ def command(path: Path, line: str) -> str:
         while piece := connection.recv(1 << 16):
             said += piece
     return said.decode().strip()
-
-
-def waiting(path: Path, backend: str) -> int:
-    """Returns how many requests wait in a backend of HAProxy, whose commands come through this socket."""
-    rows = csv.DictReader(command(path, "show stat").removeprefix("# ").splitlines())
-    return sum(int(row["qcur"] or 0) for row in rows if row["pxname"] == backend and row["svname"] == "BACKEND")
 
 
 @contextmanager

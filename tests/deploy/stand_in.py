@@ -30,6 +30,12 @@ class Held:
         self._larger_than = larger_than
         self._lock = threading.Lock()
 
+    def begin(self) -> None:
+        """Forgets the requests of the test before, and holds those of this one."""
+        self.sizes.clear(), self._first.clear()
+        self.refusal = ""
+        self.may_answer.clear()
+
     def take(self, size: int) -> None:
         if size > self._larger_than:
             with self._lock:

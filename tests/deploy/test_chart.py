@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ import yaml
 from hplm.cli.main import parser
 from hplm.cli.place_renew import KEPT
 from tests.deploy.image import DEPLOY
-from tests.deploy.manifests import KUBERNETES, NEWEST, OLDEST, Object, built, container, faults, find, words, workload
+from tests.deploy.manifests import KUBERNETES, NEWEST, OLDEST, Object, container, faults, find, words, workload
 from tests.deploy.programs import kubernetes_program, run
+from tests.deploy.test_kubernetes import check_journals, check_share_of_routers
 
 CHART = DEPLOY / "helm/hplm"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
@@ -60,11 +60,13 @@ def test_templates_use_every_value_and_no_other():
 
 
 def test_another_release_with_other_values_is_whole_too():
+    """A follower sees the free space of its volume. Of an emptyDir it would see the node's."""
     objects = rendered(
         *("green", "shop"),
         *("--set", "pool.name=law", "--set", "pool.most=12", "--set", "repository.claim=export-2"),
         *("--set", "secrets.admin=a", "--set", "secrets.source=s", "--set", "clusterDomain=k8s.example"),
         *("--set", "monitoring.enabled=true", "--set", "autoscaling.with=hpa", "--set", "pool.nodeSelector.disk=fast"),
+        *("--set", "router.replicas=3", "--set", "pool.storageClass=local", "--set", "pool.stateSize=7Gi"),
     )
     assert not list(faults(objects, {"export-2", "a/admin", "s/token"}))
     assert all(one["metadata"]["name"].startswith("green") and one["metadata"]["namespace"] == "shop" for one in objects)
@@ -72,6 +74,11 @@ def test_another_release_with_other_values_is_whole_too():
     (described,) = [one["data"]["cluster.json"] for one in objects if one["metadata"]["name"] == "green-cluster"]
     hosts = [replica["http"] for replica in yaml.safe_load(described)["pools"][0]["replicas"]]
     assert len(hosts) == 12 and hosts[11] == "green-law-11.green-law.shop.svc.k8s.example:8000"
+    check_share_of_routers(objects, "green-router", 3)
+    for name in ("green-law", "green-router"):
+        (state,) = [volume for volume in workload(objects, name).pod["volumes"] if volume["name"] == "state"]
+        claim = state["ephemeral"]["volumeClaimTemplate"]["spec"]
+        assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
 
 
 def test_another_description_of_the_cluster_replaces_the_routers():
@@ -79,21 +86,6 @@ def test_another_description_of_the_cluster_replaces_the_routers():
         return workload(rendered("hplm", "hplm", *options), "hplm-router").template["metadata"]["annotations"]
 
     assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
-
-
-def test_routers_divide_what_each_replica_may_get():
-    router = workload(rendered("hplm", "hplm", "--set", "router.replicas=3"), "hplm-router")
-    (writing,) = [one for one in router.pod["initContainers"] if one["name"] == "write"]
-    assert "--routers=3" in writing["args"] and router.object["spec"]["replicas"] == 3
-
-
-@pytest.mark.parametrize("name", ["hplm-all", "hplm-router"])
-def test_a_copy_has_a_volume_whose_free_space_its_follower_sees(name):
-    """Of an emptyDir it would see the node's, and a table larger than the limit would evict all pods."""
-    objects = rendered("hplm", "hplm", "--set", "pool.storageClass=local", "--set", "pool.stateSize=7Gi")
-    (state,) = [volume for volume in workload(objects, name).pod["volumes"] if volume["name"] == "state"]
-    claim = state["ephemeral"]["volumeClaimTemplate"]["spec"]
-    assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
 
 
 @pytest.mark.parametrize(
@@ -114,32 +106,7 @@ def test_a_placement_is_renewed_from_the_journals_of_all_replicas():
     for version in (OLDEST, NEWEST):
         kubernetes_validate.validate(find(objects, "CronJob", "hplm-renewal"), version, strict=True)
         kubernetes_validate.validate(find(objects, "StatefulSet", "hplm-all"), version, strict=True)
-    (mount,) = [one for one in container(objects, "hplm-all", "server")["volumeMounts"] if one["name"] == "journals"]
-    assert mount["subPathExpr"] == "$(POD_NAME)"  # else all replicas would write into one file
-
-
-def test_the_component_of_the_plain_manifests_changes_replicas_as_the_chart_does(tmp_path):
-    own = shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True) / "overlays/own"
-    own.mkdir()
-    own.joinpath("kustomization.yaml").write_text("resources: [../../base]\ncomponents: [../../components/renewal]\n")
-    of_chart = rendered("hplm", "hplm", "--set", "journals.claim=hplm-journals", "--set", "renewal.enabled=true")
-    plain = built(own)
-    for name in ("hplm-all", "hplm-renewal"):
-        assert in_any_order(workload(plain, name).object) == in_any_order(workload(of_chart, name).object)
-
-
-def in_any_order(value: Any) -> Any:
-    """Sorts lists of named objects, such as volumes, whose order has no meaning."""
-    if isinstance(value, dict):
-        return {key: in_any_order(one) for key, one in value.items()}
-    if isinstance(value, list):
-        inner = [in_any_order(one) for one in value]
-        return (
-            sorted(inner, key=lambda one: one["name"])
-            if all(isinstance(one, dict) and "name" in one for one in inner)
-            else inner
-        )
-    return value
+    check_journals(objects)
 
 
 @pytest.mark.parametrize("status, ends", [(0, 0), (KEPT, 0), (1, 1)])

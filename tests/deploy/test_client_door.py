@@ -12,15 +12,17 @@ from tritonclient.utils import InferenceServerException
 
 from hplm_client import AsyncHplmClient, ConnectionFailed, HplmClient, NoBackbone, NoTenant, NotTrusted
 from testing.toy import WORDS
-from tests.deploy.door import StockAtDoor, haproxy
+from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 PROTOCOLS = ("http", "grpc")
 
 
 @pytest.fixture(scope="module")
-def door(server, tmp_path_factory):
+def door(servers, tmp_path_factory):
+    require_haproxy()
+    server = servers.get("toy")
     with haproxy(tmp_path_factory.mktemp("door"), server.http_url, server.grpc_url, "toy") as door:
         yield door
 
@@ -49,32 +51,25 @@ def test_answers_are_those_of_the_server(server, door, url, protocol, backbone):
         expected = ask(client)
     with HplmClient(url, protocol, backbone, ca_file=door.certificate) as client:
         assert ask(client) == expected and client.ready()
+        assert len(client.infer_batch([" ".join(WORDS * 20)] * 150, tenant="acme", truncate=True)) == 150
+        with pytest.raises(NoTenant):
+            client.infer("a", tenant="nobody")
     assert asynchronously(url, protocol, backbone, door, ask) == expected
     assert asynchronously(url, protocol, backbone, door, lambda client: client.ready())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_batch_of_large_texts_gets_through(door, url, protocol):
-    with HplmClient(url, protocol, "toy", ca_file=door.certificate) as client:
-        assert len(client.infer_batch([" ".join(WORDS * 20)] * 150, tenant="acme", truncate=True)) == 150
+@pytest.mark.parametrize("way", ["infer", "generate"])
+def test_the_backbone_must_be_named(door, url, protocol, way):
+    def ask(client):
+        return getattr(client, way)("a", tenant="acme")
 
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_backbone_must_be_named(door, url, protocol):
     with HplmClient(url, protocol, ca_file=door.certificate) as client:
-        for ask in (lambda: client.infer("a", tenant="acme"), lambda: client.generate("a", tenant="acme")):
-            with pytest.raises(NoBackbone, match="--backbone"):
-                ask()
-        assert client.ready()
-    for use in (lambda client: client.infer("a", tenant="acme"), lambda client: client.generate("a", tenant="acme")):
         with pytest.raises(NoBackbone, match="--backbone"):
-            asynchronously(url, protocol, None, door, use)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_errors_keep_their_words(door, url, protocol):
-    with HplmClient(url, protocol, "toy", ca_file=door.certificate) as client, pytest.raises(NoTenant):
-        client.infer("a", tenant="nobody")
+            ask(client)
+        assert client.ready()
+    with pytest.raises(NoBackbone, match="--backbone"):
+        asynchronously(url, protocol, None, door, ask)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -17,7 +17,7 @@ import yaml
 from hplm.cli.main import parser
 from hplm.server.flags import contract_flags
 from tests.deploy.image import DEPLOY, SECRET, docker_run
-from tests.deploy.manifests import (
+from tests.deploy.manifests import (  # fmt: skip
     BASE,
     EXAMPLE,
     KUBERNETES,
@@ -36,7 +36,6 @@ from tests.deploy.manifests import (
 DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
 SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 SERVER = ("hplm-all", "server")
-SET = ("StatefulSet", "hplm-all")
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +67,8 @@ def with_hpa(tmp_path_factory) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def with_renewal(tmp_path_factory) -> list[Object]:
-    """With the option that the component's head shows."""
-    head = (KUBERNETES / "components/renewal/kustomization.yaml").read_text("utf-8").splitlines()[1:3]
-    option = "patches:\n" + "\n".join(line.removeprefix("# ") for line in head)
     added = ("components/keda", "components/keda\n  - ../../components/renewal")
-    return changed_example(tmp_path_factory.mktemp("manifests"), added, ("patches:", option))
+    return changed_example(tmp_path_factory.mktemp("manifests"), added)
 
 
 @pytest.fixture(params=["base", "example", "with_hpa", "with_renewal"])
@@ -220,28 +216,35 @@ def test_the_router_knows_every_replica_that_there_may_be(example):
         }
 
 
+def check_share_of_routers(objects: list[Object], name: str, count: int) -> None:
+    """Each router divides what a replica may get by the number of routers."""
+    (writing,) = [one for one in workload(objects, name).pod["initContainers"] if one["name"] == "write"]
+    assert parser().parse_args(words(writing)[1:]).routers == workload(objects, name).object["spec"]["replicas"] == count
+
+
 def test_as_many_routers_run_as_divide_what_a_replica_may_get(objects):
     """Of a StatefulSet, a pod is replaced when it has ended. A Deployment would begin the new one at once."""
     routers = spec(objects, "StatefulSet", "hplm-router")
-    (writing,) = [one for one in routers["template"]["spec"]["initContainers"] if one["name"] == "write"]
-    assert parser().parse_args(words(writing)[1:]).routers == routers["replicas"]
+    check_share_of_routers(objects, "hplm-router", routers["replicas"])
     assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time
 
 
+def check_journals(objects: list[Object]) -> None:
+    """Each replica writes its journal into a folder of its own, and the renewal reads them."""
+    own, renewing = workload(objects, "hplm-all").pod, workload(objects, "hplm-renewal").pod
+    mine, its = ([volume for volume in one["volumes"] if volume["name"] == "journals"] for one in (own, renewing))
+    assert mine == its != []
+    (mount,) = [one for one in container(objects, *SERVER)["volumeMounts"] if one["name"] == "journals"]
+    assert (mount["mountPath"], mount["subPathExpr"]) == ("/journals", "$(POD_NAME)")
+    assert "POD_NAME" in [variable["name"] for variable in container(objects, *SERVER)["env"]]
+    assert renewing["containers"][0]["image"] == container(objects, *SERVER)["image"]
+
+
 def test_a_replica_writes_its_journal_where_the_renewal_reads_it(with_renewal):
-    def of_journals(one: Object) -> list[Object]:
-        return [volume for volume in one["volumes"] if volume["name"] == "journals"]
-
-    renewing = workload(with_renewal, "hplm-renewal")
-    assert of_journals(renewing.pod) == of_journals(pod(with_renewal, *SET)) != []
-    (mount,) = [one for one in container(with_renewal, *SERVER)["volumeMounts"] if one["name"] == "journals"]
-    assert mount == {"name": "journals", "mountPath": "/journals", "subPathExpr": "$(POD_NAME)"}
-    assert "POD_NAME" in [variable["name"] for variable in container(with_renewal, *SERVER)["env"]]
-    (own,) = renewing.containers
-    assert own["image"] == container(with_renewal, *SERVER)["image"] and own["args"][-1] == "--most-stages=1"
+    check_journals(with_renewal)
 
 
-def test_followers_and_the_source_have_the_same_token(base):
+def test_followers_and_the_source_have_the_same_token_and_there_is_one_manager(base):
     mounted = {
         (one.name, volume["secret"]["secretName"])
         for one in workloads(base)
@@ -249,9 +252,4 @@ def test_followers_and_the_source_have_the_same_token(base):
         if "secret" in volume
     }
     assert mounted == {(name, "hplm-source-token") for name in ("hplm-all", "hplm-router", "hplm-manager")}
-
-
-def test_only_the_manager_may_change_the_truth(base):
     assert spec(base, "StatefulSet", "hplm-manager")["replicas"] == 1
-    (claim,) = spec(base, "StatefulSet", "hplm-manager")["volumeClaimTemplates"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sysconfig
-import time
 import urllib.error
 import urllib.request
 import venv
@@ -23,6 +22,7 @@ from testing.toy import TENANTS
 from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables, lay_out
 from tests.server.stock import Stock
 from tests.support.answers import Comparison
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def served(toy, tmp_path_factory):
             command, cwd=opt / "tritonserver", env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        wait_until_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, log)
+        eventually(lambda: is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, log), 240)
         yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
     finally:
         process_group.stop(server.pid, grace=10)
@@ -77,16 +77,13 @@ def python_of_the_image(folder: Path, opt: Path) -> Path:
     return folder / "bin"
 
 
-def wait_until_ready(url: str, server: subprocess.Popen, log) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(log.read_text())
+def is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
+    assert server.poll() is None, log.read_text()
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

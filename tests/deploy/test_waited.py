@@ -8,13 +8,13 @@ from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import DeadlineMissed, refusal
 from testing.toy import WORDS
-from tests.deploy.door import StockAtDoor, haproxy, waiting
+from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
 from tests.deploy.gate import gate_before
 from tests.server.stock import LIBRARIES, Stock
-from tests.support.metrics import Scraped
+from tests.support.servers import published
 from tests.support.wait import PATIENCE, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 MODELS = ("toy", "hplm")
 TIME_ENOUGH_US = 600_000_000
@@ -23,7 +23,9 @@ BEFORE_LOOKUP = "hplm_before_lookup_seconds"
 
 
 @pytest.fixture(scope="module")
-def gates(server):
+def gates(servers):
+    require_haproxy()
+    server = servers.get("toy")
     with gate_before(server.http_url) as http, gate_before(server.grpc_url) as grpc:
         yield {"http": http, "grpc": grpc}
 
@@ -33,7 +35,7 @@ def door(gates, tmp_path_factory):
     """A door that passes on one request at a time."""
     folder = tmp_path_factory.mktemp("waited")
     settings = {"HPLM_AT_ONCE": 1, "HPLM_FEW_AT_ONCE": 0, "HPLM_DOOR_SOCKET": folder / "socket"}
-    with haproxy(folder / "door", gates["http"].url, gates["grpc"].url, "toy", **settings) as door:
+    with haproxy(folder, gates["http"].url, gates["grpc"].url, "toy", **settings) as door:
         yield door
 
 
@@ -51,28 +53,24 @@ def ask(stock, model, timeout=None, **more):
     return None
 
 
-def counted(server, name, **labels):
-    return Scraped(server).of(name, **labels)
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_what_has_waited_past_its_deadline_is_refused_and_not_counted_in_time(server, door, gates, protocol, model):
     gate, stock = gates[protocol], StockAtDoor(door, protocol)
     assert ask(stock, model) is None
-    before = counted(server, "hplm_requests_total", outcome="on_time")
+    before = published(server, "hplm_requests_total", outcome="on_time")
     with ThreadPoolExecutor(2) as clients:
         gate.shut()
         try:
             ahead = clients.submit(ask, StockAtDoor(door, protocol), model, TIME_ENOUGH_US)
             late = clients.submit(ask, StockAtDoor(door, protocol), model, SOON_US)
-            eventually(lambda: waiting(door.log.parent.with_name("socket"), protocol) == 1)
-            past = time.monotonic() + SOON_US / 1e6
+            eventually(lambda: door.waiting(protocol) == 1)
+            past = time.monotonic() + SOON_US / 1e6  # a bound below: longer does no harm
             eventually(lambda: time.monotonic() > past)
         finally:
             gate.open()
         answers = {type(one.result(PATIENCE)) for one in (ahead, late)}
     assert answers == {type(None), DeadlineMissed}
-    eventually(lambda: counted(server, "hplm_requests_total", outcome="on_time") == before + 1)
+    eventually(lambda: published(server, "hplm_requests_total", outcome="on_time") == before + 1)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -96,7 +94,7 @@ def test_a_client_of_the_server_can_only_shorten_its_own_time(server, protocol, 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_metrics_tell_how_long_requests_have_waited_before_lookup(server, protocol, model):
-    before = {name: counted(server, f"{BEFORE_LOOKUP}_{name}") for name in ("sum", "count")}
+    before = {name: published(server, f"{BEFORE_LOOKUP}_{name}") for name in ("sum", "count")}
     assert ask(Stock(server, protocol), model, headers={"hplm-arrived": str(time.time_ns() // 1000 - 50_000_000)}) is None
-    eventually(lambda: counted(server, f"{BEFORE_LOOKUP}_count") > before["count"])
-    eventually(lambda: counted(server, f"{BEFORE_LOOKUP}_sum") > before["sum"] + 50)
+    eventually(lambda: published(server, f"{BEFORE_LOOKUP}_count") > before["count"])
+    eventually(lambda: published(server, f"{BEFORE_LOOKUP}_sum") > before["sum"] + 50)

@@ -139,5 +139,6 @@ def test_a_model_that_is_unloaded_ends_its_command_and_answers_those_that_wait(m
     ending.start()
     eventually(lambda: model._closing.is_set())
     commands.gate.set()
-    ending.join()
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
     assert [one.answer.partition("]")[0] for one in asked] == ["done 0", "[draining", "[draining"]

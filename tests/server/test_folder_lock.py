@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from hplm.errors import InvalidInput
 from hplm.server import folder_lock
 from hplm.server.folder_lock import alone, share
 from tests.support.message import mentioning, mentions
+from tests.support.wait import PATIENCE, eventually
 
 SHARES = "import sys, pathlib; from hplm.server.folder_lock import share; share(pathlib.Path(sys.argv[1])); print(); input()"
 
@@ -61,14 +64,13 @@ def test_two_exports_into_one_folder_do_not_mix(tmp_path):
 
 def test_a_model_waits_until_the_export_is_written(tmp_path, monkeypatch):
     pauses, taken = [], []
-    monkeypatch.setattr(folder_lock.time, "sleep", pauses.append)
+    monkeypatch.setattr(folder_lock, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
     model = threading.Thread(target=lambda: taken.append(share(tmp_path)))
     with alone(tmp_path):
         model.start()
-        while not pauses:
-            assert model.is_alive()
+        eventually(lambda: pauses)
         assert not taken
-    model.join()
+    model.join(PATIENCE)
     assert taken[0] is not None
     os.close(taken[0])
 

@@ -49,21 +49,15 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(taken, service):
         Ports(**{service: taken}).claim("127.0.0.1")
 
 
-def test_one_port_given_twice_is_refused(taken):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    with pytest.raises(HplmError, match=mentioning(free, "--grpc-port")):
-        Ports(http=free, grpc=free).claim("127.0.0.1")
-
-
-def test_a_number_that_is_not_a_port_is_refused():
-    with pytest.raises(HplmError, match="--http-port 65536"):
-        Ports(http=65536).claim("127.0.0.1")
-
-
-def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(HplmError, match=r"--address 192\.0\.2\.1"):
-        Ports().claim("192.0.2.1")
+def test_ports_and_addresses_that_cannot_be_had_are_refused():
+    free = free_ports(1)[0]
+    for ports, address, named in (
+        (Ports(http=free, grpc=free), "127.0.0.1", (free, "--grpc-port")),
+        (Ports(http=65536), "127.0.0.1", ("--http-port 65536",)),
+        (Ports(), "192.0.2.1", ("--address 192.0.2.1",)),
+    ):
+        with pytest.raises(HplmError, match=mentioning(*named)):
+            ports.claim(address)
 
 
 @pytest.mark.parametrize("address", ["::1", "no.such.host.invalid"])

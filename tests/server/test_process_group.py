@@ -2,15 +2,23 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
-import time
+from pathlib import Path
 
 from hplm.server import process_group
+from tests.support.wait import eventually
 
 LEADER_WITH_CHILD = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in sys.argv else signal.SIG_DFL)
 subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
+time.sleep(600)
+"""
+
+PARENT = f"""
+import os, subprocess, sys, time
+watchdog = [sys.executable, "-I", "-S", {process_group.__file__!r}, str(os.getpid()), *sys.argv[1:]]
+process = subprocess.Popen(watchdog, start_new_session=True)
+print(process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -45,30 +53,22 @@ def test_the_watchdog_ends_the_group_when_the_parent_is_killed(tmp_path):
     folder.mkdir()
     with group() as leader:
         parent = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                textwrap.dedent(f"""
-            import os, subprocess, sys, time
-            subprocess.Popen([sys.executable, "-I", "-S", {process_group.__file__!r}, str(os.getpid()), "{leader.pid}",
-                              "{region.name}", {str(folder)!r}], start_new_session=True)
-            time.sleep(600)
-        """),
-            ]
+            [sys.executable, "-c", PARENT, str(leader.pid), region.name, str(folder)], stdout=subprocess.PIPE
         )
         try:
-            time.sleep(1.0)
+            watchdog = int(parent.stdout.readline())
+            before = times_slept(watchdog)
+            eventually(lambda: times_slept(watchdog) > before + 5)
             assert len(process_group.members(leader.pid)) == 2  # the parent lives, so does the group
         finally:
             parent.kill()
             parent.wait()
-        wait_for(lambda: not process_group.members(leader.pid))
-    wait_for(lambda: not region.exists())
-    wait_for(lambda: not folder.exists())
+        eventually(lambda: not process_group.members(leader.pid))
+    eventually(lambda: not region.exists())
+    eventually(lambda: not folder.exists())
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def times_slept(pid: int) -> int:
+    """Returns how often a process has let go of its core."""
+    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("voluntary")]
+    return int(line.split()[1])

@@ -56,7 +56,8 @@ def test_a_request_is_not_asked_about_after_its_last_response(replies):
         asking.start()
         sender.send("a part", is_last=False)
         sender.send("the end")
-        asking.join()
+        asking.join(60)
+        assert not asking.is_alive()
         assert not failures
         asked = request.asked
         assert sender.is_cancelled is False and request.asked == asked

@@ -1,15 +1,99 @@
-"""Modules of Triton's side, imported with a stand-in for what Triton gives them."""
+"""Modules of Triton's side, imported with a stand-in for what Triton gives them, and requests to their models."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import queue
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+
+from hplm.parameters import parameters_of
+from tests.support.wait import PATIENCE
 
 UTILITIES = "triton_python_backend_utils"
+FINAL = 1  # the flag of a last response
+
+
+class Tensor:
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        self.name = lambda: name
+        self.as_numpy = lambda: values
+
+
+class TritonError(str):
+    INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL, CANCELLED = range(5)
+
+    def __new__(cls, message: str, code: int) -> TritonError:
+        return super().__new__(cls, message)
+
+
+def fake_utilities() -> SimpleNamespace:
+    """Returns what Triton gives to a model's module. A response is its error's message, or its outputs by name."""
+    return SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+        MetricFamily=MagicMock(),
+        Tensor=Tensor,
+        TritonError=TritonError,
+        InferenceResponse=lambda outputs=(), error=None: error or {one.name(): one.as_numpy() for one in outputs},
+        get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
+    )
+
+
+class Request:
+    """A request, which is its own sender and keeps the responses."""
+
+    def __init__(self, inputs: Mapping[str, str | bool | list[str]], parameters: Mapping[str, Any]) -> None:
+        self.inputs = {name: Tensor(name, _values(given)) for name, given in inputs.items()}
+        self.parameters = lambda: json.dumps(parameters)
+        self.timeout = lambda: 0
+        self.request_id = lambda: ""
+        self.requested_output_names = lambda: []
+        self.get_response_sender = lambda: self
+        self.cancelled = False
+        self.is_cancelled = lambda: self.cancelled
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def send(self, response: Any, flags: int) -> None:
+        self._sent.put(response)
+
+    def first(self) -> Any:
+        """Returns the first response, and wants no more."""
+        found = self._sent.get(timeout=PATIENCE)
+        self.cancelled = True
+        return found
+
+
+def _values(given: str | bool | list[str]) -> np.ndarray:
+    if isinstance(given, bool):
+        return np.array([given])
+    return np.array([text.encode("utf-8", "surrogatepass") for text in ([given] if isinstance(given, str) else given)], object)
+
+
+@contextmanager
+def model_of(repository: Path, name: str, backend: str) -> Iterator[Any]:
+    """Loads an exported model into this process, as Triton does in one of its own."""
+    with with_fake_triton(fake_utilities(), "backends.replies", f"backends.{backend}.model") as (_, module):
+        config = {key: {"string_value": value} for key, value in parameters_of(repository / name / "config.pbtxt").items()}
+        model = module.TritonPythonModel()
+        model.initialize(
+            {
+                "model_repository": str(repository / name),
+                "model_name": name,
+                "model_config": json.dumps({"parameters": config}),
+            }
+        )
+        try:
+            yield model
+        finally:
+            model.finalize()
 
 
 @contextmanager

@@ -1,0 +1,301 @@
+"""Limits of addresses, tenants and sizes at the front door: a real HAProxy before stand-ins for Triton, which hold requests."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import grpc
+import pytest
+
+from hplm_client.errors import Draining, HplmClientError, InvalidInput, QueueFull, QuotaExceeded
+from tests.deploy.door import INFER, command
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
+
+LOUD, QUIET = "loud", "quiet"
+HELD, MEDIUM, LARGE = 1000, 60_000, 200_000  # bytes: held by the stand-ins; more than the door's buffer; large
+OF_ADDRESS, OF_TENANT = 8, 64  # requests in flight that nobody is refused for
+FORGER, OTHER = "127.0.0.2", "127.0.0.200"
+SOURCES = [f"127.0.0.{number}" for number in range(2, 10)]
+ONE = {"HPLM_AT_ONCE": 1, "HPLM_FEW_AT_ONCE": 0, "HPLM_WAITING": 2, "HPLM_MEDIUM_AT_ONCE": 2, "HPLM_LATE": 1000}
+ONE |= {"HPLM_LARGE": LARGE, "HPLM_LARGE_AT_ONCE": 2}
+STRICT = {"HPLM_REQUESTS": 20, "HPLM_IN_FLIGHT": 4, "HPLM_CONNECTIONS": 8}
+CLOSED = "127.0.0.1:1"  # nobody listens there
+NOTHING = b"GET /v2/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def clients(held):
+    with ThreadPoolExecutor(OF_TENANT + 2) as clients:
+        yield clients
+        held.may_answer.set()
+
+
+def all_answered(held, asked):
+    held.may_answer.set()
+    return [one.result(PATIENCE) for one in asked] == [None] * len(asked)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "way", "sources"),
+    [(None, "json", FORGER), *((LOUD, way, SOURCES) for way in ("json", "header", "binary", "grpc"))],
+    ids=lambda value: str(value)[:9],
+)
+def test_a_flood_of_an_address_or_a_tenant_keeps_no_other_waiting(opened, held, clients, tenant, way, sources):
+    door, asked = opened(**ONE), []
+    backend = "grpc" if way == "grpc" else "http"
+    for number in range(4):
+        source = sources if tenant is None else sources[number]
+        asked.append(clients.submit(door.infer, tenant, source, HELD, way))
+        eventually(lambda: held.count == 1 and door.waiting(backend) == len(asked) - 1)
+        assert tenant is None or door.in_flight(LOUD) == len(asked)
+    asked.append(clients.submit(door.infer, tenant and QUIET, OTHER, 2 * HELD, way))
+    eventually(lambda: door.waiting(backend) == 4)
+    assert len(held.sizes) == 1 and (tenant is None or door.in_flight(QUIET) == 1)
+    assert all_answered(held, asked)
+    if way != "grpc":  # where all come from one address
+        assert held.sizes[1] == max(held.sizes), "the last one came second"
+
+
+@pytest.mark.parametrize(("way", "source"), [("json", FORGER), ("grpc", "127.0.0.1")])
+def test_when_many_wait_an_address_with_many_is_refused_and_no_other(opened, held, clients, way, source):
+    door = opened(**ONE | {"HPLM_AT_ONCE": 2})
+    asked = [clients.submit(door.infer, None, source, HELD, way) for _ in range(OF_ADDRESS)]
+    eventually(lambda: held.count == 2 and door.waiting("grpc" if way == "grpc" else "http") == OF_ADDRESS - 2)
+    refused = door.infer(None, source, HELD, way)
+    assert isinstance(refused, QueueFull) and refused.retry_after_s == 1
+    if way == "json":
+        asked.append(clients.submit(door.infer, None, OTHER, HELD, way))
+        eventually(lambda: door.waiting("http") == OF_ADDRESS - 1)
+    assert not any(one.done() for one in asked)
+    assert all_answered(held, asked)
+    assert door.infer(None, source, HELD, way) is None
+
+
+def test_when_many_wait_a_tenant_with_many_is_refused_and_no_other(opened, held, clients):
+    door = opened(**ONE | {"HPLM_AT_ONCE": 2})
+    asked = [clients.submit(door.infer, LOUD, source, HELD, "header") for source in SOURCES * OF_ADDRESS]
+    eventually(lambda: door.in_flight(LOUD) == OF_TENANT)
+    for way in ("header", "json", "binary"):
+        refused = door.infer(LOUD, OTHER, HELD, way)
+        assert isinstance(refused, QueueFull) and refused.retry_after_s == 1 and "tenant" in str(refused)
+    asked.append(clients.submit(door.infer, QUIET, OTHER, HELD))
+    eventually(lambda: door.in_flight(QUIET) == 1)
+    assert not any(one.done() for one in asked)
+    assert all_answered(held, asked)
+    eventually(lambda: door.in_flight(LOUD) == 0)
+
+
+def test_tenants_with_few_requests_have_places_of_their_own(opened, held, clients):
+    door, asked = opened(**ONE | {"HPLM_WAITING": 256, "HPLM_FEW_AT_ONCE": 1}), []
+    for number in range(OF_ADDRESS + 2):
+        asked.append(clients.submit(door.infer, LOUD, SOURCES[number // 2], HELD))
+        eventually(lambda: door.in_flight(LOUD) == len(asked))
+    eventually(lambda: held.count == 2)
+    held.answer_first()  # of a tenant that had few then
+    eventually(lambda: door.in_flight(LOUD) == OF_ADDRESS + 1)
+    asked.append(clients.submit(door.infer, LOUD, OTHER, HELD))
+    eventually(lambda: door.in_flight(LOUD) == OF_ADDRESS + 2)
+    assert door.infer(QUIET, OTHER) is None, "answered before those that wait"
+    assert held.count == 1 and sum(one.done() for one in asked) == 1
+    assert all_answered(held, asked)
+
+
+@pytest.mark.parametrize("way", ["json", "grpc"])
+def test_a_tenant_that_the_server_often_refuses_for_deadlines_is_refused_by_the_door_and_no_other(opened, held, clients, way):
+    door = opened(HPLM_LATE=0)
+    held.may_answer.set()
+
+    def errors(tenant):
+        return [str(one) for one in clients.map(partial(door.infer, tenant, way=way), SOURCES)]
+
+    held.refusal = "[deadline] it would take longer"
+    eventually(lambda: any("[queue_full]" in error for error in errors(LOUD)))
+    assert held.refusal in str(door.infer(QUIET, way=way))
+    held.refusal = "[quota] too many"
+    for _ in range(4):
+        assert all(held.refusal in error for error in errors("often"))
+
+
+def test_of_one_address_only_a_few_requests_count_for_a_tenant(opened, held, clients):
+    """An attacker gains few places by another tenant's name."""
+    forged, door = 30, opened(**ONE | {"HPLM_WAITING": 256})
+    asked = [clients.submit(door.infer, QUIET, FORGER, HELD, "header") for _ in range(OF_ADDRESS)]
+    eventually(lambda: door.in_flight(QUIET) == OF_ADDRESS)
+    asked += [clients.submit(door.infer, QUIET, FORGER, HELD, "header") for _ in range(forged - OF_ADDRESS)]
+    eventually(lambda: door.in_flight(f".*{FORGER}", "more_of_address") == forged - OF_ADDRESS)
+    assert door.in_flight(QUIET) == OF_ADDRESS
+    asked.append(clients.submit(door.infer, QUIET, OTHER, 2 * HELD, "header"))
+    eventually(lambda: door.in_flight(QUIET) == OF_ADDRESS + 1)
+    assert all_answered(held, asked)
+    assert held.sizes.index(max(held.sizes)) <= OF_ADDRESS + 1, "only those that count, and one as early, come before"
+
+
+def test_names_that_no_tenant_has_are_not_counted(opened):
+    door = opened(**ONE)
+    for name in ("Loud", "a b", "-", "x" * 65, ""):
+        assert door.infer(name) is door.infer(name, way="header") is None
+    for body in (b"[" * 5000, b'{"parameters":{"tenant":["a"]}}', b'{"parameters":"a"}'):
+        assert door.post(INFER, body, OTHER).status in (200, 400)
+    assert "key=" not in command(door.socket, "show table tenants_in_flight")
+    assert door.infer(QUIET) is None and "key=quiet" in command(door.socket, "show table tenants_in_flight")
+
+
+def test_requests_that_do_not_fit_into_the_buffer_take_no_place_of_small_ones(opened, held, clients):
+    door = opened(**ONE)
+    asked = [clients.submit(door.infer, None, FORGER, MEDIUM) for _ in range(3)]
+    eventually(lambda: held.count == 2)
+    asked.append(clients.submit(door.infer, None, FORGER, HELD))
+    eventually(lambda: held.count == 3)
+    assert not any(one.done() for one in asked)
+    assert all_answered(held, asked)
+
+
+@pytest.mark.parametrize(("size", "way", "many"), [(MEDIUM, "json", 16), (LARGE, "json", 2), (LARGE, "grpc", 2)])
+def test_one_address_has_only_so_many_of_a_size_on_their_way(opened, held, clients, size, way, many):
+    door = opened(**ONE)
+    asked = [clients.submit(door.infer, None, "127.0.0.1", size, way) for _ in range(many)]
+    table = "medium_addresses" if size == MEDIUM else "large_addresses"
+    eventually(lambda: held.count == 2 and door.in_flight(".*127.0.0.1", table) == many)
+    beside = clients.submit(door.infer, None, "127.0.0.1", size, way)
+    backend = "large_grpc" if way == "grpc" else "large" if size == LARGE else "medium"
+    eventually(lambda: beside.done() or door.waiting(backend) > many - 2)
+    assert beside.done(), "it waits"
+    refused = beside.result()
+    assert isinstance(refused, HplmClientError) and ("503" in str(refused) or isinstance(refused, QuotaExceeded)), refused
+    assert door.infer(way=way) is None, "a small one"
+    assert all_answered(held, asked)
+
+
+def test_who_waits_too_long_is_refused_and_small_requests_pass_large_ones(opened, held, clients):
+    """Takes ten seconds: the door's patience."""
+    door = opened(**ONE)
+    large = [clients.submit(door.infer, None, source, LARGE) for source in SOURCES[:4]]
+    eventually(lambda: held.count == 2 and door.waiting("large") == 2)
+    assert [door.infer() for _ in range(3)] == [None] * 3 and held.count == 2
+    small = [clients.submit(door.infer, None, source, HELD) for source in SOURCES[:2]]
+    for asked in (large, small):
+        eventually(lambda: sum(one.done() for one in asked) == len(asked) // 2)  # noqa: B023
+        refused = [one.result() for one in asked if one.done()]
+        assert all(
+            one.retry_after_s == 1 and mentions(one, "[queue_full]" if asked is large else "[draining]") for one in refused
+        )
+    assert all_answered(held, [one for one in large + small if not one.done()])
+
+
+def test_one_address_has_so_many_requests_in_flight(opened, held, clients):
+    door = opened(**STRICT)
+    asked = [clients.submit(door.infer, None, size=HELD, way="grpc") for _ in range(4)]
+    eventually(lambda: held.count == 4)
+    for way in ("grpc", "json"):
+        refused = door.infer(way=way)
+        assert isinstance(refused, QuotaExceeded) and refused.retry_after_s in (1, 2)
+    assert door.infer(source=OTHER) is None
+    assert all_answered(held, asked)
+    eventually(lambda: door.infer() is None)
+
+
+def answers(door, times, request=NOTHING):
+    """Returns the answers to requests on one connection, one after the other, until the door closes it."""
+    received = []
+    with door.connect() as connection, suppress(OSError):
+        for _ in range(times):
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b"}"):
+                piece = connection.recv(1 << 16)
+                if not piece:
+                    return received
+                answer += piece
+            received.append(answer.decode().removeprefix("HTTP/1.1 "))
+    return received
+
+
+def test_a_refusal_says_when_to_come_again(opened):
+    """At most as many clients get the same retry time as may come in one second, and no retry time is over 10 s."""
+    door = opened(**STRICT)
+    said = answers(door, 80)
+    assert sum(answer.startswith("404") for answer in said) == 20
+    refused = [answer for answer in said if answer.startswith("503")]
+    waits = [int(re.search(r"retry-after: (\d+)", answer)[1]) for answer in refused]
+    assert all(f"retry after {wait} s" in answer for wait, answer in zip(waits, refused, strict=True))
+    assert len(refused) == 60 and waits == sorted(waits) and waits[:4] == [1, 2, 2, 3] and waits[-1] == 10
+    error = door.infer(way="grpc")
+    assert isinstance(error, QuotaExceeded) and error.retry_after_s == 10
+    assert door.post("/v1/completions").status == 429
+    assert door.infer(source=OTHER) is None
+    # More come than may. If refused ones counted, none would ever be let in again.
+    eventually(lambda: any(answer.startswith("404") for answer in answers(door, 5)))
+
+
+def test_an_address_that_does_not_wait_is_cut_off(opened):
+    door = opened(HPLM_REQUESTS=10, HPLM_REFUSED=50)
+    assert len(answers(door, 1000)) < 100
+    with pytest.raises(OSError):
+        door.connect()  # the handshake already
+    assert door.infer(source=OTHER) is None
+    assert door.log.read_text().count("127.0.0.1:") == 0, "it leaves no lines in the log"
+    eventually(lambda: lets_in(door))
+
+
+def test_one_address_makes_so_many_new_connections(opened):
+    door = opened(HPLM_HANDSHAKES=10)
+    found = [lets_in(door) for _ in range(20)]
+    assert found[0] and not found[-1] and lets_in(door, OTHER)
+
+
+def test_one_address_has_so_many_connections(opened):
+    door, others = opened(**STRICT), []
+    for _ in range(16):
+        with suppress(ConnectionResetError):  # some are refused, which may show at once
+            others.append(door.knock())
+    eventually(lambda: not lets_in(door))
+    for connection in others:
+        connection.close()
+    eventually(lambda: lets_in(door))
+
+
+def lets_in(door, source="127.0.0.1"):
+    try:
+        return door.send("GET", "/v2/nothing", source=source).status in (404, 503)
+    except (OSError, AssertionError):  # no connection, or no answer on it
+        return False
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        ({"method": "ModelConfig"}, "UNIMPLEMENTED", ["inference"]),
+        ({"compression": grpc.Compression.Gzip}, "INVALID_ARGUMENT", ["compression"]),
+        ({"metadata": [("content-encoding", "gzip")]}, "INVALID_ARGUMENT", ["Content-Encoding"]),
+        ({"metadata": [("authorization", "a" * 10_000)]}, "INVALID_ARGUMENT", ["8"]),
+    ],
+)
+def test_requests_of_grpc_are_refused_with_a_status_of_grpc_and_our_word(opened, more, code, words):
+    error = opened().infer(way="grpc", **more)
+    assert isinstance(error, InvalidInput) and code in str(error.status) and mentions(error, *words), error
+
+
+@pytest.mark.parametrize("closed", [("http", "grpc"), ("grpc",)])
+def test_a_server_that_is_gone_is_unavailable(opened, closed):
+    door = opened(**dict.fromkeys(closed, CLOSED))
+    method = "/inference.GRPCInferenceService/ModelInfer"
+    eventually(lambda: door.post(method, content_type="application/grpc").status == 200)
+    assert "content-type: application/grpc" in door.post(method, content_type="application/grpc").head
+    eventually(lambda: "[draining]" in str(door.infer(way="grpc")))
+    assert "UNAVAILABLE" in str(door.infer(way="grpc").status)
+    if "http" in closed:  # also requests that the door would refuse
+        for way, side in (("json", 1), ("json", 1 << 42), ("grpc", 1 << 42)):
+            assert isinstance(door.infer(way=way, side=side), Draining)
+
+
+def test_failing_requests_fill_no_log(opened, held):
+    door = opened()
+    held.refusal = "[internal] always"
+    lines = len(door.log.read_text().splitlines())
+    request = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nnull".encode()
+    assert len([one for one in answers(door, 500, request) if "503" in one[:14]]) == 500
+    assert 50 < len(door.log.read_text().splitlines()) - lines < 200

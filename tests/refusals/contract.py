@@ -1,0 +1,178 @@
+"""The tables in the documents that say which values a parameter may have, and values that lie in and around them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[2] / "docs"
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+LISTED = re.compile(r"up to ([\d,]+) (strings|token ids)(?: of (\d+) to (\d+) characters)?")
+INFINITY = float("inf")
+ODD = [
+    None, True, False, 0, 1, -1, 2, 255, 2**15, 2**16, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, -(2**63) - 1, 10**30,
+    10**400, 0.5, 1.0, -0.5, 1e-9, 1e308, INFINITY, -INFINITY, float("nan"),
+    "", " ", "0", "1", "-1", "0.5", "1e9", "NaN", "Infinity", "true", "null", "\0", "水" * 40, "a" * 3000, "\ud800", "%s%n",
+    [], [0], [1, 2], [True], ["x"], [""], ["x", 1], [None], [[]], {}, {"1": 1}, {"1": "x"}, {"1": None}, {"x": 1}, {"-1": 1},
+    {"": 1}, {"a": {"b": [{}]}},
+]  # fmt: skip
+POSITIONS, SHORT = "the model's positions", 384  # so many tokens are left for a prompt
+MEANT = {
+    POSITIONS: 16_384 - SHORT,
+    "`max_tokens`": 8,
+    "the rungs of the tenant": 1,
+}  # words in the tables, for the model and requests of the tests
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a table says of one name."""
+
+    name: str
+    of: str  # the ways that take it, where a table has several
+    type: str
+    least: str = ""
+    most: str = ""
+    default: str = ""
+    as_text: bool = False  # values are written into a file, as text
+
+    @property
+    def setting(self) -> str | None:
+        """The setting whose row says what is allowed."""
+        found = re.fullmatch(r"as the setting `(\w+)`", self.type)
+        return found and found[1]
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value of JSON is one that the table allows."""
+        if (self.as_text or "as text" in self.type) and isinstance(value, str):
+            is_one = NUMBER.fullmatch(value) or (self.as_text and value in ("true", "false"))
+            value = json.loads(value) if is_one else value
+        if self.type == "anything":
+            return True
+        if self.type == "true or false":
+            return isinstance(value, bool)
+        if self.type == "whole number":
+            return type(value) is int and self._holds(value)
+        if self.type.startswith("number"):
+            return (type(value) in (int, float) and self._holds(value)) or f", or {value}" == self.type[6:]
+        if self.type == "one text, alone or in a list":
+            return isinstance(value[0] if isinstance(value, list) and len(value) == 1 else value, str)
+        found = LISTED.match(self.type)
+        assert found, f"the type {self.type!r} of {self.name!r} is unknown here"
+        if found[2] == "strings":
+            fewest, longest = int(found[3]), int(found[4])
+            given = value if isinstance(value, list) else [value]
+            return len(given) <= number(found[1]) and all(
+                isinstance(one, str) and fewest <= len(one) <= longest for one in given
+            )
+        if "each with a number" in self.type:
+            return (
+                isinstance(value, dict)
+                and len(value) <= number(found[1])
+                and all(re.fullmatch("[0-9]+", token) and int(token) < VOCABULARY for token in value)
+                and all(type(one) in (int, float) and self._holds(one) for one in value.values())
+            )
+        return (
+            isinstance(value, list)
+            and len(value) <= number(found[1])
+            and all(type(token) is int and 0 <= token < VOCABULARY for token in value)
+        )
+
+    def _holds(self, value: float) -> bool:
+        least, most = number(self.least or "-inf"), number(self.most or "inf")
+        return (least < value if "above" in self.least else least <= value) and value <= most
+
+    def values(self) -> list[Any]:
+        """Returns odd values of every kind, and those at the ends of the range and just beyond them."""
+        near: list[Any] = []
+        for end in (self.least, self.most):
+            if end:
+                at, one = number(end), SHORT if end == POSITIONS else 1
+                near += [at, at + one, at - one, float(at), at + 0.5, at - 0.5, str(at), [at], str(at + one)]
+        if found := LISTED.match(self.type):
+            most = number(found[1])
+            for count in (1, most, most + 1):
+                near += [["x"] * count, [5] * count, {str(token): 0.5 for token in range(count)}, [VOCABULARY - 1] * count]
+            near += [["x" * int(found[4] or 1)], "x" * int(found[4] or 1), "x" * (int(found[4] or 1) + 1), [VOCABULARY], [-1]]
+            near += [{"5": end + more} for end in (-100, 100) for more in (-1, 0, 1)] + [{str(VOCABULARY): 1}, {"1_0": 1}]
+        values = [*ODD, *near]
+        return [one if isinstance(one, str) else json.dumps(one) for one in values] if self.as_text else values
+
+
+VOCABULARY = 264  # tokens of the toy decoder
+
+
+def number(cell: str) -> int | float:
+    cell = MEANT.get(cell, cell)
+    text = str(cell).replace(",", "").removeprefix("above ")
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+
+
+def table(page: str, first: str, number: int = 0) -> list[Row]:
+    """Returns the rows of a page's table whose header begins with this name. `number`: of several."""
+    lines = (DOCS / page).read_text("utf-8").splitlines()
+    starts = [at for at, line in enumerate(lines) if re.match(rf"\| {first} \|.* type \|.* least \|", line)]
+    assert len(starts) > number, f"docs/{page} has no table of {first}s with the columns type and least"
+    header, rows = _cells(lines[starts[number]]), []
+    for line in lines[starts[number] + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        cells = dict(zip(header, _cells(line), strict=True))
+        rows.append(
+            Row(
+                cells[first].strip("`"),
+                cells.get("of", ""),
+                cells["type"],
+                cells["least"],
+                cells.get("most", ""),
+                cells["default"],
+            )
+        )
+    return rows
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way in, whose reader returns None or the refusal of a request in which one name has another value."""
+
+    read: Callable[[str, Any], str | None]
+    null_is_default: bool = False
+    is_strict_json: bool = False  # NaN and halves of surrogate pairs are no JSON
+
+    def faults(self, row: Row, value: Any, means: Row) -> list[str]:
+        """Returns how the reader differs from the table. `means`: the row that says what is allowed."""
+        said = self.read(row.name, value)
+        as_json = _strict(value)
+        allowed = (value is None and self.null_is_default and row.default != "required") or means.allows(value)
+        if self.is_strict_json and not as_json:
+            allowed = False
+        shown = f"{row.name} = {json.dumps(value)[:80]}"
+        if said is None:
+            return [] if allowed else [f"{shown} is accepted, but the table does not allow it"]
+        if allowed:
+            return [f"{shown} is refused, but the table allows it: {said[:200]}"]
+        wrong = []
+        if len(said) > 1024:
+            wrong.append(f"{shown} is refused with {len(said):,} characters")
+        if "[invalid_input]" not in said:
+            wrong.append(f"{shown} is refused without [invalid_input]: {said[:200]}")
+        names = {row.name, means.name}
+        if not any(re.search(rf"\b{name}\b", said) for name in names) and (as_json or not self.is_strict_json):
+            wrong.append(f"{shown} is refused without its name: {said[:200]}")
+        return wrong
+
+
+def _strict(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:  # NaN, infinity, or half of a surrogate pair
+        return False
+    return True

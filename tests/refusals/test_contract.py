@@ -1,0 +1,75 @@
+"""Each way in accepts the values that the tables of the documents allow, and refuses all others by their name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from hplm.model.config import BackboneConfig
+from hplm.parameters import parameters_of
+from hplm.tenants.commands import Commands
+from hplm.tenants.manager import Manager
+from tests.refusals import ways
+from tests.refusals.contract import Way, table
+
+SETTINGS = {row.name: row for row in table("generation.md", "setting")}
+OPENAI = table("openai.md", "field") + table("openai.md", "field", 1)
+ARGUMENTS = ("top_k", "hplm_priority", "hplm_rung")  # of our client; it sends `truncate` for whatever is true
+TENANT, OTHER = ("name of a tenant",), ("messages", "stream options", "name of a policy")  # tested by example
+TABLES = {  # by way: its table, and what of it
+    "encoder": table("api.md", "parameter"),
+    "decoder": table("generation.md", "parameter"),
+    "settings": list(SETTINGS.values()),
+    "settings in JSON": list(SETTINGS.values()),
+    "completions": [row for row in OPENAI if row.of in ("both", "completions")],
+    "chats": [row for row in OPENAI if row.of in ("both", "chats")],
+    "client": [row for row in table("api.md", "parameter") if row.name in ARGUMENTS],
+    "client's settings": list(SETTINGS.values()),
+    "commands": table("operating.md", "field"),
+    "config.pbtxt": [replace(row, as_text=True) for row in table("scheduling.md", "parameter")],
+}
+CASES = [(way, row) for way, rows in TABLES.items() for row in rows if row.type not in (*TENANT, *OTHER)]
+
+
+@pytest.fixture(scope="module")
+def models(toy, tmp_path_factory):
+    with ways.models(toy, tmp_path_factory.mktemp("contract")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def read(models, toy, tmp_path_factory):
+    """The reader of each way: it returns None, or its refusal of a request in which one name has this value."""
+    folder, state = models.chat, tmp_path_factory.mktemp("state")
+    manager = Manager(folder, state)
+    manager.state.begin()
+    commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
+    config = {**parameters_of(toy.repository / "toy-upper" / "config.pbtxt"), "deadline_ms": "0"}
+    by = {row.name: row.of.strip("`") for row in TABLES["commands"]}
+    return {
+        "encoder": lambda name, value: models.encode({name: value}),
+        "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),
+        "settings": lambda name, value: models.generate({**ways.FEW, name: value}),
+        "settings in JSON": lambda name, value: models.sample({**ways.FEW, name: value}),
+        "completions": partial(ways.openai, models, "completions"),
+        "chats": partial(ways.openai, models, "chat/completions"),
+        "client": partial(ways.client, models),
+        "client's settings": partial(ways.client_prompt, models),
+        "commands": lambda name, value: ways.command(commands, by[name], name, value),
+        "config.pbtxt": partial(ways.option, config),
+    }
+
+
+# null stands for the default there
+NULL = ("settings", "settings in JSON", "completions", "chats", "client", "client's settings")
+JSON = ("completions", "chats")
+
+
+@pytest.mark.parametrize(("way", "row"), CASES, ids=lambda one: getattr(one, "name", one))
+def test_documented_values_are_accepted_and_all_others_refused_by_their_name(read, way, row):
+    means = SETTINGS[row.setting] if row.setting else row
+    checked = Way(read[way], way in NULL, way in JSON)
+    faults = [fault for value in means.values() for fault in checked.faults(row, value, means)]
+    assert not faults, f"{way}: {len(faults)} values, such as {faults[0]}"

@@ -1,0 +1,140 @@
+"""The ways in, up to where a request is taken or refused. Each reads a good request of which one value is another one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request as HttpRequest
+
+from builder.store.store import TenantFile
+from hplm.engine.settings import check
+from hplm.errors import BY_WORD, HplmError
+from hplm.tenants.commands import Commands
+from hplm_client import errors
+from hplm_client.generation import Prompt
+from hplm_client.retry import Attempts
+from hplm_client.wire import Question
+from hplm_openai.connections import read_body
+from hplm_openai.errors import Refused
+from hplm_openai.requests import Asked, read_chat, read_completion
+from testing.toy import WORDS, Toy, make_chat
+from tests.support.fake_triton import Request, model_of
+from tests.support.servers import server_environment
+
+REFUSAL = re.compile(rf"\[({'|'.join(BY_WORD)})\] ")
+TAKEN = ("deadline", "queue_full")  # the value was read, and cannot be met
+ENCODER = {"tenant": "city"}
+PROMPT = {"text_input": "ab", "stream": True}
+FEW = {"max_tokens": 8, "temperature": 0}
+
+
+class Models:
+    """The model folders of encoders and of a decoder, loaded into this process."""
+
+    def __init__(self, lookup: Any, decoder: Any, chat: Path) -> None:
+        self._lookup, self._decoder, self.chat = lookup, decoder, chat
+
+    def encode(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> str | None:
+        return _said(self._lookup, Request(inputs or {"TEXT": [WORDS[0]]}, {**ENCODER, **parameters}))
+
+    def generate(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any] = PROMPT) -> str | None:
+        return _said(self._decoder, Request(inputs, {"tenant": "plain", **parameters}))
+
+    def sample(self, settings: Mapping[str, Any]) -> str | None:
+        return self.generate({}, {**PROMPT, "sampling_parameters": json.dumps(settings)})
+
+
+def _said(model: Any, request: Request) -> str | None:
+    """Returns the refusal of a request, or None if it was taken."""
+    model.execute([request])
+    answer = request.first()
+    if not isinstance(answer, str):
+        return None
+    word = REFUSAL.match(answer)
+    assert word, f"a refusal without a word: {answer[:200]}"
+    return None if word[1] in TAKEN else answer
+
+
+@contextmanager
+def models(toy: Toy, folder: Path) -> Iterator[Models]:
+    chat = make_chat(folder, [TenantFile("plain", 1, "root", 1, "generate", [], 0)])
+    with ExitStack() as stack:
+        stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
+        lookup = stack.enter_context(model_of(toy.repository, "toy-lookup", "hplm_lookup"))
+        yield Models(lookup, stack.enter_context(model_of(chat.repository, "chat", "hplm_generate")), chat.folder)
+
+
+def refused_by(read: Callable[[], Any]) -> str | None:
+    """Returns the refusal of a reader that raises, or None."""
+    try:
+        read()
+    except HplmError as error:
+        return error.wire()
+    return None
+
+
+def openai(found: Models, path: str, name: str, value: Any) -> str | None:
+    """Sends a body of OpenAI's form through the gateway's readers and to the decoder."""
+    good: dict[str, Any] = {"model": "plain", "stream": True, **FEW}
+    good |= {"prompt": "ab"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+    if name == "max_completion_tokens":
+        del good["max_tokens"]
+    if name == "top_logprobs":
+        good["logprobs"] = True
+    try:
+        asked = _asked(path, json.dumps({**good, name: value}).encode())
+    except Refused as refused:
+        assert refused.status == 400 and (refused.param in (name, None)), refused.body
+        return f"[{refused.code}] {refused}"
+    return found.generate(
+        {**asked.parameters(), **({"timeout": asked.timeout_us} if asked.timeout_us else {})},
+        {**asked.inputs(), "stream": True},
+    )
+
+
+def _asked(path: str, body: bytes) -> Asked:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    read = asyncio.run(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
+    return read_completion(read, None) if path == "completions" else read_chat(read, None, 16)
+
+
+def client(found: Models, name: str, value: Any) -> str | None:
+    """Gives an argument to our client, and what it would send to an encoder."""
+    argument = {"hplm_priority": "priority", "hplm_rung": "rung"}.get(name, name)
+    question = Question([WORDS[0]], "city", **{argument: value})
+    return found.encode(question.parameters())
+
+
+def client_prompt(found: Models, name: str, value: Any) -> str | None:
+    """Gives a setting to our client, and what it would send to a decoder."""
+    try:
+        prompt = Prompt("ab", None, "plain", {**FEW, name: value}, stream=True)
+    except errors.InvalidInput as error:
+        return f"[invalid_input] {error} {name}"  # JSON has no NaN: the error is about all settings
+    return found.generate(prompt.parameters(), prompt.inputs())
+
+
+def deadline(name: str, value: Any) -> str | None:
+    try:
+        Attempts(0, value, 1.0)
+    except errors.InvalidInput as error:
+        return f"[invalid_input] {error}"
+    return None
+
+
+def command(commands: Commands, command: str, name: str, value: Any) -> str | None:
+    return refused_by(lambda: commands.run(json.dumps({"command": command, "id": "plain", name: value})))
+
+
+def option(good: Mapping[str, str], name: str, value: Any) -> str | None:
+    """Puts a text into a `config.pbtxt`."""
+    return refused_by(lambda: check({**good, name: value}))
