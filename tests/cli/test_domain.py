@@ -7,7 +7,7 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import Store, TenantFile
 from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.cli.main import main
 from testing.random_store import random_stack, random_store, random_tenant, random_tenants
@@ -36,16 +36,26 @@ def broken_of(said):
     return broken
 
 
-@pytest.fixture
-def grown(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
     """A store with a root, a domain of two versions with a tenant on the first one, and a child of that domain."""
-    store = rooted(tmp_path)
-    build = ["build", "domain", "--store", store.folder, "--minutes", 0, "--min-tokens", 1]
-    run(capsys, *build, "--name", "bio", "--corpus", corpus(tmp_path, 1), "--keep", 0.5, "--dtype", "int8")
+    folder = tmp_path_factory.mktemp("grown")
+    store = rooted(folder)
+
+    def build(*arguments):
+        assert main([*map(str, arguments), "--store", str(store.folder)]) == 0
+
+    common = ["build", "domain", "--minutes", 0, "--min-tokens", 1]
+    build(*common, "--name", "bio", "--corpus", corpus(folder, 1), "--keep", 0.5, "--dtype", "int8")
     tenant(store, "acme", "bio")
-    run(capsys, "domain", "update", "--store", store.folder, "--name", "bio", "--corpus", corpus(tmp_path, 2))
-    run(capsys, *build, "--name", "cells", "--parent", "bio", "--corpus", corpus(tmp_path, 3))
+    build("domain", "update", "--name", "bio", "--corpus", corpus(folder, 2))
+    build(*common, "--name", "cells", "--parent", "bio", "--corpus", corpus(folder, 3))
     return store
+
+
+@pytest.fixture
+def grown(built, tmp_path):
+    return Store(shutil.copytree(built.folder, tmp_path / "store"))
 
 
 def test_list_prints_the_domains_as_a_tree(grown, capsys):

@@ -1,4 +1,4 @@
-"""A stack of fewer layers learns the full stack's end. All else stays as it is, and a killed learning continues."""
+"""A stack of fewer layers learns the full stack's end. All else stays as it is, and an interrupted learning continues."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
 from testing.random_store import random_documents
 from testing.toy import CONFIG
-from tests.builder.adaptation.test_cut_adaptation import STEPS, killed_everywhere
-from tests.support.message import mentioning, mentions
+from tests.builder.adaptation.test_cut_adaptation import STEPS, continues_to_the_same
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -117,23 +117,12 @@ def test_the_same_seed_gives_the_same_bytes(documents):
     assert same(first, again) and not same(first, other)
 
 
-def test_a_goal_ends_the_learning(documents, monkeypatch, capsys):
-    monkeypatch.setattr("builder.adaptation.learning.FIRST_ROUND", 8)
-    _, whole = run(documents, layers=2, steps=60, until=0.9999)
-    assert whole.steps == 60 and mentions(capsys.readouterr().err, "0.9999", 60, "--minutes", "--steps")
-    found = {int(steps): share for steps, share in whole.explained}
-    until = max(found.values()) - 0.02
-    _, early = run(documents, layers=2, steps=60, until=until)
-    assert 0 < early.steps == next(steps for steps, share in found.items() if share >= until) < 60
-    assert early.at_end == found[early.steps] and not capsys.readouterr().err
-
-
-def test_a_killed_learning_ends_with_the_same_weights(documents, tmp_path, monkeypatch):
+def test_an_interrupted_learning_ends_with_the_same_weights(documents, tmp_path, monkeypatch):
     def learn(saved):
         stack, report = run(documents, saved=saved, steps=STEPS)
         return list(weights(stack).values()), (report.first_loss, report.at_start, report.at_end, report.started_from)
 
-    killed_everywhere(learn, tmp_path, monkeypatch)
+    continues_to_the_same(learn, tmp_path, monkeypatch)
 
 
 def test_a_corpus_without_two_documents_is_refused(documents):

@@ -15,7 +15,7 @@ from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
 from tests.builder.adaptation.test_masked import save
 from tests.builder.tables.branches import CPU, some_lines
-from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, grow, rooted
+from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, grow, rooted, with_bio
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -100,8 +100,7 @@ def test_a_folder_that_vanishes_before_it_is_opened_is_made_again(tmp_path, monk
 
 
 def test_an_update_that_another_process_finishes_meanwhile_is_followed_by_the_next(tmp_path, monkeypatch):
-    store, latest = rooted(tmp_path), Store.latest
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store, latest = with_bio(tmp_path), Store.latest
 
     def overtaken(self, domain):
         version = latest(self, domain)
@@ -114,8 +113,7 @@ def test_an_update_that_another_process_finishes_meanwhile_is_followed_by_the_ne
 
 
 def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path, monkeypatch):
-    store, users = rooted(tmp_path), Store.users
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store, users = with_bio(tmp_path), Store.users
 
     def read(self):
         with pytest.raises(InvalidInput, match=BUSY), held(store.work_folder("bio", 2), "'bio'"):
@@ -127,8 +125,7 @@ def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path, monkeyp
 
 
 def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path, monkeypatch):
-    store, save_lower = rooted(tmp_path), Store.save_lower
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store, save_lower = with_bio(tmp_path), Store.save_lower
 
     def deleted(self, domain, version, lower):
         save_lower(self, domain, version, lower)
@@ -141,8 +138,7 @@ def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path, m
 
 
 def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path, monkeypatch):
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
 
     def killed(*_, **__):
         raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from hplm.plot.levels import count_levels, ends
 from hplm.plot.writing import write_table
 from testing.random_store import random_values
 from tests.builder.tables.branches import CPU, build, some_lines
-from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted, tenant
+from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted, tenant, with_bio
 from tests.support.message import mentioning, mentions
 
 KEEPS = [1.0, 0.5, 0.1, 0.02, 0.0]
@@ -76,8 +76,7 @@ def test_a_root_keeps_its_tokens_at_every_size(tmp_path, window):
 @pytest.mark.parametrize("name", ["bio", "root"])
 def test_a_table_with_rows_in_another_order_predicts_the_same(tmp_path, name):
     """Tables of earlier versions have their rows in the order of counts, all lengths together."""
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
     text = corpus(tmp_path, 7)
     expected = cover(store, name, 1, text, KEEPS)
     table = store.table(name, 1)
@@ -135,8 +134,7 @@ def test_sizes_equal_those_of_the_files(tmp_path, dtype):
 
 
 def test_tenants_on_an_older_version_are_behind(tmp_path):
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
     tenant(store, "acme", "bio", 1)
     tenant(store, "elsewhere", "root", 1)
     assert behind(store, "bio") == []
@@ -147,8 +145,7 @@ def test_tenants_on_an_older_version_are_behind(tmp_path):
 
 
 def test_the_picture_shows_the_curve(tmp_path):
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
     coverage = cover(store, "bio", 1, corpus(tmp_path, 7))
     curve = coverage.curve
     assert curve.bytes == sorted(curve.bytes) and curve.here == sorted(curve.here)

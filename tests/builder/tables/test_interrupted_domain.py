@@ -14,15 +14,14 @@ from builder.tables.domain import build_domain, delete_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from tests.builder.tables.branches import CPU
-from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, cut, grow, rooted, rows
+from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, cut, grow, rooted, rows, with_bio
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
 
 def test_an_update_that_fails_in_its_clean_up_counts_nothing_twice(tmp_path, monkeypatch):
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "sweep", lambda self: (_ for _ in ()).throw(OSError("the disk is away")))
         for _ in range(2):
@@ -33,8 +32,7 @@ def test_an_update_that_fails_in_its_clean_up_counts_nothing_twice(tmp_path, mon
 
 
 def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path, monkeypatch):
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
     options = replace(SMALL, parent="bio")
     cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU))
     grow(store, tmp_path, "bio", 2)
@@ -62,8 +60,7 @@ def test_builds_that_end_meanwhile_do_not_count_as_users(tmp_path, monkeypatch):
 
 
 def test_after_an_old_version_is_deleted_an_interrupted_update_continues(tmp_path, monkeypatch):
-    store = rooted(tmp_path)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    store = with_bio(tmp_path)
     grow(store, tmp_path, "bio", 2)
     cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
     assert delete_domain(store, "bio", 1) == [1] and store.has_lower("bio", 3)

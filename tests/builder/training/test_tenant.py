@@ -52,6 +52,14 @@ def test_every_task_is_learned(trained, name):
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("patience", [1, 3])
+def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path, patience):
+    """No weight changes, so the first epoch stays the best."""
+    train = made(tmp_path, "classify", 20, 1)
+    report = store.report(learn(store, "classify", train, epochs=8, patience=patience, learning_rate=STILL))
+    assert (report["best_epoch"], report["epochs_run"]) == (1, 1 + patience)
+
+
 def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained, learnable):
     store, _ = trained
     for name in ("upper.safetensors", "lower/root-1.safetensors"):
