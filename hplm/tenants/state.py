@@ -194,7 +194,11 @@ class State:
             os.close(held)
 
     def sweep_aside(self) -> None:
-        """Removes the temporary folders of killed managers: those that no process locks."""
+        """Removes the temporary files of killed managers, and their temporary folders: those that no process locks."""
+        for file in (*self.folder.glob("CURRENT.*.writing"), *self.folder.glob(".clock-*")):
+            with suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime >= NEW_SECONDS:
+                    file.unlink()
         for folder in self.folder.glob("aside-*"):
             with suppress(FileNotFoundError, BlockingIOError):
                 if time.time() - folder.stat().st_mtime < NEW_SECONDS:

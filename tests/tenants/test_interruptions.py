@@ -1,6 +1,5 @@
 """Changes of tenants that are interrupted anywhere are complete or undone."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -11,69 +10,12 @@ import pytest
 
 from builder.store.store import Store
 from hplm.tenants.backup import back_up, restore
-from hplm.tenants.banks import Banks
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry
-from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from testing.random_store import random_table
-from tests.places import answer, exported_answer, knowledge, learn, served
+from tests.places import answer, exported_answer, knowledge, served
 
 pytestmark = pytest.mark.slow
-
-
-MOMENTS = [
-    (Manager, "put"),
-    (Banks, "put"),
-    (Registry, "_write"),
-    (Snapshot, "save"),
-    (Registry, "_publish"),
-    (Registry, "_sweep"),
-]
-
-
-@pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("action", ["add", "update", "delete"])
-def test_an_interruption_at_any_step_leaves_the_old_or_the_new_state(place, monkeypatch, owner, moment, after, action):
-    """After an interruption before or after any step, the state is the old or the new one, and the next change works."""
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    learn(store, "tenant-0", 2, seed=60)
-    old = {name: answer(place, name) for name in ("tenant-0", "tenant-1")}
-
-    class Cut(BaseException):
-        pass
-
-    real = getattr(owner, moment)
-
-    def cut(*arguments, **options):
-        if after:
-            real(*arguments, **options)
-        raise Cut
-
-    def act():
-        return {
-            "add": lambda: live.add("new-a", knowledge(store, "new-a")),
-            "update": lambda: live.update("tenant-0", knowledge(store, "tenant-0")),
-            "delete": lambda: live.delete("tenant-0"),
-        }[action]()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, moment, cut)
-        with contextlib.suppress(Cut):
-            act()
-    generation = live.registry.current().generation
-    assert generation in (0, 1)
-    tenants = {tenant.id: tenant.version for tenant in served(place).view.snapshot.tenants}
-    new = {"add": {"new-a": 1, "tenant-0": 1}, "update": {"tenant-0": 2}, "delete": {}}[action] | {"tenant-1": 1}
-    assert tenants == (new if generation else {"tenant-0": 1, "tenant-1": 1})
-    assert (answer(place, "tenant-1") == old["tenant-1"]).all()
-    if not generation:
-        act()
-        assert (answer(place, "tenant-1") == old["tenant-1"]).all()
-    live.add("new-c", knowledge(store, "new-c"))
-    assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
 
 
 KILLED = """

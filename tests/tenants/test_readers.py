@@ -28,7 +28,7 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.slow
 
 
-def test_a_manager_waits_for_every_reader(place):
+def test_a_manager_waits_for_every_reader(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     backbone = served(place)
@@ -40,10 +40,8 @@ def test_a_manager_waits_for_every_reader(place):
         assert backbone.view.snapshot.generation == change.generation
         stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
         stuck.write_text("0\n")
-        monkey = pytest.MonkeyPatch()
-        monkey.setattr("hplm.tenants.state.PATIENCE", 0.6)
+        monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
         assert live.settle(change.generation) == ["elsewhere-1-abc"]
-        monkey.undo()
     finally:
         watch.close()
     assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
