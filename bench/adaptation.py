@@ -23,7 +23,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "adaptation", run, "where a step of a root's adaptation spends its time", (
         "Measure the parts of a step in which a root learns: the teacher, the lower layers on windows, the upper layers, their "
         "gradients, and the change of the weights. Weights and texts are random."
-    ))  # fmt: skip
+    ), size="toy", seconds=0.05)  # fmt: skip
     size_option(parser, AdaptationBench.size)
     seconds_option(parser, AdaptationBench.seconds, "of all steps together")
     dtype_option(parser, "of the products", LAYER_DTYPES)

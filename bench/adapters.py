@@ -20,7 +20,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "adapters", run, "adapters of one layer, for many tenants at once", (
         "Measure how long the adapters of one layer take for a batch of 1 to 64 tenants, beside a loop over tenants and beside "
         "peft."
-    ))  # fmt: skip
+    ), hidden=32, rank=4, seconds=0.005)  # fmt: skip
     parser.add_argument("--hidden", type=int, default=AdaptersBench.hidden, help="width of a vector (default: %(default)s)")
     parser.add_argument("--rank", type=int, default=AdaptersBench.rank, help="rank of an adapter (default: %(default)s)")
     seconds_option(parser, AdaptersBench.seconds, "for each figure")

@@ -22,7 +22,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "Measure the shared upper layers: five packings of texts of mixed lengths beside texts of one length, one text "
         "beside plain layers, texts of one length beside bare matrix products, several numbers of slots and batch sizes, and "
         "attention alone with causal masks and from targets to sources; batches of many sizes beside batches of one."
-    ))  # fmt: skip
+    ), size="toy", seconds=0.01, dtype="fp32")  # fmt: skip
     parser.add_argument(
         "--size", choices=(*SIZE_NAMES, "both"), default="both", help="size of the model (default: %(default)s)"
     )

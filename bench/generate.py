@@ -38,7 +38,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "generate", run, "decoders that generate text", (
         "Generate with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams, one and many "
         "tenants, models of their own that take turns in memory; without a server, and served by Triton."
-    ))  # fmt: skip
+    ), layers=3, seconds=0.5, rounds=1)  # fmt: skip
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts to measure (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=GenerateBench.layers, help="layers (default: %(default)s)")
     seconds_option(parser, GenerateBench.seconds, "under overload")

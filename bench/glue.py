@@ -26,7 +26,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "Serve a backbone of width 32 with one layer, and beside it an ensemble of two Python models that do nothing, with "
         "four tensors between them. Measure one client, 64 and 256, and requests of 16 and of 64 texts, over HTTP; 64 clients "
         "over gRPC; and the processor time that each process of the server uses for a request."
-    ))  # fmt: skip
+    ), tokens=16, seconds=0.3)  # fmt: skip
     tokens_option(parser, GlueBench.tokens)
     seconds_option(parser, GlueBench.seconds, "of each measurement")
     parser.add_argument("--lookups", type=int, default=GlueBench.lookups, help="instances of lookup (default: %(default)s)")

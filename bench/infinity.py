@@ -28,7 +28,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "infinity", run, "served answers beside infinity-emb", (
         "Serve a MiniLM with random weights by infinity-emb (torch), and by hPLM for 1 and for 10,000 tenants. Measure 1 "
         "client and 32 with the same texts. infinity-emb answers with an embedding, hPLM with a label."
-    ))  # fmt: skip
+    ), size="toy", tokens=16, seconds=0.5)  # fmt: skip
     parser.add_argument(
         "--environment", type=Path, default=InfinityBench.environment,
         help="folder of infinity-emb's Python environment, which is made if it is missing (default: %(default)s)",

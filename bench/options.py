@@ -9,17 +9,33 @@ from collections.abc import Callable, Sequence
 from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
 
-SIZE_NAMES = ("minilm", "bert-base")  # defined in `testing.random_store.SIZES`
+SIZE_NAMES = ("minilm", "bert-base", "toy")  # defined in `testing.random_store.SIZES`
 DTYPES = ("auto", *ENGINE_DTYPES)
 SHORTEST = 3  # [CLS], a word, [SEP]
 
 
+class _Quick(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object) -> None:
+        vars(namespace).update(self.const)
+
+
 def benchmark(
-    kinds: argparse._SubParsersAction, name: str, run: Callable[[argparse.Namespace], dict], help: str, description: str
+    kinds: argparse._SubParsersAction,
+    name: str,
+    run: Callable[[argparse.Namespace], dict],
+    help: str,
+    description: str,
+    **quick: object,
 ) -> argparse.ArgumentParser:
-    """Adds `hplm bench NAME`. `run` returns the figures, which --json prints as one line. Without --json, `run` prints them."""
+    """Adds `hplm bench NAME`. `run` returns the figures, which --json prints as one line. Without --json, `run` prints them.
+
+    `quick`: the values that --quick gives to options of the benchmark. Options behind --quick count.
+    """
     parser = kinds.add_parser(name, help=help, description=description)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    if quick:
+        about = "little of everything: the figures mean nothing"
+        parser.add_argument("--quick", action=_Quick, nargs=0, const=quick, help=about)
     parser.set_defaults(run=run)
     return parser
 

@@ -35,7 +35,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "overload", run, "a server that gets more requests than it can answer in time", (
         "Send a real server a multiple of the requests that it can answer, with deadlines of some batch times. Measure how "
         "many it answers in time, how many it refuses, and how fast it refuses."
-    ))  # fmt: skip
+    ), size="toy", tokens=16, seconds=1.0)  # fmt: skip
     size_option(parser, OverloadBench.size)
     tokens_option(parser, OverloadBench.tokens)
     parser.add_argument(

@@ -37,7 +37,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "pipeline", run, "staging a batch while another one computes", (
         "Saturate the upper half, without a server, in each way of overlapping staging and computing. There are more tenants "
         "than slots."
-    ))  # fmt: skip
+    ), size="toy", tokens=16, seconds=0.3, dtype="fp32")  # fmt: skip
     size_option(parser, PipelineBench.size)
     tokens_option(parser, PipelineBench.tokens)
     seconds_option(parser, PipelineBench.seconds, "of each variant")

@@ -44,7 +44,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "plot", run, "lookup, gathering, cold reads and building of a table", (
         "Write tables of random values with realistic key statistics. Measure one text on one thread, beside the layers that "
         "a table replaces. A million keys of width 768 take 8 GB of disk and some minutes."
-    ))  # fmt: skip
+    ), keys=3000, hidden=32, tokens=16, seconds=0.01, count_tokens=20_000)  # fmt: skip
     parser.add_argument("--keys", type=int, default=PlotBench.keys, help="n-grams in the table (default: %(default)s)")
     parser.add_argument("--window", type=int, default=PlotBench.window, help="tokens of an n-gram (default: %(default)s)")
     parser.add_argument("--hidden", type=int, default=PlotBench.hidden, help="width of a vector (default: %(default)s)")

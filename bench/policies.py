@@ -39,7 +39,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "multiple of the rate that first come, first served answers with the packing `packed`. That pair is measured again "
         "before and after each other one. Lengths are 3 to 100, normal, with mean 20. No request is refused on arrival; they "
         "expire."
-    ))  # fmt: skip
+    ), size="toy", seconds=1.0)  # fmt: skip
     size_option(parser, PoliciesBench.size)
     for option, default in (("--policies", PoliciesBench.policies), ("--packings", PoliciesBench.packings)):
         parser.add_argument(option, nargs="+", default=default, help=f"default: {' '.join(default)}")

@@ -45,7 +45,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "Each request promises a time until its first token and one for its whole answer. Measure, for every policy and rate, "
         "the share of requests that are refused, and the share of the others that come within both promises. Prompts have 10 "
         "to 60 tokens, answers 8 to 128, geometrically distributed; arrivals are Poisson."
-    ))  # fmt: skip
+    ), requests=20, seats=4, policies=["timely", "fcfs"])  # fmt: skip
     case = PromisesBench
     parser.add_argument(
         "--requests", type=int, default=case.requests, help="to simulate for each rate and policy (default: %(default)s)"

@@ -39,7 +39,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "serve", run, "a real server beside the bare engine", (
         "Export a repository of random weights and serve it. Measure one client, then saturation, beside the bare engine and "
         "beside an ensemble of two models that do nothing."
-    ))  # fmt: skip
+    ), size="toy", tokens=16, tenants=[4], seconds=0.5, connections=4)  # fmt: skip
     size_option(parser, ServeBench.size)
     tokens_option(parser, ServeBench.tokens)
     parser.add_argument(

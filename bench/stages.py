@@ -39,7 +39,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "Saturate the upper half, without a server, on two cores: an engine of two stages, two engines of one core each, and "
         "one engine with both cores. Also an engine of one stage on a core, beside one without stages. All engines are "
         "processes of their own, and take turns. Stop other work on the machine first."
-    ))  # fmt: skip
+    ), size="toy", tokens=16, seconds=0.05)  # fmt: skip
     size_option(parser, StagesBench.size)
     tokens_option(parser, StagesBench.tokens)
     seconds_option(parser, StagesBench.seconds, "of each variant")

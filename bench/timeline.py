@@ -39,7 +39,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "timeline", run, "what the threads of a loaded server do, batch by batch", (
         f"Load a real server that has more tenants than slots. Write the times of each thread, from the server's journal, to "
         f"{FILE} (HMI, Fig. 17)."
-    ))  # fmt: skip
+    ), size="toy", tokens=16, seconds=0.5)  # fmt: skip
     size_option(parser, TimelineBench.size)
     tokens_option(parser, TimelineBench.tokens)
     seconds_option(parser, TimelineBench.seconds, "of load")

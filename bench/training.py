@@ -24,7 +24,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "training", run, "a training step that reads the tables", (
         "Measure a step of adapter training that reads the tables, beside steps that compute the lower layers: those of the "
         "original BERT, and those of the tables' windows. Weights are random."
-    ))  # fmt: skip
+    ), size="toy", tokens=12, texts=4, seconds=0.05)  # fmt: skip
     size_option(parser, TrainingBench.size)
     tokens_option(parser, TrainingBench.tokens)
     parser.add_argument("--texts", type=int, default=TrainingBench.texts, help="texts of a step (default: %(default)s)")

@@ -30,7 +30,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 MINILM = BackboneConfig("minilm", 30522, 384, 12, 1536, 3, 3, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
 BERT_BASE = BackboneConfig("bert-base", 30522, 768, 12, 3072, 6, 6, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
-SIZES = {config.name: config for config in (MINILM, BERT_BASE)}
+TOY = BackboneConfig("toy", 200, 32, 2, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
+SIZES = {config.name: config for config in (MINILM, BERT_BASE, TOY)}
 
 
 def word(number: int) -> str:

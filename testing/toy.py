@@ -19,13 +19,13 @@ from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
+from testing.random_store import TOY as CONFIG
 from testing.random_store import random_store, words
 
 CHATML = (
     "{% for message in messages %}<|258|>{{ message['role'] }}\n{{ message['content'] }}<|257|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|258|>assistant\n{% endif %}"
 )
-CONFIG = BackboneConfig("toy", 200, 32, 2, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
 CHAT = BackboneConfig(  # a toy decoder
     "chat", 264, 32, 4, 48, 2, 2, 256, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3, causal=True),
     kv_heads=2, head=12, norm=RMS, pre_norm=True, biases=False, gated=True, rotary_base=10_000.0, start_id=256, end_ids=(257,),

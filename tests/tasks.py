@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -30,15 +31,25 @@ TENANTS = [
 ]
 
 
-def make_tasks(folder: Path, calibrations: Mapping[str, Calibration] = MappingProxyType({})) -> Toy:
-    """`calibrations`: of some tenants, by id."""
-    store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
-    _, head = store.tenant_weights(TENANTS[3])
-    often = head["bias"] + torch.tensor([0.0, 0.0, 4.0])  # leaves about half of the questions unanswered
-    save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")
+def make_tasks(
+    folder: Path,
+    calibrations: Mapping[str, Calibration] = MappingProxyType({}),
+    name: str = CONFIG.name,
+    more: Sequence[TenantFile] = (),
+) -> Toy:
+    """`calibrations`: of some tenants, by id. `name`: the backbone's. `more`: further tenants."""
+    store = random_store(folder / f"{name}-store", replace(CONFIG, name=name), [*TENANTS, *more], DOMAINS, spread=0.3)
+    leave_some_unanswered(store)
     for name, calibration in calibrations.items():
         save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
     return Toy(store, exported(store, folder / "repository"))
+
+
+def leave_some_unanswered(store: Store) -> None:
+    """Lets the tenant `perhaps` leave about half of the questions unanswered."""
+    _, head = store.tenant_weights(TENANTS[3])
+    often = head["bias"] + torch.tensor([0.0, 0.0, 4.0])
+    save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")
 
 
 def exported(store: Store, repository: Path) -> Path:

@@ -105,6 +105,9 @@ class Trained:
     report: dict[str, Any]
 
 
+Train = Callable[..., Trained]  # `train`, or another function that is called like it
+
+
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
     head = head_layout(config, labels, options.head_function, options.dtype)
     return TenantModel(adapter_of(config, options), head, options.seed)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from builder.store.savepoint import Savepoint
 from builder.training.bodies import PlotBody
-from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
+from builder.training.finetuning import Ground, Train, Trained, TrainingOptions, tenant_model, train
 from builder.training.model import Diverged
 from builder.training.scores import Scores
 from builder.worker_processes import processes_that_fit, worker_processes
@@ -48,13 +48,18 @@ def points(options: TrainingOptions) -> list[TrainingOptions]:
 
 
 def train_grid(
-    opened: Opened, options: Sequence[TrainingOptions], folder: Path, device: torch.device, show_progress: bool
+    opened: Opened,
+    options: Sequence[TrainingOptions],
+    folder: Path,
+    device: torch.device,
+    show_progress: bool,
+    trainer: Train = train,
 ) -> tuple[Trained, list[Tried]]:
     """Returns the point with the best dev score, the first of equals. Finished points in `folder` are not trained again."""
     count = 1 if device.type != "cpu" else processes_that_fit(len(options))
     threads = max(1, torch.get_num_threads() // len(options))  # independent of how many run at once: same numbers
     files = [folder / f"point-{number}" for number in range(len(options))]
-    jobs = [partial(_try, opened, point, file, threads) for point, file in zip(options, files, strict=True)]
+    jobs = [partial(_try, opened, point, file, threads, trainer) for point, file in zip(options, files, strict=True)]
     bar = partial(tqdm, total=len(jobs), desc=f"training, {count} at a time", unit="training", disable=not show_progress)
     if count == 1:
         for job in bar(jobs):
@@ -72,7 +77,7 @@ def train_grid(
     return _trained(*opened(), options[best], results[best]), tried
 
 
-def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> None:
+def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int, trainer: Train) -> None:
     done = Savepoint(file.with_suffix(".done"))
     if done.load() is not None:
         return
@@ -80,7 +85,7 @@ def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> 
     torch.set_num_threads(threads)
     try:
         ground, body = opened()
-        trained = train(body, ground, options, file.with_suffix(".pt"), show_progress=False)
+        trained = trainer(body, ground, options, file.with_suffix(".pt"), show_progress=False)
     except Diverged:
         done.save({"main": None})
         return

@@ -17,7 +17,7 @@ from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
 from builder.training.examples import Texts
-from builder.training.finetuning import Ground, Trained, TrainingOptions, adapter_of, train
+from builder.training.finetuning import Ground, Train, Trained, TrainingOptions, adapter_of, train
 from builder.training.grid import points, train_grid
 from builder.training.labelled import Labelled
 from builder.training.learning_curve import draw_training
@@ -41,6 +41,7 @@ def build_tenant(
     from_version: int | None = None,
     device: torch.device | None = None,
     show_progress: bool = True,
+    trainer: Train = train,
     **training: Any,
 ) -> TenantFile:
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
@@ -84,11 +85,11 @@ def build_tenant(
         tried = []
         if grid:
             opened = partial(material.open, device)
-            trained, tried = train_grid(opened, points(options), working, device, show_progress)
+            trained, tried = train_grid(opened, points(options), working, device, show_progress, trainer)
             ground = opened()[0]
         else:
             ground, body = material.open(device, show_progress)
-            trained = train(body, ground, options, working / "training.pt", show_progress)
+            trained = trainer(body, ground, options, working / "training.pt", show_progress)
         tenant = TenantFile(
             tenant_id, version, domain, material.domain_version, task, parts.labels, options.rank, options.adapter,
             options.worked_on, options.function, options.head_function, options.dtype,

@@ -11,6 +11,7 @@ import pytest
 from client_ways import WAYS, Way
 
 from hplm.server import TritonServer
+from tests.support.servers import _server_is_well, servers  # noqa: F401
 
 
 @pytest.fixture(params=WAYS)

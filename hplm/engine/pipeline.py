@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import compress
@@ -25,7 +24,7 @@ from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
 from hplm.engine.served import Served
 from hplm.engine.staged import StagedBatch
-from hplm.engine.threads import repeat
+from hplm.engine.threads import Runner
 from hplm.errors import DeadlineMissed, HplmError
 from hplm.model import faults
 from hplm.model.openmp import compute_with
@@ -47,6 +46,7 @@ class Pipeline:
         device_failed: Callable[[], None],
         threads: int,
         in_flight: InFlight,
+        runner: Runner,
     ) -> None:
         """`served`: by the number of the backbone. All have the same devices, so a stage has one thread for all of them.
 
@@ -65,21 +65,21 @@ class Pipeline:
         self._before: list[queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None]]  # batches that wait for each stage
         self._before = [queue.SimpleQueue() for _ in self._stages]
         self._computed: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # give back the slots that a batch held
-        self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
+        self._answering = runner.beside("answer")
         self._computing_since: list[float | None] = [None for _ in self._stages]
         self._threads = [
-            repeat(self._stage_next, "stage", partial(compute_with, 1 if on_cpu else threads)),
-            *(self._computing(stage, threads if on_cpu else 1) for stage in range(len(self._stages))),
-            repeat(self._expire_next, "expire"),
+            runner.repeat(self._stage_next, "stage", partial(compute_with, 1 if on_cpu else threads)),
+            *(self._computing(runner, stage, threads if on_cpu else 1) for stage in range(len(self._stages))),
+            runner.repeat(self._expire_next, "expire"),
         ]
 
-    def _computing(self, stage: int, threads: int) -> threading.Thread:
+    def _computing(self, runner: Runner, stage: int, threads: int) -> threading.Thread:
         def prepare() -> None:
             self._stages[stage].pin()
             compute_with(threads)
 
         step = self._compute_next if stage == self._last else partial(self._enter_next, stage)
-        return repeat(step, f"compute {stage + 1}" if self._last else "compute", prepare)
+        return runner.repeat(step, f"compute {stage + 1}" if self._last else "compute", prepare)
 
     @property
     def computing_s(self) -> float:

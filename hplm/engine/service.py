@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,13 +17,13 @@ from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
+from hplm.engine.threads import Runner
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput
 from hplm.levels.plan import Plan
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import compute_with
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
-from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
@@ -46,6 +45,7 @@ class Service:
         together: Together = nullcontext[None],
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,
+        runner: Runner | None = None,
     ) -> None:
         """`places`: the folders of the backbones that share the line, with settings that differ in their stages alone.
         `together` surrounds the answers to a batch, so that they may leave as one message. `device_failed` is called after a
@@ -74,9 +74,10 @@ class Service:
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         self.served = [Served(folder, own, state) for folder, own in places]
-        self._line = Queue(scheduler, time.monotonic_ns)
+        self._runner = runner or Runner()
+        self._line = self._runner.line(scheduler)
         batches = InFlight(in_flight, capacity.texts, shown)
-        self._pipeline = Pipeline(self._line, capacity, self.served, together, device_failed, threads, batches)
+        self._pipeline = Pipeline(self._line, capacity, self.served, together, device_failed, threads, batches, self._runner)
 
     def submit(
         self,
@@ -99,7 +100,7 @@ class Service:
         view = served.backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
-        answered, now = partial(_leave, served, respond), time.monotonic_ns()
+        answered, now = partial(_leave, served, respond), self._runner.now_ns()
         request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, served.shares, backbone, number)
         try:
             if tenant.id in served.quarantined:

@@ -31,9 +31,10 @@ RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for 
 class Supervisor:
     """Supervises a server that has started."""
 
-    def __init__(self, server: TritonServer, say: Callable[[str], None]) -> None:
+    def __init__(self, server: TritonServer, say: Callable[[str], None], regions_share: float = REGIONS_SHARE) -> None:
         self._server = server
         self._say = say
+        self._regions_share = regions_share
         self._pause = 0.0
         self._recycled = 0.0  # when
         self._begin()
@@ -143,7 +144,7 @@ class Supervisor:
     def _recycle(self) -> None:
         """Replaces the process with the largest region when regions take too much of /dev/shm."""
         taken = sum(map(size_of, regions(self._server.id)))
-        bound = REGIONS_SHARE * shutil.disk_usage(process_group.SHARED_MEMORY).total
+        bound = self._regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
         if taken < bound or self._server.pid is None or time.monotonic() - self._recycled < RECYCLE_SECONDS:
             return
         largest = max(stubs(self._server.pid), key=lambda stub: size_of(stub.region), default=None)

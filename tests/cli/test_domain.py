@@ -9,7 +9,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
-from hplm.cli.main import main, parser
+from hplm.cli.main import main
 from testing.random_store import random_stack, random_store, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.builder.tables.branches import some_lines
@@ -104,23 +104,6 @@ def test_impossible_actions_are_refused_by_name(grown, capsys, arguments, named)
     assert mentions(refused(capsys, "domain", *arguments, "--store", grown.folder), *named)
 
 
-def test_delete_removes_all_versions_or_the_given_one(grown, capsys):
-    assert run(capsys, "domain", "delete", "--store", grown.folder, "--name", "cells") == {"domain": "cells", "removed": [1]}
-    assert run(capsys, "domain", "delete", "--store", grown.folder, "--name", "bio", "--version", 2)["removed"] == [2]
-
-
-def test_a_small_corpus_is_refused_with_the_way_out(grown, capsys, tmp_path):
-    build = ["build", "domain", "--store", grown.folder, "--name", "law", "--corpus", corpus(tmp_path, 5)]
-    assert "--min-tokens" in refused(capsys, *build)
-
-
-@pytest.mark.parametrize("command", ["domain", "domain list", "domain update", "domain delete", "domain inspect", "verify"])
-def test_every_command_has_a_help_text(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parser().parse_args([*command.split(), "--help"])
-    assert ended.value.code == 0 and f"usage: hplm {command}" in capsys.readouterr().out
-
-
 def flip(path, offset):
     """Flips a bit in a copy of a file, because exported files are hard links to those of the store."""
     content = bytearray(path.read_bytes())
@@ -189,17 +172,6 @@ def test_verify_checks_the_stacks_of_a_store_and_of_a_model_folder(capsys, tmp_p
     assert mentions(refused(capsys, "verify", "--store", store.folder), store.stack_file("deep", ".json"))
 
 
-def test_verify_names_missing_files(repository, capsys):
-    folder = repository / "toy" / "1"
-    (folder / "plot/bio/1/meta.json").unlink()
-    (folder / "adapters" / "head-16.bank").unlink()
-    (folder / "tokenizer.json").unlink()
-    broken = broken_of(refused(capsys, "verify", "--repository", repository))
-    assert len(broken) == 3
-    for named in ("bio/1", "head-16.bank", "tokenizer.json"):
-        assert any(mentions(line, named) for line in broken), named
-
-
 def test_verify_names_all_damaged_files_of_a_store(grown, capsys):
     table = grown.table_folder("bio", 1)
     (table / "values").write_bytes((table / "values").read_bytes()[:-1])
@@ -250,12 +222,3 @@ def test_a_tenants_old_version_is_valid_without_its_table(grown, capsys):
 def test_verify_needs_a_store_or_a_repository(capsys, tmp_path):
     assert mentions(refused(capsys, "verify", "--repository", tmp_path), tmp_path)
     assert mentions(refused(capsys, "verify", "--store", tmp_path, "--state", tmp_path), "--state", "--repository")
-
-
-def test_corpora_may_be_given_in_one_option_or_in_several(tmp_path, capsys):
-    store, parts = rooted(tmp_path), (corpus(tmp_path, 1), corpus(tmp_path, 2))
-    build = ["build", "domain", "--store", store.folder, "--minutes", 0, "--min-tokens", 1]
-    run(capsys, *build, "--name", "together", "--corpus", *parts)
-    run(capsys, *build, "--name", "apart", "--corpus", parts[0], "--corpus", parts[1])
-    tokens = {row["domain"]: row["tokens"] for row in run(capsys, "domain", "list", "--store", store.folder)["domains"]}
-    assert tokens["together"] == tokens["apart"]

@@ -72,9 +72,3 @@ def test_emit_names_tenants_that_no_group_serves(toy, tmp_path, capsys):
     assert main([*emit, f"{tmp_path}/again", "--json"]) == 0
     (gap,) = json.loads(capsys.readouterr().out)["gaps"]
     assert mentions(gap, "toy/city", "toy/flux")
-
-
-def test_a_list_that_is_none_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["place", "profile", "--repository", "r", "--devices", CORE, "--intra", "two", "--to", "p.json"])
-    assert mentions(capsys.readouterr().err, "--intra", "'two'")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,31 +101,10 @@ def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) ->
             earlier.update(*held)
 
 
-def test_the_majority_share_is_computed_on_the_test_set(data: DemoData) -> None:
-    for tenant in data.tenants:
-        labels = Counter(label for row in rows(tenant.test) for label in row.get("tags") or [row["label"]])
-        assert tenant.majority_share == pytest.approx(max(labels.values()) / labels.total())
-
-
-def test_labels_are_balanced_as_far_as_the_sources_allow(data: DemoData) -> None:
-    areas = next(tenant for tenant in data.tenants if tenant.id == "stdlib-area")
-    counts = Counter(row["label"] for row in rows(areas.train))
-    assert set(counts) == {"asyncio", "email", "logging", "unittest"}
-    assert max(counts.values()) - min(counts.values()) <= 1
-
-
 def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -> None:
     bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
     with pytest.raises(HplmError, match=mentioning("'stdlib-area'", "stdlib", "train")):
         write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
-
-
-def test_further_packages_are_only_in_the_corpus(data: DemoData, folder: Path, tmp_path: Path) -> None:
-    wide = replace(SMALL, further=(Source(STANDARD_LIBRARY, ("json", "email")),))
-    found = write_demo_data(tmp_path, [wide], SMALL_TASKS, SIZES, show_progress=False, further=True)
-    before, after = (set(one.domains[0].corpus.read_text("utf-8").splitlines()) for one in (data, found))
-    assert before < after and any("JSON" in line for line in after - before)
-    assert [tenant.test.read_bytes() for tenant in found.tenants] == [tenant.test.read_bytes() for tenant in data.tenants]
 
 
 def test_existing_data_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

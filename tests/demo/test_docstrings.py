@@ -64,24 +64,6 @@ def definitions(package: Path) -> dict[str, Definition]:
     return {one.qualified_name: one for one in read_definitions("bookshop", "shelf.py", package / "shelf.py")}
 
 
-def test_a_source_lists_its_files_in_order_and_without_tests(package: Path) -> None:
-    assert [name for name, _ in Source("bookshop").files()] == [
-        "__init__.py",
-        "shelf.py",
-        "till/__init__.py",
-        "till/coins.py",
-    ]
-    assert [name for name, _ in Source("bookshop", ("shelf", "till")).files()] == [
-        "shelf.py",
-        "till/__init__.py",
-        "till/coins.py",
-    ]
-    assert Source("bookshop.till").files() == [
-        ("__init__.py", package / "till/__init__.py"),
-        ("coins.py", package / "till/coins.py"),
-    ]
-
-
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(HplmError, match=mentioning("'no_such_package_of_ours'", "pip install")):
         Source("no_such_package_of_ours").files()
@@ -107,22 +89,6 @@ def test_every_kind_of_definition_is_found_in_order(definitions: dict[str, Defin
 def test_parameters_are_those_of_the_signature_without_self(definitions: dict[str, Definition]) -> None:
     assert definitions["Shelf.find"].parameters == ("title", "rest", "exact", "options")
     assert definitions["Shelf"].parameters == ("width", "depth")
-
-
-def test_decorators_are_named_without_their_arguments(definitions: dict[str, Definition]) -> None:
-    assert definitions["Shelf.width"].decorators == ("property",)
-    assert definitions["Shelf.find"].decorators == ("functools.lru_cache",)
-
-
-def test_a_return_in_an_inner_function_does_not_count(definitions: dict[str, Definition]) -> None:
-    find, read, close = (definitions[f"Shelf.{name}"] for name in ("find", "read", "close"))
-    assert (find.returns_value, find.is_generator, find.is_async) == (True, False, False)
-    assert (read.returns_value, read.is_generator, read.is_async) == (False, True, True)
-    assert not close.returns_value
-
-
-def test_a_function_that_only_raises_is_a_stub(definitions: dict[str, Definition]) -> None:
-    assert {name for name, one in definitions.items() if one.is_stub} == {"conditional", "Shelf.__init__", "Shelf.burn"}
 
 
 def test_a_file_of_another_language_version_defines_nothing(tmp_path: Path) -> None:

@@ -36,12 +36,6 @@ def test_code_rulers_and_directives_are_left_out() -> None:
     assert read.text.startswith("Move the books to another shelf. Uses `carry`")
 
 
-def test_the_description_ends_at_the_first_section() -> None:
-    assert document(NUMPY_STYLE).description == "Move the books to another shelf. Uses `carry` and leaves dust behind."
-    assert document("Burn them.\n\nArgs:\n    match (str): lit.").description == "Burn them."
-    assert document("Burn them.\n:param match: lit").description == "Burn them."
-
-
 def sentence(number: int) -> str:
     chance = random.Random(number)
     return " ".join("".join(chance.choices("abcdefghij", k=6)) for _ in range(10))
@@ -83,7 +77,3 @@ def test_a_corpus_contains_nothing_similar_to_test_texts() -> None:
     mention = document(f"{sentence(12)} {sentence(4)} {sentence(5)}", "mention.py")
     fresh = document(sentence(99), "fresh.py")
     assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
-
-
-def test_a_text_that_is_too_short_is_no_document() -> None:
-    assert split_documents([document("Get the books.")]) == {"train": [], "dev": [], "test": []}

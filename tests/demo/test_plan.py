@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from demo.plan import (
     Speed,
     choose_size,
     parts_of,
-    table_of,
 )
 
 FAST = Speed(parsed=3.4e6, ngrams=4_000, trained=12_000, vocabulary=30_522)  # two cores with AMX
@@ -50,10 +47,6 @@ def test_one_domain_and_its_tenants_come_before_the_first_answers(sources: list[
     assert "stdlib-one" in parts[2].title
 
 
-def test_a_fast_machine_builds_everything(sources: list[Sources]) -> None:
-    assert choose_size(SIZES, FASTER, sources) is LARGE
-
-
 def test_a_machine_that_may_become_slower_builds_less(sources: list[Sources]) -> None:
     first = seconds([part for part in parts_of(LARGE, FAST, sources) if part.is_first])
     assert first < FIRST_ANSWERS_SECONDS < MARGIN * first
@@ -71,44 +64,3 @@ def test_a_slow_machine_builds_less_and_is_in_time(sources: list[Sources]) -> No
 def test_a_size_that_was_begun_is_kept(sources: list[Sources]) -> None:
     assert choose_size([LARGE], SLOW, sources) is LARGE
     assert choose_size([SMALL], FAST, sources) is SMALL
-
-
-def test_sizes_differ_in_amounts_alone_and_each_is_smaller_than_the_one_before(sources: list[Sources]) -> None:
-    for speed in (FAST, SLOW):
-        times = [[part.seconds for part in parts_of(size, speed, sources)] for size in SIZES]
-        assert [len(parts) for parts in times] == [len(times[0])] * len(SIZES)
-        for larger, smaller in pairwise(times):
-            assert all(less <= more for less, more in zip(smaller, larger, strict=True))
-
-
-def test_a_slower_machine_takes_longer_for_every_part(sources: list[Sources]) -> None:
-    pairs = zip(parts_of(SMALL, FAST, sources), parts_of(SMALL, SLOW, sources), strict=True)
-    assert all(fast.seconds < slow.seconds for fast, slow in pairs)
-
-
-def test_minutes_of_adapting_are_counted(sources: list[Sources]) -> None:
-    longer = replace(LARGE, minutes=LARGE.minutes + 10)
-    assert seconds(parts_of(longer, FAST, sources)) - seconds(parts_of(LARGE, FAST, sources)) == pytest.approx(600)
-
-
-def test_the_table_says_what_is_done_and_counts_what_is_left() -> None:
-    parts = [
-        Part("data", "read", 60, is_first=True),
-        Part("first", "ask", 30, is_first=True),
-        Part("maths", "build", 120),
-        Part("all", "serve", 30),
-    ]
-    lines = [line.rsplit(maxsplit=1) for line in table_of(parts).splitlines() if not line.startswith("-")]
-    minutes = {title.strip(): time for title, time in lines}
-    assert minutes == {
-        "part": "minutes",
-        "read": "1.0",
-        "ask": "0.5",
-        "build": "2.0",
-        "serve": "0.5",
-        "everything": "4.0",
-        "until the first answers": "1.5",
-    }
-    left = table_of(parts, done={"data", "maths"}).splitlines()
-    assert [line.split()[-1] for line in left if line.startswith(("read", "build"))] == ["done", "done"]
-    assert [line.split()[-1] for line in left if line.startswith(("everything", "until"))] == ["1.0", "0.5"]

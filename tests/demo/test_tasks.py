@@ -8,7 +8,7 @@ import pytest
 from demo.docstrings import Definition
 from demo.documents import Document, read_document
 from demo.domains import DOMAINS
-from demo.tasks import TASKS, Classified, Names, Tagged, area, code_names, kind, parameters, returns
+from demo.tasks import TASKS, Classified, Names, Tagged, area, code_names, kind, parameters
 
 NAMES = Names(frozenset({"bookshop"}), {"BookShelf", "Clerk"}, {"move_books"})
 LENT = Definition(
@@ -37,24 +37,12 @@ def test_a_kind_s_text_does_not_name_the_thing_or_its_kind() -> None:
     assert kind(asked(kind="module"), NAMES) is None
 
 
-def test_returns_has_examples_only_where_the_body_shows_the_answer() -> None:
-    answers = {value: returns(asked(returns_value=value), NAMES) for value in (True, False)}
-    assert {value: answer.label for value, answer in answers.items() if answer} == {True: "value", False: "nothing"}
-    for facts in ({"is_stub": True}, {"is_generator": True}, {"decorators": ("property",)}, {"kind": "class"}):
-        assert returns(asked(**facts), NAMES) is None
-    assert returns(asked(qualified_name="Clerk.__len__"), NAMES) is None
-
-
 def test_parameters_are_tagged_and_markup_is_removed() -> None:
     example = parameters(asked(docstring="Lend `a` to the *reader*, a dear\none.\n\nNothing to be found in here."), NAMES)
     assert example == Tagged(
         ("Lend", "a", "to", "the", "reader", "a", "dear", "one"),
         ("O", "PARAM", "O", "O", "PARAM", "O", "O", "O"),
     )
-
-
-def test_a_text_without_parameters_is_no_example() -> None:
-    assert parameters(asked(parameters=("shelf",)), NAMES) is None
 
 
 def test_code_names_get_their_kinds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 import ssl
@@ -10,18 +11,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from loadtest.door import HOST, Door, front_door, missing_programs
+from loadtest.door import HOST, Door, front_door
+from tests.deploy.programs import debian_program
 from tests.server.stock import LIBRARIES, Stock
 
 PATIENCE = 30.0  # seconds, of a socket
 
 
 def require_haproxy() -> None:
-    missing = missing_programs()
-    if missing:
-        pytest.skip(f"no {' and '.join(missing)} on PATH (Debian, Ubuntu: apt-get install haproxy openssl)")
+    for program in ("haproxy", "openssl"):
+        debian_program(program)
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,12 @@ def command(path: Path, line: str) -> str:
         while piece := connection.recv(1 << 16):
             said += piece
     return said.decode().strip()
+
+
+def waiting(path: Path, backend: str) -> int:
+    """Returns how many requests wait in a backend of HAProxy, whose commands come through this socket."""
+    rows = csv.DictReader(command(path, "show stat").removeprefix("# ").splitlines())
+    return sum(int(row["qcur"] or 0) for row in rows if row["pxname"] == backend and row["svname"] == "BACKEND")
 
 
 @contextmanager

@@ -1,14 +1,13 @@
 """More requests at the front door than the server gets at a time: the real HAProxy before stand-ins for Triton."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import QueueFull, refusal
-from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
+from tests.deploy.door import StockAtDoor, haproxy, require_haproxy, waiting
 from tests.deploy.stand_in import Held, grpc_stand_in, http_stand_in
 from tests.support.wait import PATIENCE, eventually
 
@@ -33,6 +32,7 @@ def door(held, tmp_path, request):
     require_haproxy()
     with http_stand_in(held) as http, grpc_stand_in(held) as grpc:
         settings = {"HPLM_AT_ONCE": request.param, "HPLM_FEW_AT_ONCE": 0, "HPLM_MEDIUM_AT_ONCE": 2, "HPLM_WAITING": 2}
+        settings["HPLM_DOOR_SOCKET"] = tmp_path / "socket"
         with haproxy(tmp_path / "door", http, grpc, "toy", **settings) as door:
             eventually(lambda: post(door, 1).status == 200)
             yield door
@@ -47,16 +47,21 @@ def ask(door):
     StockAtDoor(door, "grpc").ask(["a" * LARGE], "acme", outputs=())
 
 
+@pytest.fixture
+def in_door(tmp_path):
+    """Tells how many requests wait in the door."""
+    return lambda protocol: waiting(tmp_path / "socket", protocol)
+
+
 @pytest.mark.parametrize("door", [1], indirect=True)
-def test_those_go_first_whose_address_has_few_in_flight(door, held):
+def test_those_go_first_whose_address_has_few_in_flight(door, held, in_door):
     with ThreadPoolExecutor(5) as clients:
         asked = []
-        for _ in range(4):
+        for before in range(4):
             asked.append(clients.submit(post, door, LARGE, FLOOD))
-            eventually(lambda: held.count == 1)
-            time.sleep(0.2)  # so that it waits in the door before the next one comes
+            eventually(lambda: held.count == 1 and in_door("http") == before)  # noqa: B023
         asked.append(clients.submit(post, door, 2 * LARGE, QUIET))
-        time.sleep(0.2)
+        eventually(lambda: in_door("http") == 4)
         assert len(held.sizes) == 1
         held.may_answer.set()
         assert [one.result(PATIENCE).status for one in asked] == [200] * 5
@@ -64,34 +69,32 @@ def test_those_go_first_whose_address_has_few_in_flight(door, held):
 
 
 @pytest.mark.parametrize("door", [2], indirect=True)
-def test_when_many_wait_only_addresses_with_many_are_refused(door, held):
+def test_when_many_wait_only_addresses_with_many_are_refused(door, held, in_door):
     with ThreadPoolExecutor(MANY + 3) as clients:
-        waiting = [clients.submit(post, door, LARGE, FLOOD) for _ in range(MANY)]
-        eventually(lambda: held.count == 2)
-        time.sleep(0.5)  # so that the others wait in the door
+        asked = [clients.submit(post, door, LARGE, FLOOD) for _ in range(MANY)]
+        eventually(lambda: held.count == 2 and in_door("http") == MANY - 2)
         refused = post(door, LARGE, FLOOD)
         assert refused.status == 503 and "retry-after: 1\r\n" in refused.head
         assert refusal(refused.error, 503).retry_after_s == 1
-        waiting.append(clients.submit(post, door, LARGE, QUIET))
-        time.sleep(0.2)
-        assert not any(one.done() for one in waiting)
+        asked.append(clients.submit(post, door, LARGE, QUIET))
+        eventually(lambda: in_door("http") == MANY - 1)
+        assert not any(one.done() for one in asked)
         held.may_answer.set()
-        assert [one.result(PATIENCE).status for one in waiting] == [200] * (MANY + 1)
+        assert [one.result(PATIENCE).status for one in asked] == [200] * (MANY + 1)
         assert post(door, LARGE, FLOOD).status == 200
 
 
 @pytest.mark.parametrize("door", [2], indirect=True)
-def test_the_same_over_grpc(door, held):
+def test_the_same_over_grpc(door, held, in_door):
     with ThreadPoolExecutor(MANY) as clients:
-        waiting = [clients.submit(ask, door) for _ in range(MANY)]
-        eventually(lambda: held.count == 2)
-        time.sleep(0.5)
+        asked = [clients.submit(ask, door) for _ in range(MANY)]
+        eventually(lambda: held.count == 2 and in_door("grpc") == MANY - 2)
         with pytest.raises(InferenceServerException) as caught:
             ask(door)
         error = refusal(caught.value.message(), caught.value.status())
         assert isinstance(error, QueueFull) and error.retry_after_s == 1
         held.may_answer.set()
-        for one in waiting:
+        for one in asked:
             one.result(PATIENCE)
 
 

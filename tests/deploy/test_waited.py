@@ -1,6 +1,5 @@
 """Deadlines count from a request's arrival at the front door: the real HAProxy before a real Triton."""
 
-import csv
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,10 +8,10 @@ from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import DeadlineMissed, refusal
 from testing.toy import WORDS
-from tests.deploy.door import StockAtDoor, command, haproxy
+from tests.deploy.door import StockAtDoor, haproxy, waiting
 from tests.deploy.gate import gate_before
 from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_metrics import Scraped
+from tests.support.metrics import Scraped
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
@@ -43,12 +42,6 @@ def protocol(request):
     return request.param
 
 
-def waiting(door, protocol):
-    """Returns how many requests wait in the door."""
-    table = command(door.log.parent.with_name("socket"), "show stat").removeprefix("# ").splitlines()
-    return sum(int(row["qcur"] or 0) for row in csv.DictReader(table) if row["pxname"] == protocol)
-
-
 def ask(stock, model, timeout=None, **more):
     """Returns the error or None."""
     try:
@@ -72,8 +65,9 @@ def test_what_has_waited_past_its_deadline_is_refused_and_not_counted_in_time(se
         try:
             ahead = clients.submit(ask, StockAtDoor(door, protocol), model, TIME_ENOUGH_US)
             late = clients.submit(ask, StockAtDoor(door, protocol), model, SOON_US)
-            eventually(lambda: waiting(door, protocol) == 1)
-            time.sleep(SOON_US / 1e6)
+            eventually(lambda: waiting(door.log.parent.with_name("socket"), protocol) == 1)
+            past = time.monotonic() + SOON_US / 1e6
+            eventually(lambda: time.monotonic() > past)
         finally:
             gate.open()
         answers = {type(one.result(PATIENCE)) for one in (ahead, late)}

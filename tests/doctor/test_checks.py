@@ -22,7 +22,6 @@ from hplm.server.embedded import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from tests.support.message import mentions
-from tests.support.servers import serving
 
 ROOT = Path(__file__).parents[2]
 SECURITY = ROOT / "docs" / "security.md"
@@ -188,10 +187,10 @@ def test_a_follower_that_starts_while_the_doctor_looks_at_its_copy_does_not_end(
 
 
 @pytest.mark.slow
-def test_a_running_server_tells_its_version_and_what_it_restricts(toy):
-    with serving(toy.repository) as server:
-        assert checks.version_at(server.http_url) == TRITON_VERSION
-        assert checks.restricted(server.http_url).status == OK
+@pytest.mark.server("toy")
+def test_a_running_server_tells_its_version_and_what_it_restricts(server):
+    assert checks.version_at(server.http_url) == TRITON_VERSION
+    assert checks.restricted(server.http_url).status == OK
 
 
 class AnswersAll(http.server.BaseHTTPRequestHandler):

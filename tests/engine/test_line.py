@@ -17,6 +17,7 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.support.answers import Comparison
 from tests.support.message import mentions
+from tests.support.wait import eventually
 
 
 class Gate:
@@ -39,10 +40,9 @@ class Gate:
 def test_a_request_that_expires_while_it_waits_is_answered_and_the_rest_is_served(toy, monkeypatch):
     gate, asker = Gate(monkeypatch), Asker(toy.folder)
     computing = asker.ask("acme", [WORDS[0]])
-    gate.reached.wait(60)
+    assert gate.reached.wait(60)
     staged = asker.ask("acme", [WORDS[1]])  # chosen while the first one computes
-    while len(asker.service._pipeline._line):
-        time.sleep(0.001)
+    eventually(lambda: not len(asker.service._pipeline._line))
     expiring = asker.ask("acme", [WORDS[2]], deadline_ns=time.monotonic_ns() + 1)
     waiting = asker.ask("acme", [WORDS[3]])
     gate.opened.set()
@@ -55,10 +55,9 @@ def test_a_request_that_expires_while_it_waits_is_answered_and_the_rest_is_serve
 def test_a_full_queue_refuses_new_requests_and_keeps_waiting_ones(toy, monkeypatch):
     gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="3")
     first = asker.ask("acme", [WORDS[0]])
-    gate.reached.wait(60)
+    assert gate.reached.wait(60)
     second = asker.ask("acme", [WORDS[0]])
-    while len(asker.service._pipeline._line):
-        time.sleep(0.001)
+    eventually(lambda: not len(asker.service._pipeline._line))
     third = asker.ask("acme", [WORDS[0]] * 2)
     with pytest.raises(QueueFull):
         asker.ask("acme", [WORDS[0]] * 2)
@@ -72,10 +71,9 @@ def test_a_full_queue_refuses_new_requests_and_keeps_waiting_ones(toy, monkeypat
 def test_a_full_queue_takes_a_place_from_the_tenant_that_holds_most(toy, monkeypatch):
     gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="4")
     first = asker.ask("acme", [WORDS[0]])
-    gate.reached.wait(60)
+    assert gate.reached.wait(60)
     second = asker.ask("acme", [WORDS[0]])
-    while len(asker.service._pipeline._line):
-        time.sleep(0.001)
+    eventually(lambda: not len(asker.service._pipeline._line))
     third, fourth = asker.ask("acme", [WORDS[0]] * 2), asker.ask("acme", [WORDS[0]] * 2)
     other = asker.ask("city", [WORDS[0]])
     assert isinstance(asker.wait(fourth), QueueFull)
@@ -112,7 +110,7 @@ def test_closing_with_a_stuck_engine_answers_every_request(toy, monkeypatch, tmp
     monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.2)
     gate, asker = Gate(monkeypatch), Asker(toy.folder, batch_tokens="64", journal=str(tmp_path / "journal.jsonl"))
     numbers = [asker.ask("acme", [WORDS[i]] * 20) for i in range(8)]
-    gate.reached.wait(60)
+    assert gate.reached.wait(60)
     asker.service.close()
     assert all(isinstance(asker.wait(number), Draining) for number in numbers)  # also those that the engine holds
     gate.opened.set()

@@ -1,6 +1,7 @@
 """Large answers and the memory that they share with the server process."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from hplm.engine import memory
 from hplm.engine.memory import SPARE, SharedMemory
 from hplm.errors import OutOfCapacity
 from tests.support.message import mentioning
+from tests.support.wait import PATIENCE, Hold
 
 MB = 1 << 20
 
@@ -41,18 +43,26 @@ def test_memory_of_one_large_answer_is_used_for_the_next(shared):
 
 def test_large_answers_are_sent_one_at_a_time(shared):
     """Memory that one answer is about to take still looks free to another."""
-    room, shared.bytes, sent = SharedMemory(), 25 * MB + SPARE, threading.Event()
+    room, shared.bytes, hold = SharedMemory(), 25 * MB + SPARE, Hold()
+    inside, most, lock = 0, 0, threading.Lock()
 
     def send():
+        nonlocal inside, most
         with room.taken(20 * MB):
-            sent.set()
+            with lock:
+                inside, most = inside + 1, max(most, inside + 1)
+            hold.pass_through()
+            with lock:
+                inside -= 1
 
-    other = threading.Thread(target=send)
-    with room.taken(25 * MB):
-        other.start()
-        assert not sent.wait(0.05)
-    other.join(60)
-    assert sent.is_set()
+    with ThreadPoolExecutor(4) as others, hold:
+        sent = [others.submit(send) for _ in range(4)]
+        for _ in sent:
+            hold.until_reached()
+            hold.let_one_go()
+        for one in sent:
+            one.result(PATIENCE)
+    assert most == 1
 
 
 def test_a_refused_answer_takes_no_memory(shared):

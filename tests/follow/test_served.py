@@ -16,7 +16,7 @@ from tests.follow.test_following import add_law
 from tests.places import TEXT, answer, knowledge, make_place
 from tests.server.asking import Asking
 from tests.server.stock import Stock
-from tests.server.test_metrics import Scraped
+from tests.support.metrics import Scraped
 from tests.support.servers import serving
 from tests.support.wait import eventually
 

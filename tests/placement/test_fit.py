@@ -28,18 +28,8 @@ def test_no_term_is_negative_though_the_best_line_has_one():
     assert min(found.batch_ns, found.token_ns, found.score_ns, found.text_ns) >= 0
 
 
-def test_few_different_batches_are_enough():
-    shapes = [Shape(tokens, 0, 0) for tokens in (1, 100)]
-    found = fitted(shapes, np.array([1e5, 2e5]))
-    assert found.ns(1, 0, 0) == pytest.approx(1e5, rel=1e-6) and found.ns(100, 0, 0) == pytest.approx(2e5, rel=1e-6)
-
-
 def test_noise_is_an_error_relative_to_the_time():
     terms = Terms(1e6, 2e4)
     ns = np.array([terms.ns(*shape) for shape in SHAPES]) * 1.1
     error = fit_error(terms, SHAPES, ns)
     assert error.mean == pytest.approx(1 - 1 / 1.1) and error.max == pytest.approx(1 - 1 / 1.1)
-
-
-def test_a_shape_counts_tokens_and_squares():
-    assert Shape.of(np.array([3, 4], np.int32)) == Shape(7, 25, 2)

@@ -163,47 +163,12 @@ def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
         trace.expect_known()
 
 
-def test_the_share_that_is_left_out_counts_in_the_last_seconds(tmp_path):
-    own = profile(8.0)
-    known, unknown = [(float(at), "b0/a") for at in range(10, 18)], [(1.0, "b0/gone"), (2.0, "b0/gone"), (12.5, "b0/new")]
-    path = _written(tmp_path, CLOCKED, *(_asked(at, name) for at, name in sorted(known + unknown)))
-    trace = read_trace([path], units_by_name(own, units_of(own)))
-    with pytest.raises(InvalidInput, match=mentioning("27.3%", "b0/gone", "b0/new")):
-        trace.expect_known()
-    checked = trace.expect_known(last_s=8)
-    assert len(checked) == 8 and checked.left_out.figures == {"requests": 1, "tenants": 1, "most": ["b0/new"]}
-
-
-def test_a_journal_of_unknown_tenants_alone_is_refused(tmp_path):
-    path = _written(tmp_path, CLOCKED, _asked(2.0, "b0/new"))
-    with pytest.raises(InvalidInput, match=mentioning("b0/new", "hplm place profile")):
-        read_trace([path], {"b0/a": "b0/law"})
-
-
-def test_a_recorded_trace_and_an_older_journal_have_no_unknown_tenants(tmp_path):
-    """Nobody deletes tenants of the one, and a name of the other may be in several backbones."""
-    for row in ({"arrival": 1.0, "tokens": 2, "tenant": "z"}, {**REQUEST, "arrived": 1.0, "tenant": "z"}):
-        with pytest.raises(InvalidInput, match=mentioning("line 1", "z")):
-            read_trace([_written(tmp_path, row)], UNITS)
-
-
 def test_a_journal_of_two_boots_without_the_wall_clock_is_refused(tmp_path):
     times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
     rows = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in times]
     with pytest.raises(InvalidInput, match=mentioning("line 3", "4,993", "clock")):
         read_trace([_written(tmp_path, *rows)], UNITS)
     assert len(read_trace([_written(tmp_path, *rows[:2])], UNITS)) == 2
-
-
-def test_requests_before_the_first_wall_clock_are_refused(tmp_path):
-    old, clock = {**REQUEST, "arrived": 10.0}, {"clock": 5.0, "wall": 1e9, "backbone": "b0"}
-    new = _written(tmp_path, clock, {**old, "arrived": 6.0}, name="new.jsonl")
-    with pytest.raises(InvalidInput, match=mentioning("line 2", "first", "begin")):
-        read_trace([_written(tmp_path, old, clock)], UNITS)
-    with pytest.raises(InvalidInput, match=mentioning("old.jsonl", "line 1", "older")):
-        read_trace([new, _written(tmp_path, old, name="old.jsonl")], UNITS)
-    with pytest.raises(InvalidInput, match=mentioning("recorded.jsonl", "journal")):
-        read_trace([new, _written(tmp_path, {"arrival": 1, "tokens": 2, "tenant": "x"}, name="recorded.jsonl")], UNITS)
 
 
 @pytest.mark.parametrize("wall", ["then", None, float("nan"), 1e300])

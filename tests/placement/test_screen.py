@@ -5,15 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import InvalidInput
 from hplm.placement import kernel as kernels
-from hplm.placement.attained import REFUSED
 from hplm.placement.case import Cases
 from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.stepping import Steps
 from hplm.placement.workload import synthetic
 from tests.placement.problems import group_of, profile, trace_of
-from tests.support.message import mentioning
 
 needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
 TWO = profile(8.0, 5.0)
@@ -82,18 +79,3 @@ def test_batches_hold_one_backbone_and_save_what_a_batch_costs():
     assert not ends["b0/law"] & ends["b1/law"]
     assert len(ends["b0/law"]) < np.count_nonzero((trace.unit == 0) & many.served)  # some share a batch
     assert abs(many.share - one.share) < 0.1  # tokens are all that these backbones cost
-
-
-def test_texts_of_units_without_a_group_are_refused():
-    trace = trace_of(TWO)
-    attained = Screen(TWO, trace).attained([group_of(TWO, "g", ("cpu:0",), "b1")])
-    assert (attained.end_ns[trace.unit == 0] == REFUSED).all()
-    assert attained.by_unit["b0/law"] == 0 and attained.unserved[0] == trace.counts[0]
-
-
-def test_the_screen_needs_deadlines_and_batches():
-    trace = trace_of(TWO)
-    with pytest.raises(InvalidInput, match=mentioning(0)):
-        Screen(TWO, trace, 0)
-    with pytest.raises(InvalidInput, match=mentioning("--slo-scale")):
-        Screen(TWO, synthetic({"b0/law": 5.0, "b1/law": 5.0}, 10))

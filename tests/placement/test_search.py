@@ -11,10 +11,8 @@ from hplm.placement.confirming import confirm
 from hplm.placement.partition import (
     Parallel,
     backbone_buckets,
-    device_buckets,
     groups_of,
     parallels,
-    part_of,
 )
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
@@ -47,34 +45,9 @@ def test_backbones_may_share_a_device_if_most_of_their_time_is_outside_of_the_la
     assert (frozenset({"b0", "b1"}),) in backbone_buckets(problem)
 
 
-def test_devices_are_shared_out_by_load():
-    assert device_buckets([1.0], 8) == [(8,)]
-    best, *others = device_buckets([3.0, 1.0], 8)
-    assert best == (6, 2) and all(sum(counts) == 8 for counts in others)
-    assert (1, 7) not in others and (7, 1) not in [best, *others[:1]]
-    assert device_buckets([1.0, 1.0, 1.0], 2) == []
-
-
-def test_devices_are_shared_out_so_that_each_bucket_holds_its_backbones():
-    """A slow backbone with few requests needs two devices, though its load asks for less than one."""
-    own = profile_of(small=backbone(2.0, layer_mb=5), large=backbone(20.0, layer_mb=20))
-    drawn = synthetic({"small/law": 400.0, "large/law": 4.0}, 10.0)
-    problem = Problem(cluster_of(4, 50), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
-    (best, *_) = search(problem)
-    large = [group for group in best.groups if "large" in group.cuts]
-    assert best.attained.by_unit["large/law"] > 0.5 and all(len(group.devices) == 2 for group in large)
-
-
 def test_unlike_backbones_share_a_device_where_there_is_only_one():
     found = search(problem_of(8.0, 80.0, devices=1, memory_mb=80, rate=5.0, scale=20.0))[0]
     assert found.groups[0].units == ("b0/law", "b1/law") and min(found.attained.by_unit.values()) > 0
-
-
-def test_a_part_of_a_cluster_has_its_devices_and_its_share_of_memory():
-    cluster = cluster_of(devices=4, machines=2, tables_mb=100)
-    part = part_of(cluster, 3, 3)
-    assert [(m.name, [d.name for d in m.devices]) for m in part.machines] == [("m0", ["cpu:3"]), ("m1", ["cpu:0", "cpu:1"])]
-    assert [machine.memory for machine in part.machines] == [25_000_000, 50_000_000]
 
 
 @pytest.mark.parametrize("devices, expected", [(8, [4, 4]), (6, [4, 2]), (7, [4, 2, 1]), (3, [2, 1])])
@@ -134,18 +107,6 @@ def test_few_buckets_are_tried_once_enough_placements_serve_all_requests(monkeyp
     pruned = search(problem)
     monkeypatch.setattr(_Search, "_may_be_kept", lambda self, parts: True)
     assert pruned[0].attained.share == 1 and 2 * pruned[0].screened < search(problem)[0].screened
-
-
-def test_the_same_seed_gives_the_same_placement():
-    first, second = (search(problem_of(8.0, 20.0, 50.0, devices=6, memory_mb=80))[0] for _ in range(2))
-    assert first.groups == second.groups and first.attained.share == second.attained.share
-
-
-def test_buckets_of_a_found_placement_do_not_overlap():
-    problem = problem_of(8.0, 80.0, devices=4, memory_mb=80, rate=30.0)
-    for found in search(problem):
-        Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
-        assert all(len({name.split("/")[0] for name in group.units}) == 1 for group in found.groups)
 
 
 def test_a_search_without_any_answer_in_time_says_what_to_change():
@@ -213,11 +174,6 @@ def test_clockwork_places_each_window_anew():
     problem = problem.on(replace(problem.trace, unit=turn.astype(np.int64)))
     assert baseline("clockwork:5", problem).attained.share > 0.9
     assert baseline("replication", problem).attained.share < 0.7
-
-
-def test_pipelines_without_a_number_are_as_long_as_a_machine_allows():
-    assert [group.stages for group in baseline("greedy", problem_of(8.0, devices=2, memory_mb=80)).groups] == [2]
-    assert [group.stages for group in baseline("round-robin", problem_of(8.0, devices=8, memory_mb=80)).groups] == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -2,69 +2,17 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from hplm.engine.service import ANSWERING_NS
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
-from hplm.placement.servers import GroupServer, Serving, Stages
+from hplm.placement.servers import GroupServer, Serving
 from hplm.placement.simulation import simulate
-from hplm.scheduling.simulation.arrivals import Arrivals
-from hplm.scheduling.simulation.engines import one_stage
-from hplm.scheduling.simulation.server import Machine, Simulation
-from hplm.scheduling.waiting import Capacity
 from tests.placement.problems import backbone, group_of, profile, trace_of
 from tests.placement.profiles import profile_of
 
 ONE, TWO = profile(8.0), profile(8.0, 8.0)
-
-
-@pytest.mark.parametrize("admission", [False, True])
-@pytest.mark.parametrize("rate, commit_ns", [(40.0, 5_000_000), (110.0, 0), (300.0, None)])
-def test_a_cluster_of_one_group_is_todays_simulation_event_for_event(rate, commit_ns, admission):
-    trace = trace_of(ONE, rate, 10.0, scale=6.0)
-    group = group_of(ONE, "g", ("cpu:0",), "b0")
-    serving = Serving(commit_ns=commit_ns, admission=admission, noise=0.1)
-    stages = Stages(group, ONE, trace)
-
-    def batch_ns(lengths, places):
-        return stages.ns(0, int(lengths.sum()), int((lengths**2).sum()), len(lengths))[0]
-
-    machine = Machine(
-        one_stage(batch_ns), Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts),
-        answering_ns=int(stages.around_ns), noise=0.1,
-    )  # fmt: skip
-    none = np.zeros(len(trace), np.int64)
-    arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, none)
-    today = Simulation(serving.scheduler(stages), machine, arrivals, seed=5).run()
-    attained = simulate([group], ONE, trace, serving, seed=5)
-    assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
-    assert (attained.served == today.on_time).all() and today.on_time.any()
-    assert attained.busy_ns[0] == today.busy_ns
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("stages", [2, 4])
-def test_a_pipeline_by_itself_is_todays_simulation_with_its_stages(stages, seed):
-    own = profile(8.0, 13.0)
-    group = group_of(own, "g", tuple(f"cpu:{number}" for number in range(stages)), "b0", "b1")
-    trace = trace_of(own, 100.0 + 60 * seed, 4.0, scale=6.0, seed=seed)
-    serving = Serving(batch_texts=1 + 3 * seed, admission=seed % 2 == 0, noise=0.1)
-    times = Stages(group, own, trace)
-    capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=stages + 1)
-    machine = Machine(times.batch_ns, capacity, answering_ns=int(times.around_ns), noise=0.1, stages=stages)
-    none = np.zeros(len(trace), np.int64)
-    arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, none)
-
-    class OfBackbones(Simulation):
-        def arrive(self, text, now):
-            super().arrive(replace(text, backbone=times.backbone_of[text.tenant]), now)
-
-    today = OfBackbones(serving.scheduler(times), machine, arrivals, seed=seed).run()
-    attained = simulate([group], own, trace, serving, seed=seed)
-    assert (attained.served == today.on_time).all() and today.on_time.any()
-    assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
 
 
 def test_the_same_seed_gives_the_same_result():
@@ -102,13 +50,6 @@ def test_the_cores_of_a_stage_divide_their_other_work():
     trace = trace_of(heavy, 75.0, 10.0, cv=1.0, scale=20.0)
     assert simulate(groups, heavy, trace, Serving()).share > 0.95
     assert Screen(heavy, trace).attained(groups).share > 0.95
-
-
-def test_a_text_alone_takes_the_time_of_its_stages_on_the_fewest_devices_that_were_measured():
-    own = replace(backbone(8.0), core=Terms(text_ns=12e6))
-    own = replace(own, times={2: own.times[2]})
-    (stage,) = own.stages(Terms(), 2, [(0, own.layers - 1)])
-    assert own.alone().ns(64, 64**2) == pytest.approx((stage + own.around).ns(64, 64**2)) == pytest.approx(4.8e6 + 6e6 + 1e5)
 
 
 def test_servers_and_simulated_ones_allow_the_same_time_for_an_answer():

@@ -64,23 +64,8 @@ def test_equal_cuts_have_all_layers_once():
         equal_cut(3, 4)
 
 
-def test_uneven_layers_cost_equal_cuts_more():
-    profile = backbone_profile([4e6, 1e6, 1e6, 1e6, 1e6, 1e6])
-    best, equal = best_cut(profile, Terms(), 1, 2, SHAPE), equal_cut(6, 2)
-    assert overhead(profile, Terms(), 1, best, SHAPE) < overhead(profile, Terms(), 1, equal, SHAPE)
-
-
-def test_one_stage_has_no_overhead():
-    assert overhead(backbone_profile(), HOP, 1, ((0, 2),), SHAPE) == pytest.approx(0)
-
-
 def test_slots_and_layers_are_divided_among_the_stages():
     profile = backbone_profile()
     whole = stage_bytes(profile, 0, 2)
     assert whole == 3 * 10 * MB + 10 * 3 * MB + MB
     assert stage_bytes(profile, 0, 0) + stage_bytes(profile, 1, 2) == whole
-
-
-def test_an_intra_option_without_times_is_refused():
-    with pytest.raises(InvalidInput, match="4 devices a stage"):
-        best_cut(backbone_profile(), HOP, 4, 1, SHAPE)

@@ -1,16 +1,12 @@
-import gzip
 import json
 
 import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.placement.traces import MINUTES, read_trace, units_by_name
-from hplm.placement.units import units_of
-from hplm.placement.workload import Trace, power_law, refitted, synthetic
+from hplm.placement.traces import MINUTES, read_trace
+from hplm.placement.workload import Trace, refitted, synthetic
 from hplm.scheduling.simulation.arrivals import SECOND
-from tests.placement.problems import profile
-from tests.placement.profiles import profile_of
 from tests.support.message import mentioning
 
 UNITS = {"x": "b0/law", "y": "b1/law"}
@@ -62,32 +58,10 @@ def test_a_bad_trace_is_refused(tmp_path, rows, named):
         read_trace([_written(tmp_path, *rows)], UNITS)
 
 
-@pytest.mark.parametrize("end", ["nan", "inf", "1e300"])
-def test_an_invocation_without_a_time_is_refused(tmp_path, end):
-    path = tmp_path / "invocations.txt"
-    path.write_text(f"app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,{end},1.0\n")
-    with pytest.raises(InvalidInput, match=mentioning(path, "line 3")):
-        read_trace([path], UNITS)
-
-
-def test_a_packed_trace_is_refused(tmp_path):
-    path = tmp_path / "trace.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"arrival": 2, "tokens": 4, "tenant": "x"}'))
-    with pytest.raises(InvalidInput, match=mentioning(path, "unpack")):
-        read_trace([path], UNITS)
-
-
 def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
     trace = read_trace([_written(tmp_path, {"arrival": 2, "tokens": 4, "tenant": "x"})], UNITS)
     with pytest.raises(InvalidInput, match=mentioning("--slo-scale", 1)):
         trace.expect_deadlines()
-
-
-def test_tenants_are_found_by_their_own_name_where_it_is_the_only_one():
-    alone, twice = profile_of(), profile(8.0, 8.0)
-    assert units_by_name(alone, units_of(alone))["a"] == "bert/law"
-    found = units_by_name(twice, units_of(twice, ["b1/a"]))
-    assert "a" not in found and found["b0/a"] == "b0/law" and found["b1/a"] == "b1/law/a" and found["b1/b"] == "b1/law"
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
@@ -97,11 +71,6 @@ def test_a_synthetic_load_has_its_rate_and_burstiness(cv):
     assert trace.counts / 400 == pytest.approx([50, 25], rel=0.1 * max(1, cv))
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.15)
     assert "synthetic" in trace.source
-
-
-def test_short_windows_of_bursty_arrivals_keep_their_rate():
-    counts = [len(synthetic({"u": 5.0, "v": 5.0}, 10, 4.0, seed=seed)) for seed in range(200)]
-    assert np.mean(counts) == pytest.approx(100, rel=0.12)
 
 
 def test_a_refit_scales_rate_and_burstiness_of_each_window():
@@ -142,8 +111,3 @@ def test_parts_of_a_trace():
             trace.busiest(seconds)
     sampled = synthetic({"u": 100.0}, 100, 3.0).sampled(1600)
     assert 1500 <= len(sampled) <= 1600 and sampled.seconds > 80
-
-
-def test_a_power_law_is_shares_of_one():
-    shares = power_law(4, 0.5)
-    assert shares.sum() == pytest.approx(1) and shares[0] / shares[3] == pytest.approx(2)

@@ -39,17 +39,6 @@ def test_a_number_is_found_by_its_run(results) -> None:
     assert [file.name for file in results.path.parent.iterdir()] == ["numbers.jsonl"]
 
 
-def test_the_order_of_a_run_s_names_makes_no_difference(results) -> None:
-    results.put({"places": ["q", "v"], "seed": 0}, {"accuracy": 0.5})
-    assert results.get({"seed": 0, "places": ("q", "v")}) == {"accuracy": 0.5}
-
-
-def test_a_caller_cannot_change_what_is_stored(results) -> None:
-    results.put(run_of("a", 0), {"accuracy": 0.6})
-    results.get(run_of("a", 0))["accuracy"] = 1.0
-    assert results.get(run_of("a", 0)) == {"accuracy": 0.6}
-
-
 def test_another_process_s_number_is_seen(results) -> None:
     results.put(run_of("a", 0), {"accuracy": 0.6})
     ResultFile(results.path).put(run_of("a", 1), {"accuracy": 0.7})

@@ -25,7 +25,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 """
 
-# Answers after a second from a thread of its own, like a model with its own queue. Writes a file for each request.
+# Answers from a thread of its own, like a model with its own queue, once its repository has a file `answer`. Writes a file for
+# each request.
 SLOW = """
 import pathlib, threading, time, uuid
 import numpy as np
@@ -41,7 +42,8 @@ class TritonPythonModel:
             threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
 
     def answer(self, sender):
-        time.sleep(1.0)
+        while not (self.folder.parent / "answer").exists():
+            time.sleep(0.02)
         tensor = pb_utils.Tensor("SAID", np.array([b"late"], dtype=object))
         sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -53,6 +55,30 @@ class TritonPythonModel:
 
     def execute(self, requests):
         return []
+"""
+
+
+# What follows happens when a model is loaded for the first time, before the server listens.
+_FIRST = """
+import os, pathlib, signal, socket, sys
+
+once = pathlib.Path(__file__).with_name("once")
+is_first, _ = not once.exists(), once.touch()
+"""
+
+# The server ends as Triton ends itself when a model's process did not move for a second.
+STANDS_STILL_ONCE = f"""{_FIRST}
+if is_first:
+    print("terminate called after throwing an instance of 'boost::interprocess::lock_exception'", file=sys.stderr, flush=True)
+    os.kill(os.getppid(), signal.SIGABRT)
+"""
+
+# Another process takes the server's port.
+PORT_TAKEN_ONCE = f"""{_FIRST}
+if is_first:
+    flags = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_text().split(chr(0))
+    (port,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--http-port=")]
+    taken = socket.create_server(("127.0.0.1", int(port)))
 """
 
 

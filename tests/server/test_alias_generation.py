@@ -18,8 +18,8 @@ from testing.random_store import random_store
 from testing.toy import CHAT, WORDS
 from tests.server.generating import GREEDY, RETURN, Asked, post, text_of
 from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_metrics import Scraped
 from tests.support.message import mentioning, mentions
+from tests.support.metrics import Scraped
 from tests.support.servers import serving
 from tests.support.wait import eventually
 

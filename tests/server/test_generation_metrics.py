@@ -10,7 +10,7 @@ from hplm.metrics.names import METRICS, OF_DECODERS, SERVER_RESTARTS
 from testing.random_store import random_store
 from testing.toy import CHAT
 from tests.server.generating import GREEDY, Asked
-from tests.server.test_metrics import settled
+from tests.support.metrics import settled
 from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow

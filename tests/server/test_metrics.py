@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import re
-import time
-import urllib.request
 from collections import Counter
 
 import numpy as np
@@ -17,41 +14,13 @@ from hplm.metrics.names import ACROSS_TEXTS, LEVEL_TEXTS, METRICS, OF_COPIES, OF
 from hplm.server import TritonServer
 from testing.toy import WORDS
 from tests.server.stock import Stock
+from tests.support.metrics import settled
 from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
 OF_CASCADES = {LEVEL_TEXTS, ACROSS_TEXTS}  # the toy's tenants have none
 OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_CASCADES | OF_COPIES}
-LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
-LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-class Scraped:
-    def __init__(self, server):
-        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        self.series = {}
-        for line in lines:
-            if line.startswith("hplm_"):
-                name, labels, value = LINE.match(line).groups()
-                self.series[name, tuple(sorted(LABEL.findall(labels)))] = float(value)
-
-    def of(self, name, **labels):
-        wanted = set(labels.items())
-        return sum(value for (found, own), value in self.series.items() if found == name and wanted <= set(own))
-
-
-def settled(server, counts):
-    """Returns the metrics once they no longer change, because both models publish their series one by one."""
-    deadline, seen = time.monotonic() + 60, []
-    while True:
-        scraped = Scraped(server)
-        seen = [*seen[-2:], scraped.series]
-        complete = all(scraped.of(name) == count for name, count in counts.items())
-        if (complete and len(seen) == 3 and seen[0] == seen[1] == seen[2]) or time.monotonic() > deadline:
-            return scraped
-        time.sleep(1.2)
 
 
 def test_counts_equal_the_sent_requests(toy):

@@ -5,9 +5,9 @@ import selectors
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,6 +16,7 @@ from hplm.server import reply_sockets
 from loadtest.encode import infer_request
 from tests.support.message import mentions
 from tests.support.servers import serving
+from tests.support.wait import eventually
 
 # Triton's pair: messages of 17 bytes, and a writer that does not wait.
 PAIR = """
@@ -64,19 +65,31 @@ def test_every_request_is_answered_although_the_thread_that_sends_answers_is_bus
         host, _, port = server.http_url.rpartition(":")
 
         def connected() -> socket.socket:
-            time.sleep(0.001)  # a thread that does nothing gets the connection, and the first one is asked first
-            return socket.create_connection((host, int(port)))
+            """A thread that does nothing gets the connection, and the first one is asked first."""
+            connection = socket.create_connection((host, int(port)))
+            eventually(lambda: not unread(int(port)))
+            return connection
 
         first, second, *others = (connected() for _ in range(REQUESTS + 2))
         for connection in (first, second):
             connection.sendall(large[:-1])
-        time.sleep(1)  # so that Triton has read them
+        eventually(lambda: not unread(int(port)))
         first.sendall(large[-1:])
         for connection in others:
             connection.sendall(asked)
         second.sendall(large[-1:])
         statuses = answers([first, second, *others])
     assert statuses == {404: REQUESTS, 400: 2}
+
+
+def unread(port: int) -> int:
+    """Returns the bytes on their way to a port of this machine, and the connections to it that nobody has accepted."""
+    found = 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        leaves, comes = (int(queue, 16) for queue in queues.split(":"))
+        found += comes * local.endswith(f":{port:04X}") + leaves * remote.endswith(f":{port:04X}")
+    return found
 
 
 def large_request() -> bytes:

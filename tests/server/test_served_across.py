@@ -32,8 +32,8 @@ from testing.reference import Reference
 from tests.backbones import emit_two, halved, placement_of_two, whole
 from tests.links import FAR, FAR_IDS, PLANS, Crossing, make_linked, near_tenants
 from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_metrics import Scraped, settled
 from tests.support.answers import Comparison
+from tests.support.metrics import Scraped, settled
 from tests.support.servers import serving
 from tests.support.wait import eventually
 from tests.tasks import question

@@ -20,9 +20,9 @@ from testing.reference import Reference
 from tests.climb import Climb
 from tests.ladders import EARLY, OWN, PRUNING, make_ladders
 from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_metrics import Scraped, settled
 from tests.support.answers import Comparison
 from tests.support.message import mentions
+from tests.support.metrics import Scraped, settled
 from tests.support.servers import serving
 from tests.support.wait import eventually
 from tests.tasks import TENANTS, question

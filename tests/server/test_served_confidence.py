@@ -12,38 +12,18 @@ import pytest
 from builder.publish.live import update_tenant
 from builder.store.calibrations import Calibrated, save_calibrated
 from hplm.levels.calibration import Calibration
-from hplm.tenants.manager import Manager
-from testing.reference import Reference
 from tests.confidence import CALIBRATIONS, of_logits, of_passage
-from tests.server.stock import Stock
-from tests.support.servers import serving
-from tests.tasks import TENANTS, make_tasks, question
+from tests.tasks import TENANTS, question
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 OUTPUTS = ("LABEL", "LOGITS", "CONFIDENCE")
 
 
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    return make_tasks(tmp_path_factory.mktemp("tasks"), CALIBRATIONS)
-
-
-@pytest.fixture(scope="module")
-def state(tasks):
-    return tasks.repository.parent / "state"
-
-
-@pytest.fixture(scope="module")
-def server(tasks, state):
-    with serving(tasks.repository, state=state) as server:
-        yield server
-
-
-@pytest.mark.parametrize("model", ["toy", "hplm"])
+@pytest.mark.parametrize("model", ["tasks", "hplm"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_every_task_has_the_confidence_of_its_logits(server, tasks, protocol, model):
-    stock, reference, rng = Stock(server, protocol), Reference.open(tasks.folder), random.Random(protocol)
+def test_every_task_has_the_confidence_of_its_logits(server, protocol, model):
+    stock, reference, rng = server.stock(protocol), server.reference("tasks"), random.Random(protocol)
     for tenant in TENANTS:
         texts, pairs = zip(*(question(rng, tenant.task) for _ in range(4)), strict=True)
         answer = stock.ask(texts, tenant.id, pairs if pairs[0] is not None else None, OUTPUTS, model)
@@ -64,27 +44,28 @@ def test_a_request_without_outputs_gets_it_too(server):
         "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["a b"]}],
         "parameters": {"tenant": "many"},
     }
-    request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", json.dumps(body).encode())
+    request = urllib.request.Request(f"http://{server.http_url}/v2/models/tasks/infer", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as answer:
         outputs = {output["name"]: output for output in json.load(answer)["outputs"]}
     assert outputs["CONFIDENCE"]["shape"] == [1, 1]
     assert outputs["CONFIDENCE"]["data"] == pytest.approx([of_logits("many", [], [outputs["LOGITS"]["data"]])], abs=1e-5)
 
 
-def test_a_new_calibration_is_served_at_once(server, tasks, state):
-    stock, live = Stock(server, "http"), Manager.open(tasks.repository, state)
-    before = stock.ask(["a b"], "many", outputs=OUTPUTS)
-    store = tasks.store
+def test_a_new_calibration_is_served_at_once(server):
+    stock, live, store = server.stock(), server.manager("tasks"), server.built.stores["tasks"]
+    before = stock.ask(["a b"], "many", outputs=OUTPUTS, model="tasks")
     save_calibrated(store, store.tenant("many"), Calibrated(Calibration(temperature=9.0), {}, {}))
     change = update_tenant(live, store, "many")
+    save_calibrated(store, store.tenant("many"), Calibrated(CALIBRATIONS["many"], {}, {}))
     assert live.settle(change.generation) == []
-    after = stock.ask(["a b"], "many", outputs=(*OUTPUTS, "VERSION"))
+    after = stock.ask(["a b"], "many", outputs=(*OUTPUTS, "VERSION"), model="tasks")
     assert after["VERSION"][0, 0] == b"%d" % change.after and (after["LOGITS"] == before["LOGITS"]).all()
     least = np.abs(after["LOGITS"][0, 0]).min()
     assert after["CONFIDENCE"][0, 0] == pytest.approx(1 / (1 + np.exp(-least / 9)), abs=1e-6)
     assert after["CONFIDENCE"][0, 0] != pytest.approx(before["CONFIDENCE"][0, 0], abs=1e-6)
+    assert live.settle(live.roll_back("many").generation) == []
 
 
 def test_a_tenant_without_calibration_answers_minus_one(server):
-    answer = Stock(server, "grpc").ask(["a b"], "find", ["b c d"], OUTPUTS)
+    answer = server.stock("grpc").ask(["a b"], "find", ["b c d"], OUTPUTS, "tasks")
     assert answer["CONFIDENCE"].tolist() == [[-1.0]]

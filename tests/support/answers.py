@@ -24,6 +24,7 @@ class Comparison:
         activation lies between two of its 8-bit steps, the last bit of a sum decides which one it takes.
         """
         assert self._pairs
+        certain = 0
         for tenant, pairs in self._pairs.items():
             served, expected = (np.concatenate(side) for side in zip(*pairs, strict=True))
             errors = np.abs(served - expected)
@@ -39,5 +40,6 @@ class Comparison:
             assert error <= reach, f"{tenant}: off by {error}, allowed {reach}"
             best = np.sort(expected, axis=1)
             clear = best[:, -1] - best[:, -2] > reach
-            assert clear.any()
+            certain += int(clear.sum())
             assert (served.argmax(1) == expected.argmax(1))[clear].all(), f"{tenant}: another label"
+        assert certain or dtype in ("fp32", "int8"), "no label is far enough before the others"

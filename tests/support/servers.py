@@ -1,42 +1,335 @@
-"""Servers for tests that do not test how a server ends, and gateways before them."""
+"""Servers for tests: one of each configuration in each worker, servers of a test's own, and gateways before them.
+
+A test asks a shared server by `@pytest.mark.server(NAME)`, with a name of CONFIGS, and the fixture `server`, a Lease. All such
+tests run in one process, which has one of these servers at a time.
+"""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import urllib.request
+import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
+from builder.publish.export import export
+from builder.publish.groups import emit
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, TenantFile
+from hplm.errors import HplmError
 from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.inherited import environment
 from hplm.server.stubs import stubs
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import EXPORTED_TENANTS, State
+from testing.random_store import random_store, random_weights
+from testing.reference import Reference
+from testing.toy import CONFIG, DOMAINS, TENANTS, make_chat
+from tests.backbones import CUT, make_two, placement_of_two
+from tests.confidence import CALIBRATIONS
+from tests.server.generating import post
+from tests.server.stock import Stock
+from tests.support.metrics import Scraped
+from tests.support.wait import PATIENCE, eventually
+from tests.tasks import make_tasks
+
+ADMIN_KEY = "a secret of the operator"
+ENCODER = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
+DECODER = ServingOptions(dtype="fp32", seats=8, cache_tokens=32_768, admission=False, admin=True)
+PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
+WRITERS = [
+    TenantFile("plain", 1, "root", 1, "generate", [], 0),
+    TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", PLACES),
+    TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out")),
+]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A repository to serve. `stores`: those of its backbones, by name."""
+
+    repository: Path
+    stores: dict[str, Store]
+    options: tuple[str, ...] = ()  # further ones of tritonserver
+
+
+def _toy(folder: Path) -> Built:
+    """Two encoders in fp32: the toy, with the model that changes tenants, and `tasks`, with all tasks. `hugo` is in both."""
+    options = replace(ENCODER, admin=True, plot_preload=True, journal=str(folder / "journal.jsonl"))
+    toy = random_store(folder / "toy", CONFIG, TENANTS, DOMAINS, spread=0.3)
+    export(toy, folder / "repository", options)
+    tasks = make_tasks(folder, CALIBRATIONS, "tasks", more=[replace(TENANTS[4], id="hugo")])
+    trace = ("triton", f"triton,file={folder / 'trace.json'}", "triton,log-frequency=1", "level=OFF", "rate=1")
+    return Built(tasks.repository, {"toy": toy, "tasks": tasks.store}, tuple(f"--trace-config={one}" for one in trace[1:]))
+
+
+def _chat(folder: Path) -> Built:
+    """A decoder with the model that changes tenants, and the toy beside it."""
+    chat = make_chat(folder, WRITERS, ["law"], options=DECODER)
+    toy = random_store(folder / "toy", CONFIG, TENANTS, DOMAINS, spread=0.3)
+    export(toy, chat.repository, ENCODER)
+    return Built(chat.repository, {"chat": chat.store, "toy": toy})
+
+
+def _precisions(folder: Path) -> Built:
+    """The toy in bf16 and in int8."""
+    stores: dict[str, Store] = {}
+    for dtype in ("bf16", "int8"):
+        stores[dtype] = random_store(folder / dtype, replace(CONFIG, name=dtype), TENANTS, DOMAINS, spread=0.3)
+        export(stores[dtype], folder / "repository", replace(ENCODER, dtype=dtype))
+    return Built(folder / "repository", stores)
+
+
+def _group(folder: Path) -> Built:
+    """A group of a placement: two backbones in one engine of two stages, without the tenants of the domain `law`."""
+    repository, stores = make_two(folder)
+    cores = [f"cpu:{core}" for core in (sorted(os.sched_getaffinity(0)) * 2)[:2]]
+    placement = placement_of_two(repository, tuple(cores), CUT)
+    (whole,) = placement.groups
+    units = {
+        "both": [unit for unit in whole.units if "/law" not in unit],
+        "law": [unit for unit in whole.units if "/law" in unit],
+    }
+    groups = tuple(replace(whole, name=name, machine=name, units=tuple(own)) for name, own in units.items())
+    placement = replace(placement, groups=groups)
+    emit(placement, repository, folder / "groups")
+    return Built(folder / "groups/both", stores)
+
+
+CONFIGS: dict[str, Callable[[Path], Built]] = {"toy": _toy, "chat": _chat, "precisions": _precisions, "group": _group}
+
+
+@dataclass(frozen=True)
+class LiveTenant:
+    id: str
+    secret: str = ""  # of its key, if it has one
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.secret}"}
+
+
+class _Keyed(TritonServer):
+    """Has the key for remote management at each start."""
+
+    def start(self) -> TritonServer:
+        with mock.patch.dict(os.environ, {"HPLM_ADMIN_KEY": f"{ADMIN_KEY}\n"}):  # with a newline, as at the end of a file
+            return super().start()
+
+
+class Lease:
+    """A running server, and what its tests need: clients, references, tenants of their own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._open = ExitStack()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"hplm-test-{name}-"))
+        self._open.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.state = self.folder / "state"
+        try:
+            self.built = CONFIGS[name](self.folder)
+            self.repository = self.built.repository
+            for backbone in self.built.stores:
+                State(self.state / backbone).begin()
+            self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options)
+            self._open.enter_context(self.server)
+        except BaseException:
+            self._open.close()
+            raise
+        self._open.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+        self._tenants: list[tuple[str, str]] = []
+        self._made = 0
+        self._gateway = ""
+
+    def close(self) -> None:
+        self._open.close()
+
+    @property
+    def http_url(self) -> str:
+        return self.server.http_url
+
+    @property
+    def grpc_url(self) -> str:
+        return self.server.grpc_url
+
+    @property
+    def metrics_url(self) -> str:
+        return self.server.metrics_url
+
+    @property
+    def gateway(self) -> str:
+        """HOST:PORT of the gateway with OpenAI's interface."""
+        self._gateway = self._gateway or self._open.enter_context(gateway_before(self.grpc_url))
+        return self._gateway
+
+    @property
+    def held(self) -> int:
+        return held(self.server)
+
+    def stock(self, protocol: str = "http") -> Stock:
+        return Stock(self, protocol)
+
+    def metrics(self) -> Scraped:
+        return Scraped(self)
+
+    def model_folder(self, backbone: str = "toy") -> Path:
+        return self.repository / backbone / "1"
+
+    def reference(self, backbone: str = "toy", eight_bits: bool = False) -> Reference:
+        """Returns a reference that knows the tenants of now."""
+        return _reference(self.model_folder(backbone), self.state, self.manager(backbone).state.current(), eight_bits)
+
+    def manager(self, backbone: str = "toy") -> Manager:
+        return Manager.open(self.repository, self.state, backbone)
+
+    def tenant(self, backbone: str = "toy", keyed: bool = False, file: TenantFile | None = None, **limits: float) -> LiveTenant:
+        """Adds a tenant while the server runs. It is deleted after the test. `file`: another one than a small classifier."""
+        config, task = self.built.stores[backbone].config, "generate" if backbone == "chat" else "classify"
+        self._made += 1
+        file = file or TenantFile("new", 1, "root", 1, task, ["x", "y"] if task == "classify" else [], 4 * (task == "classify"))
+        file = replace(file, id=f"{file.id}-{self._made}")
+        adapter, head = random_weights(config, file, 0.3, seed=self._made)
+        manager, layout = self.manager(backbone), file.adapter_layout(config)
+        own = (file.head_layout(config), head) if file.has_head else None, layout and adapter and (layout, adapter)
+        manager.add(file.id, Knowledge(file.domain, file.domain_version, file.task, tuple(file.labels), *own))
+        self._tenants.append((backbone, file.id))
+        secret = manager.add_key(file.id)[0] if keyed else ""
+        if limits:
+            manager.limit(file.id, **limits)
+        assert manager.settle_now() == [], "a model does not read the state"
+        return LiveTenant(file.id, secret)
+
+    def kill(self, model: str) -> None:
+        kill_model(self.server, model)
+
+    def ill(self) -> str:
+        """Returns why the server cannot serve the next test; nothing if it can. Deletes the tenants of the test before."""
+        if (code := self.server.wait(0)) is not None:
+            return f"has ended with exit code {code}, and its log says:\n{self.server.last_words()}"
+        try:
+            for backbone, tenant in self._tenants:
+                manager = self.manager(backbone)
+                if any(known.id == tenant for known in manager.current().tenants):
+                    manager.delete(tenant)
+            self._tenants.clear()
+            eventually(lambda: not self.held, PATIENCE)
+            for backbone in self.built.stores:
+                self._ask(backbone)
+        except AssertionError as error:
+            return f"holds {self.held} requests which nobody waits for ({error})"
+        except (HplmError, InferenceServerException, OSError, http.client.HTTPException) as error:
+            return f"does not answer a good request: {type(error).__name__}: {error}"
+        return ""
+
+    def _ask(self, backbone: str) -> None:
+        known = Snapshot.load(self.model_folder(backbone) / EXPORTED_TENANTS).tenants
+        tenant = next(one for one in known if one.task in ("classify", "generate"))
+        if tenant.task == "classify":
+            self.stock().ask(["a"], tenant.id, outputs=("LABEL",), model=backbone)
+        else:
+            status, said = post(self, "generate", backbone, text_input="a", tenant=tenant.id, max_tokens=1)
+            if status != 200:
+                raise HplmError(str(said))
+
+
+@cache
+def _reference(folder: Path, state: Path, generation: int, eight_bits: bool) -> Reference:
+    return Reference.open(folder, state, eight_bits)
+
+
+class Servers:
+    """Has one server at a time: another one is started when the one before has been killed."""
+
+    def __init__(self) -> None:
+        self._lease: Lease | None = None
+        self._failed: dict[str, str] = {}
+
+    def get(self, name: str) -> Lease:
+        if self._lease is None or self._lease.name != name:
+            self.close()
+            if name not in self._failed:
+                try:
+                    self._lease = Lease(name)
+                except (HplmError, OSError, LookupError, AssertionError) as error:
+                    self._failed[name] = f"{type(error).__name__}: {error}"
+            if name in self._failed:
+                pytest.fail(f"the server {name!r} does not start: {self._failed[name]}", pytrace=False)
+        assert self._lease is not None
+        return self._lease
+
+    def check(self, name: str, test: str) -> None:
+        """Fails if a test has left its server unable to serve others, which then get a new one."""
+        if self._lease is not None and self._lease.name == name and (ill := self._lease.ill()):
+            self.close()
+            pytest.fail(f"after {test} the server {name!r} {ill}", pytrace=False)
+
+    def close(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+
+
+@cache
+def _servers() -> Servers:
+    return Servers()  # the same for all folders with a conftest
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    yield _servers()
+    _servers().close()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, servers: Servers) -> Lease:
+    """The server that the test's mark names."""
+    mark = request.node.get_closest_marker("server")
+    assert mark, "name the server: @pytest.mark.server(NAME)"
+    return servers.get(mark.args[0])
+
+
+@pytest.fixture(autouse=True)
+def _server_is_well(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if mark := request.node.get_closest_marker("server"):
+        _servers().check(mark.args[0], request.node.name)
 
 
 @contextmanager
 def serving(*repository: object, **options: object) -> Iterator[TritonServer]:
-    """Kills the server when the test has passed, because Triton takes three seconds to end."""
+    """A server of the test's own. Kills it when the test has passed, because Triton takes three seconds to end."""
     with TritonServer(*repository, **options) as server:
         yield server
         process_group.kill(server.pid)
 
 
 @contextmanager
-def server_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Gives this process the environment of a server's model process, without the server. Yields the server's id."""
-    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
+def server_environment(monkeypatch: pytest.MonkeyPatch, of: str = "") -> Iterator[str]:
+    """Gives this process the environment of a model process of the server `of`, or of none. Yields the server's id."""
+    name = of or f"hplm-test-{uuid.uuid4().hex[:12]}"
     for variable, value in environment(name, 0).items():
         monkeypatch.setenv(variable, value)
     yield name
-    for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
-        path.unlink()
+    if not of:
+        for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
+            path.unlink()
 
 
 @contextmanager
@@ -74,15 +367,11 @@ def kill_model(server: TritonServer, model: str) -> None:
     os.kill(stub.pid, signal.SIGKILL)
 
 
-def published(server: TritonServer, metric: str, **labels: str) -> float:
+def published(server: Any, metric: str, **labels: str) -> float:
     """Returns the sum of a metric's series that have these labels, as the server publishes them once a second."""
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    wanted = [f'{name}="{value}"' for name, value in labels.items()]
-    series = [line for line in lines if line.startswith(f"{metric}{{") and all(label in line for label in wanted)]
-    return sum(float(line.rpartition(" ")[2]) for line in series)
+    return Scraped(server).of(metric, **labels)
 
 
-def cancelled(server: TritonServer) -> float:
+def cancelled(server: Any) -> float:
     """Returns how many requests for generated text were cancelled."""
     return published(server, "hplm_generations_total", outcome="cancelled")

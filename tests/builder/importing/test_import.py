@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builder.adaptation.learning import Budget
-from builder.importing import lower
 from builder.importing import tenant as tenants
 from builder.importing.found import halves, records, upper_layout
 from builder.importing.lower import NewDomain, merge
@@ -240,18 +239,6 @@ def test_an_import_interrupted_before_its_tenant_is_stored_continues(store, tmp_
     assert not store.work_folder("low", 1).exists()
     with pytest.raises(InvalidInput, match=mentioning("'low'", store.folder, "--as-domain")):
         import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
-
-
-def test_an_import_interrupted_after_its_tenant_is_stored_makes_no_second_version(store, tmp_path, monkeypatch):
-    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
-    with monkeypatch.context() as patch:
-        patch.setattr(lower, "put_away", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
-    stored = store.tenant("acme")
-    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
-    assert tenant == stored and tenant.version == 1 and report == store.report(stored)
-    assert not store.work_folder("low", 1).exists()
 
 
 @pytest.mark.parametrize("name", ["peft-everywhere", "adapters-double"])

@@ -17,9 +17,9 @@ from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import NoSpace
 from testing.random_store import random_stack, random_table, random_tenant
-from tests.builder.killing import content
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
+from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
 

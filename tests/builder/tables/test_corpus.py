@@ -17,7 +17,6 @@ from builder.tables.text_files import LONGEST_LINE
 from builder.training.labelled import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
-from tests.builder.killing import deaths_survived
 from tests.support.message import mentioning
 
 LETTERS = "abcdefghij"
@@ -130,12 +129,6 @@ def test_pieces_are_whole_documents_that_fit(tmp_path, inputs, tokenizer, most):
         assert len(tokens) + following[0] > most  # as few pieces as possible
     documents = [document for tokens, lengths in pieces for document in np.split(tokens, np.cumsum(lengths)[:-1])]
     assert [list(document) for document in documents] == [list(document) for document in corpus]
-
-
-def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, inputs, tokenizer, monkeypatch):
-    monkeypatch.setattr(builder.tables.corpus, "BATCH_DOCUMENTS", 25)
-    paths, _ = inputs
-    assert deaths_survived(lambda folder: tokenize_corpus(paths, tokenizer, folder, show_progress=False), tmp_path) >= 6
 
 
 def test_finished_files_are_not_tokenised_again(tmp_path, inputs, tokenizer, monkeypatch):

@@ -19,7 +19,7 @@ from builder.tables.sorted_runs import Merge, rows_in
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from tests.builder.killing import content, deaths_survived
+from tests.support.killed import content
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -109,21 +109,6 @@ def test_added_counts_are_those_of_both_corpora_together(data, space, memory):
 def some_documents(number=12, vocabulary=200):
     generator = np.random.default_rng(0)
     return [(generator.zipf(1.5, size=generator.integers(1, 15)) % vocabulary).tolist() for _ in range(number)]
-
-
-@pytest.mark.parametrize("space", [KeySpace(200, Window(3)), KeySpace(250_000, Window(5, causal=True))])
-def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, space):
-    corpus = corpus_of(tmp_path / "corpus", some_documents())
-    assert deaths_survived(lambda folder: count_ngrams(corpus, space, folder, MANY_RUNS, show_progress=False), tmp_path) > 50
-
-
-def test_adding_counts_ends_with_the_same_bytes_after_a_kill_anywhere(tmp_path):
-    space = KeySpace(200, Window(3))
-    parts = [
-        count_ngrams(corpus_of(tmp_path / name, documents), space, tmp_path / f"counts-{name}", show_progress=False)
-        for name, documents in (("a", some_documents()), ("b", some_documents()[::2]))
-    ]
-    assert deaths_survived(lambda folder: add_counts(parts, folder, MANY_RUNS, show_progress=False), tmp_path) > 10
 
 
 def test_a_partition_of_a_merge_fits_the_memory(tmp_path):

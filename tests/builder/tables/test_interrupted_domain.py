@@ -7,17 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from builder.store.resumable import write_json
 from builder.store.store import Store
-from builder.tables.domain import UpdateOptions, build_domain, delete_domain, update_domain
+from builder.tables.domain import build_domain, delete_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
-from hplm.model.windows import Window
-from testing.random_store import tokenizer_json
-from tests.builder import killing
-from tests.builder.killing import deaths_survived
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, cut, grow, rooted, rows
 from tests.support.message import mentioning
@@ -119,48 +114,3 @@ def test_after_a_command_that_failed_at_once_another_one_may_build(tmp_path):
     for model in ("none", "nor-this-one"):
         with pytest.raises(InvalidInput, match=mentioning(tmp_path / model)):
             build_root(str(tmp_path / model), [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
-
-
-@pytest.fixture
-def every_touch(monkeypatch):
-    monkeypatch.setattr(killing, "TOUCHES", ("replace", "unlink", "rename"))
-    monkeypatch.setattr(killing, "DEATHS", 12)
-
-
-@pytest.mark.timeout(600)
-def test_a_killed_build_and_a_killed_update_end_with_the_same_bytes(tmp_path, every_touch):
-    rooted(tmp_path / "ready")
-    corpora = [corpus(tmp_path, seed) for seed in (1, 2)]
-
-    def work(folder: Path) -> None:
-        """Runs the unfinished steps again, as a user would after an interruption."""
-        if not folder.exists():
-            shutil.copytree(tmp_path / "ready", folder)
-        store = Store(folder / "store")
-        if ("bio", 1) not in store.domains() or store.work_folder("bio", 1).exists():
-            build_domain(store, "bio", corpora[:1], SMALL, NO_TIME, CPU)
-        update_domain(store, "bio", corpora[1:], UpdateOptions(dtype="int8"), NO_TIME, CPU)
-
-    assert deaths_survived(work, tmp_path) > 20
-
-
-@pytest.mark.timeout(600)
-def test_a_killed_root_ends_with_the_same_bytes(tmp_path, every_touch):
-    model = tmp_path / "model"
-    config = BertConfig(
-        vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=40, initializer_range=0.15,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(model)
-    (tmp_path / "tokens.json").write_text(tokenizer_json(90))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokens.json"), **special).save_pretrained(model)
-    options = RootOptions(window=Window(2, causal=True), keep=0.5)
-
-    def work(folder: Path) -> None:
-        store, table = build_root(str(model), [corpus(tmp_path, 1)], folder, options, NO_TIME, CPU)
-        assert table.meta.causal and store.config.window == Window(2, causal=True)
-        (folder / "lower" / "root-1.json").write_text("")  # it contains the time that it took
-
-    corpus(tmp_path, 1)
-    assert deaths_survived(work, tmp_path) > 10

@@ -1,7 +1,6 @@
 """`hplm build stack`: the stack is in the store, the same command changes nothing, and a killed build continues."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,16 +8,15 @@ import pytest
 from builder.adaptation.learning import Budget
 from builder.store.store import Store
 from builder.store.verification import store_parts
-from builder.tables import stack as stacks
 from builder.tables.stack import StackOptions, build_stack
 from hplm.cli.main import main, parser
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS
 from testing.random_store import random_store, random_table
 from testing.toy import CHAT, CONFIG
-from tests.builder.killing import content, deaths_survived
 from tests.builder.tables.branches import CPU, make_store
 from tests.builder.tables.test_domain import corpus
+from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -71,27 +69,6 @@ def test_another_command_does_not_replace_a_stack(store, tmp_path):
     assert content(store.folder) == before
     build_stack(store, "other", [corpus(tmp_path, 2)], StackOptions(), STEPS, CPU)
     assert store.stacks() == ["other", "small"]
-
-
-def test_a_killed_build_continues_to_the_same_stack(tmp_path, monkeypatch):
-    """Times are left out of the reports, which are compared."""
-    shorten = stacks.shorten
-
-    def timeless(*given, **options):
-        stack, report = shorten(*given, **options, show_progress=False)
-        return stack, replace(report, seconds=0.0, tokens_per_second=0.0)
-
-    monkeypatch.setattr(stacks, "shorten", timeless)
-    text = corpus(tmp_path, 1)
-
-    origin = rooted(tmp_path / "origin").folder
-
-    def work(folder):
-        if not folder.exists():
-            shutil.copytree(origin, folder)
-        build_stack(Store(folder), "small", [text], StackOptions(), STEPS, CPU)
-
-    assert deaths_survived(work, tmp_path) > 8
 
 
 @pytest.mark.parametrize("layers", [0, -1, CONFIG.upper_layers, 9])

@@ -1,8 +1,10 @@
+import shutil
+
 import pytest
 
-from tests.builder.training.small_tenants import make_store
+from builder.store.store import Store
 
 
 @pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path / "store")
+def store(learnable, tmp_path):
+    return Store(shutil.copytree(learnable.folder, tmp_path / "store"))

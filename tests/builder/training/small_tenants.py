@@ -1,12 +1,17 @@
-"""Data that a toy backbone learns in seconds, and how tests let it learn them."""
+"""Data that a toy backbone learns in seconds, and how tests let it learn them, or only store what a training starts with."""
 
 import json
 import random
+from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
 
 from builder.store.store import Store
+from builder.training.course import Course
+from builder.training.finetuning import Trained, tenant_model
+from builder.training.scores import Scores
 from builder.training.tenant import build_tenant
 from hplm.model.checkpoint import random_backbone
 from testing.random_store import tokenizer_json
@@ -84,20 +89,17 @@ def perhaps_asked(rng):
     return {"text": rng.choice(WORDS[20:]), "text_pair": passage, "answers": {"text": [], "answer_start": []}}
 
 
-MAKERS = {"classify": classified, "tag": tagged}
-TASKS = {
-    "classify": ("classify", classified, "accuracy", 0.7),
-    "pair": ("classify", paired, "accuracy", 0.7),
-    "tag": ("tag", tagged, "macro_f1", 0.7),
-    "bio": ("tag", entities, "entity_f1", 0.5),
-    "multilabel": ("multilabel", many, "micro_f1", 0.65),
-    "regress": ("regress", valued, "pearson", 0.55),
-    "span": ("span", asked, "f1", 0.6),
-    "span-or-none": ("span", perhaps_asked, "f1", 0.45),  # without any answer 0.4
-    "cut": ("classify", classified, "accuracy", 0.7),
-    "cut-values": ("regress", valued, "pearson", 0.55),
-}
+MAKERS = {"classify": classified, "tag": tagged, "span": asked}
 CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is cut from their change
+TASKS = {  # task, maker, metric, the least score of a tenant that has learned it, options
+    "classify": ("classify", classified, "accuracy", 0.7, {}),
+    "bio": ("tag", entities, "entity_f1", 0.5, {}),
+    "multilabel": ("multilabel", many, "micro_f1", 0.65, {}),
+    "regress": ("regress", valued, "pearson", 0.55, {}),
+    "span-or-none": ("span", perhaps_asked, "f1", 0.45, {}),  # without any answer 0.4
+    "cut": ("classify", classified, "accuracy", 0.7, {**CUT, "dropout": 0.1}),
+}
+STILL = 1e-12  # a learning rate that changes no stored weight
 
 
 def write(path, examples):
@@ -108,6 +110,12 @@ def write(path, examples):
 def made(folder, task, count, seed):
     rng = random.Random(seed)
     return write(folder / f"{task}-{seed}.jsonl", [MAKERS[task](rng) for _ in range(count)])
+
+
+def examples(folder, name, count, seed):
+    """Writes examples of an entry of TASKS."""
+    rng = random.Random(f"{name} {seed}")
+    return write(folder / f"{name}-{seed}.jsonl", [TASKS[name][1](rng) for _ in range(count)])
 
 
 def make_store(folder, config=CONFIG):
@@ -123,4 +131,39 @@ def make_store(folder, config=CONFIG):
 
 
 def learn(store, task, train, dev=None, tenant="acme", **options):
-    return build_tenant(store, tenant, "root", task, train, dev, rank=8, device=CPU, show_progress=False, **options)
+    return build_tenant(
+        store, tenant, "root", task, train, dev, **{"rank": 8, "device": CPU, "show_progress": False, **options}
+    )
+
+
+def untrained(body, ground, options, saved=None, show_progress=True, further=None):
+    """Is called like `train`, and learns nothing: it moves the biases of the start's head by the learning rate."""
+    model, start = tenant_model(ground.config, len(ground.labels), options), ground.start
+    if start is not None:
+        model.load(*start)
+    with torch.no_grad():
+        model.head["bias"].add_(options.learning_rate)
+    model.round_to_storage()
+    scores = Scores(len(ground.dev.examples), "accuracy", {"accuracy": 0.5})
+    course = Course(kept_epoch=1, best_epoch=1, history=[{"epoch": 1, "loss": 1.0, "dev_loss": 1.0, "dev": 0.5}])
+    return Trained(body, model, scores, {**asdict(options), **course.reported({}), "seconds": 0.0})
+
+
+def interrupted(*_, **__):
+    """Is called like `train`, and is interrupted."""
+    raise KeyboardInterrupt
+
+
+pretend = partial(learn, trainer=untrained)
+
+
+def weights(store, tenant, version=None):
+    found = store.tenant(tenant) if version is None else store.tenant_version(tenant, version)
+    adapter, head = store.tenant_weights(found)
+    return {f"{i}/{name}": part.float() for i, layer in enumerate([*(adapter or ()), head]) for name, part in layer.items()}
+
+
+def change(store, left, right):
+    """Returns the largest difference between two versions' weights: each a pair of tenant and version."""
+    ours, theirs = weights(store, *left), weights(store, *right)
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)

@@ -10,7 +10,7 @@ from builder.training.bodies import PlotBody, RememberingBody
 from builder.training.dropout import dropout
 from builder.training.examples import Reader
 from builder.training.tasks import training_task
-from tests.builder.training.small_tenants import CPU, classified, learn, made, write
+from tests.builder.training.small_tenants import CPU, classified, write
 
 
 @pytest.fixture
@@ -51,11 +51,3 @@ def test_a_body_that_remembers_its_results_remembers_whole_ones(store, pack):
     dropped = hidden(body, pack, 0.5, 1)
     assert torch.equal(hidden(body, pack, 0.0), whole)
     assert torch.equal(dropped[dropped != 0], 2 * whole[dropped != 0]) and (dropped == 0).any()
-
-
-def test_training_learns_with_dropout_and_answers_without(store, tmp_path):
-    train = made(tmp_path, "classify", 200, 1)
-    plain, dropped = (learn(store, "classify", train, tenant=f"of-{share}", epochs=3, dropout=share) for share in (0.0, 0.2))
-    heads = [store.tenant_weights(tenant)[1]["weight"] for tenant in (plain, dropped)]
-    assert not torch.equal(*heads)
-    assert store.report(dropped)["dropout"] == 0.2 and store.report(dropped)["dev"]["accuracy"] > 0.5

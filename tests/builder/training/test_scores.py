@@ -2,8 +2,9 @@
 
 import pytest
 
+from builder.training.course import Course
 from builder.training.labelled import Example
-from builder.training.scores import confusion, is_bio
+from builder.training.scores import Scores, confusion, is_bio
 from builder.training.tasks import training_task
 
 
@@ -78,3 +79,19 @@ def test_unanswerable_questions_are_right_if_they_are_left_unanswered():
     }  # fmt: skip
     assert score([], [known], [[""]]).main == 0
     assert score([], [unknown], [["the"]]).values == {"exact_match": 1.0, "f1": 1.0, "unanswerable_right": 1.0}  # as SQuAD 2
+
+
+@pytest.mark.parametrize(
+    "doubt, scores, best, kept",
+    [
+        (0.0, (0.80, 0.77, 0.75), 1, 1),
+        (0.0, (0.70, 0.80, 0.79), 2, 2),
+        (1.0, (0.80, 0.77, 0.75), 1, 2),  # with 100 texts, 0.80 and 0.77 count as equal, but 0.80 and 0.75 do not
+        (1.0, (0.80, 0.75, 0.74), 1, 1),
+        (1.0, (0.70, 0.80, 0.79), 2, 3),
+    ],
+)
+def test_of_epochs_that_do_not_differ_surely_the_last_is_kept(doubt, scores, best, kept):
+    course = Course()
+    taken = [course.takes(epoch, Scores(100, "f1", {"f1": score}), 1.0, doubt) for epoch, score in enumerate(scores, start=1)]
+    assert (course.best_epoch, course.kept_epoch) == (best, kept) and taken[kept - 1] and not any(taken[kept:])

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from demo.data import DemoData, DemoDomain
 from hplm.errors import InvalidInput
-from research.accuracy.public import MAILS, published_table, stored_public_data
-from research.accuracy.recipes import DomainRecipe, LargeDomainRecipe
+from research.accuracy.public import MAILS, stored_public_data
 from research.accuracy.report import named_options
-from research.accuracy.studies import studies_of
-from research.accuracy.tiers import PUBLIC, TIERS
+from research.accuracy.tiers import TIERS
 from research.result_file import ResultFile
-from tests.builder.tables.branches import some_lines
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
 from tests.support.message import mentioning
 
@@ -99,49 +95,9 @@ def test_missing_files_are_named(tmp_path, monkeypatch):
         stored_public_data(tmp_path / "data", [tmp_path / "typo"], SIZES, 8, {})
 
 
-def test_published_scores_stand_beside_the_tasks():
-    lines = published_table(["reuters-52", "mail-spam"]).splitlines()
-    assert len(lines) == 3 and lines[2].startswith("| reuters-52 |")
-    assert published_table(["maths-area"]) == ""
-
-
-def test_a_large_domain_is_built_with_its_largest_share():
-    case = studies_of(PUBLIC[1], 6)["domains"].cases[1]
-    assert isinstance(case.below, LargeDomainRecipe) and case.below.whole == case.below and case.below.keep == 0.03
-    smaller = replace(case.below, keep=0.01, dtype="int8")
-    assert smaller.whole == case.below
-    assert type(studies_of(TIERS[1], 6)["domains"].cases[1].below) is DomainRecipe
-
-
 def test_new_options_of_training_do_not_void_the_results():
     stored = {frozenset(finished.run["training"]) for finished in ResultFile(RESULTS)}
     options = TIERS[1].training("hplm", 6, 4, seed=0)
     usual = frozenset(named_options(options))
     assert stored == {usual, usual | {"dropout"}}  # an option is named only where it is not as usual
     assert "function" in named_options(replace(options, function="gelu"))
-
-
-@pytest.mark.slow
-def test_the_root_reads_general_text_alone(report, tmp_path):  # noqa: F811
-    """Another domain's corpus changes nothing, the root's corpus changes all numbers that stand on it."""
-    general, other = tmp_path / "general.txt", tmp_path / "other.txt"
-    general.write_text("\n".join(some_lines(2000, seed=5)), "utf-8")
-    other.write_text("\n".join(some_lines(2000, seed=6)), "utf-8")
-    domains = (*report.data.domains, DemoDomain("others", (), other, 2000))
-    tier = replace(TINY, seeds=(0,), domain_keep=0.2)
-    report = replace(report, data=DemoData(domains, report.data.tenants), tier=tier, general={"general": general})
-    study = report.studies["domains"]
-    report.run([study], at_a_time=1)
-    runs = report.finished(study)
-    assert [run["case"] for run in runs] == 2 * ["root alone", "n-grams", "n-grams, learned", "dedicated"]
-    store = report.home / "stores" / "1-3-3-0.005-0.3"
-    assert (report.home / "corpora" / "general.txt").exists()
-    assert sorted(folder.name for folder in (store / "plot").iterdir()) == [
-        "root", "toys.as-root.0.2-fp16", "toys.masked-0.005.0.2-fp16",
-    ]  # fmt: skip
-    whole = {run["case"]: run["windows_found"][0] for run in runs if run["case"] != "dedicated"}
-    assert whole["n-grams"] > whole["root alone"]
-    other.write_text("another", "utf-8")
-    assert replace(report).finished(study) == runs
-    general.write_text("another", "utf-8")
-    assert {run["case"] for run in replace(report).finished(study)} == {"dedicated"}

@@ -93,13 +93,6 @@ def test_every_number_has_its_own_warm_up(loads, scheme, tenants, warm) -> None:
     assert measured.get("loads") == (0 if scheme == "dedicated" else None)
 
 
-def test_the_slow_down_is_that_of_a_client_alone(loads) -> None:
-    case = replace(CASE, scenario="slowdown")
-    compare_module._measure(serving("hplm"), case, 5)
-    assert loads[1].connections == 1 == case.settings()["connections"] and loads[1].arrivals is None
-    assert CASE.settings()["connections"] == 3
-
-
 @pytest.mark.parametrize(
     ("report", "named"),
     [

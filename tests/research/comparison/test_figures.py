@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tools.machine import gflops, in_words, machine
-from bench.tools.thread_spans import Span, chrome_trace, read_journal, read_spans, threads_of, window
+from bench.tools.thread_spans import Span, read_journal, read_spans
 from hplm.errors import InvalidInput
 from research.comparison.figures import make_report
 from research.comparison.results import Results
@@ -78,23 +77,6 @@ def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path)
         assert figure in page
 
 
-def test_the_slow_down_is_over_the_fewest_tenants(results, tmp_path) -> None:
-    make_report(results, tmp_path / "report")
-    lines = (tmp_path / "report" / "README.md").read_text().splitlines()
-    many = [line for line in lines if re.search(r"\| 1,000 \| \d+% \|", line)]
-    assert sum(line.endswith("| 0% | 41.7 | 1.00 |") for line in many) == 1  # hplm shares its layers
-    assert any(line.endswith("| 98% | 25,000.0 | 300.00 |") for line in many)  # 20 of 1,000 models are in memory
-
-
-def test_on_a_cpu_two_variants_of_the_pipeline_are_one_and_tell_the_noise(results, tmp_path) -> None:
-    make_report(results, tmp_path / "report")
-    assert "4.3%" in (tmp_path / "report" / "README.md").read_text()  # 120 against 115
-    path = results / "pipeline.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
-    make_report(results, tmp_path / "gpu")
-    assert "4.3%" not in (tmp_path / "gpu" / "README.md").read_text()
-
-
 def test_the_report_can_be_made_again_from_its_own_files(results, tmp_path) -> None:
     make_report(results, tmp_path / "report")
     before = (tmp_path / "report" / "README.md").read_text()
@@ -114,28 +96,11 @@ def test_some_results_are_enough_but_none_are_refused(results, tmp_path) -> None
         make_report(tmp_path / "nothing", tmp_path / "report")
 
 
-def test_a_timeline_is_a_trace_that_perfetto_reads(results) -> None:
-    spans = read_spans(results / "timeline.json")
-    trace = chrome_trace(spans)["traceEvents"]
-    assert [event["args"]["name"] for event in trace if event["ph"] == "M"] == ["stage", "compute", "answer"]
-    done = [event for event in trace if event["ph"] == "X"]
-    assert len(done) == 120 and min(event["ts"] for event in done) == 0
-    second = next(event for event in done if event["name"] == "compute 1")
-    assert (second["ts"], second["dur"], second["cat"]) == (pytest.approx(40_000), pytest.approx(19_000), "compute")
-    assert threads_of(spans) == ["stage", "compute", "answer"] and len(window(spans, 30)) == 30
-
-
 @pytest.mark.parametrize("nonsense", ["{}", "[]", '[["a", "b", 2, 1]]', '[["a", "b", 1]]', "no"])
 def test_a_file_that_is_not_a_timeline_is_refused(tmp_path, nonsense) -> None:
     (tmp_path / "timeline.json").write_text(nonsense)
     with pytest.raises(InvalidInput, match=r"timeline\.json"):
         read_spans(tmp_path / "timeline.json")
-
-
-def test_the_machine_is_described_in_words() -> None:
-    assert re.search(r".+, \d+ cores, [\d.]+ GiB of memory, .+; torch \S+, Python \S+", in_words(machine()))
-    assert Span("t", "stage 3", 0, 1).kind == "stage"
-    assert 0.1 < gflops(0.05) < 1e6
 
 
 def test_a_servers_journal_is_read_as_a_timeline(tmp_path) -> None:

@@ -65,19 +65,6 @@ def test_the_least_recently_used_model_is_unloaded() -> None:
     assert memory.order == ["+a", "+b", "-b", "+c", "-a", "+b"]
 
 
-def test_a_failed_load_is_an_error_and_gives_back_its_place() -> None:
-    def load(name: str) -> None:
-        if name == "bad":
-            raise OSError("no such model")
-
-    residency = Residency(1, load, lambda name: None)
-    with pytest.raises(OSError, match="no such model"), residency.use("bad"):
-        pass
-    with residency.use("good"):
-        pass
-    assert residency.loads == 1
-
-
 def test_the_gateway_forwards_requests_when_their_model_is_loaded() -> None:
     def respond(number: int, body: bytes) -> bytes:
         return answer(body=b"answer to " + body) if body != b"{}" else answer()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from builder.training.finetuning import TrainingOptions, train
-from research.schemes.distilled import learn_states, states_of
+from builder.training.finetuning import TrainingOptions
+from research.schemes.distilled import states_of
 from research.schemes.pretrained import evenly
 from research.schemes.trained import SCHEMES, options_of, train_scheme, whole_body
 from tests.research.schemes.test_trained import CPU, ground, store  # noqa: F401  fixtures
@@ -37,28 +37,3 @@ def test_a_student_starts_from_its_teachers_layers(store, ground):  # noqa: F811
     before = teacher.layers[0].qkv.weight.clone()
     upper.layers[0].qkv.weight.data.zero_()
     assert torch.equal(teacher.layers[0].qkv.weight, before)
-
-
-def test_states_come_nearer_to_the_teachers(store, ground):  # noqa: F811
-    teacher, pack = whole_body(store).eval(), pack_of(ground)
-    student = teacher.with_layers([0, 2])
-
-    def apart():
-        with torch.no_grad():
-            own, wanted = states_of(student, pack), states_of(teacher, pack)
-        return [float((own[i] - wanted[end]).square().mean()) for i, end in ((1, 2), (2, 4))]
-
-    before = apart()
-    learn_states(student, teacher, ground, TrainingOptions(epochs=3, rank=0, body_rate=1e-3), show_progress=False)
-    assert all(now < 0.9 * then for now, then in zip(apart(), before, strict=True))
-
-
-def test_a_further_loss_is_learned_beside_that_of_the_labels(store, ground):  # noqa: F811
-    options = options_of("dedicated", TrainingOptions(epochs=2, rank=0))
-
-    def logits(further):
-        trained = train(whole_body(store), ground, options, show_progress=False, further=further)
-        with torch.no_grad():
-            return float(trained.model(trained.body, pack_of(ground)).mean())
-
-    assert logits(lambda pack, own: 100 * (own - 9).square().mean()) > logits(None) + 0.1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 import threading
 from dataclasses import replace
 from functools import partial
@@ -15,17 +13,13 @@ import pytest
 import torch
 
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store
 from hplm.cli.main import main
-from hplm.errors import Broken, DeadlineMissed, Draining, Internal, InvalidInput, NoTenant, QueueFull
-from hplm.tenants.verification import repository_parts
-from research.baselines.models import WholeConfig, WholeModels
+from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from research.baselines.models import WholeModels
 from research.baselines.worker import Worker
 from research.schemes.export import SCHEMES, export_scheme
-from research.schemes.pretrained import pretrained
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.cli.test_domain import broken_of
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
 from tests.support.message import mentioning, mentions
 
@@ -127,17 +121,6 @@ def test_plot_equals_hplm_without_adapters(repositories) -> None:
         np.testing.assert_allclose(logits, reference.forward(text, tenant).numpy(), atol=2e-3)  # rows are in fp16
 
 
-def test_the_compressed_model_has_every_other_layer(bert, repositories) -> None:
-    _, store = bert
-    models = open_models(repositories["compressed"])
-    assert models.config.upper_layers == 2
-    whole = pretrained(store)
-    short = whole.shorter(2)
-    assert torch.equal(short.upper.layers[0].ffn_in.weight, whole.upper.layers[0].ffn_in.weight)
-    assert torch.equal(short.upper.layers[1].ffn_in.weight, whole.upper.layers[2].ffn_in.weight)
-    assert ask(models, [("acme", TEXTS[0])])[0].shape == (1, 3)
-
-
 def test_a_broken_body_fails_its_tenant_and_its_slot_is_used_again(bert, tmp_path) -> None:
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "dedicated_inprocess")
@@ -187,52 +170,10 @@ def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(
         worker.submit(ask(), answered.append)
 
 
-def test_a_worker_answers_every_request_of_a_failed_round(repositories, monkeypatch) -> None:
-    models = open_models(repositories["dedicated_inprocess"])
-    monkeypatch.setattr(models, "answer", lambda questions: 1 / 0)
-    answered: list[object] = []
-    worker = Worker(models, most=9)
-    worker.submit(models.question({"tenant": "acme"}, TEXTS[:1], None), answered.append)
-    worker.close()
-    assert len(answered) == 1 and isinstance(answered[0], Internal)
-
-
-def test_the_exported_files_say_where_their_weights_come_from(repositories) -> None:
-    whole = json.loads((repositories["dedicated_inprocess"] / "tiny/1/whole.json").read_text())
-    assert "pretrained" in whole["note"]
-    for scheme, model in [("adapter", "tiny"), ("dedicated", "tiny-acme"), ("compressed", "tiny")]:
-        config = (repositories[scheme] / model / "config.pbtxt").read_text()
-        assert f'string_value: "{scheme}"' in config and "pretrained" in config
-
-
-def test_copies_of_one_body_are_hard_links(repositories) -> None:
-    for bodies in (
-        [repositories["dedicated"] / f"tiny-{tenant.id}/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
-        [repositories["dedicated_inprocess"] / f"tiny/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
-    ):
-        assert len({body.stat().st_ino for body in bodies}) == 1
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_can_be_verified(repositories, scheme, capsys) -> None:
     assert main(["verify", "--repository", str(repositories[scheme])]) == 0
     assert mentions(capsys.readouterr().out, "ok", int(scheme not in WITHOUT_TABLES))
-
-
-def test_verify_names_broken_files_of_whole_models_and_reads_a_shared_body_once(repositories, tmp_path, capsys) -> None:
-    parts = repository_parts(repositories["dedicated"], None)
-    assert [part.path.parent.name for part in parts].count("bodies") == 1
-    folder = Path(shutil.copytree(repositories["plot"], tmp_path / "plot")) / "tiny" / "1"
-    body = folder / "bodies/beta.safetensors"
-    content = body.read_bytes()
-    body.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    (folder / "heads/acme.safetensors").unlink()
-    shutil.rmtree(folder / "plot")
-    assert main(["verify", "--repository", str(tmp_path / "plot")]) == 1
-    broken = broken_of(capsys.readouterr().err)
-    assert len(broken) == 3
-    for file in (body, folder / "heads/acme.safetensors", folder / "plot/root/1"):
-        assert any(mentions(line, file) for line in broken), file
 
 
 def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> None:
@@ -247,30 +188,7 @@ def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> 
         export_scheme(store, tmp_path / "x", OPTIONS, "bert")
 
 
-@pytest.mark.parametrize("scheme", ["dedicated", "dedicated_inprocess"])
-def test_missing_tenants_are_removed_only_with_replace(bert, tmp_path, scheme) -> None:
-    _, store = bert
-    export_scheme(store, tmp_path / "repository", OPTIONS, scheme)
-    fewer = Store(shutil.copytree(store.folder, tmp_path / "store"))
-    gone = fewer.tenants()[0].id
-    shutil.rmtree(fewer.folder / "tenants" / gone)
-    with pytest.raises(InvalidInput, match=mentioning(1, gone, "--replace")):
-        export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme)
-    export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme, replace=True)
-    served = {tenant.id for file in (tmp_path / "repository").glob("*/1") for tenant in WholeConfig.load(file).tenants}
-    assert served == {tenant.id for tenant in fewer.tenants()}
-
-
 def test_options_that_whole_models_do_not_have_are_refused(bert, tmp_path) -> None:
     _, store = bert
     with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "slots", "plot_preload")):
         export_scheme(store, tmp_path, replace(OPTIONS, slots=4, plot_preload=True), "dedicated")
-
-
-def test_the_command_line_exports_a_scheme(bert, tmp_path, capsys) -> None:
-    _, store = bert
-    assert isinstance(store, Store)
-    main(["export", "--store", str(store.folder), "--repository", str(tmp_path), "--scheme", "compressed", "--resident", "3",
-          "--json"])  # fmt: skip
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["scheme"] == "compressed"
-    assert 'key: "resident"      value { string_value: "3" }' in (tmp_path / "tiny/config.pbtxt").read_text()

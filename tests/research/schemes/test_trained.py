@@ -15,13 +15,11 @@ from builder.store.store import Store
 from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
-from builder.training.model import Diverged
 from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from research.schemes import trained as schemes
-from research.schemes.trained import HEAD_RATE, SCHEMES, body_of, options_of, points_about, score_schemes, whole_body
+from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes, whole_body
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
@@ -136,13 +134,6 @@ def test_remembered_values_equal_computed_ones(store, ground):
     assert torch.allclose(remembering(other, None), whole(other, None))
 
 
-def test_values_that_do_not_fit_in_memory_are_computed_again(store, ground):
-    remembering = RememberingBody(whole_body(store).eval())
-    remembering._room = 2
-    pack = ground.reader.pack(ground.texts, np.array([0, 1, 2]), CPU, False)
-    assert torch.equal(remembering(pack, None), remembering(pack, None)) and not remembering._rows
-
-
 def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, monkeypatch):
     """From any working folder. A report without a digest is trusted."""
     rng = random.Random(3)
@@ -174,41 +165,6 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
         compared(train_file=other)
 
 
-def test_beside_the_best_of_a_grid_each_scheme_is_the_best_of_its_grid(store, tmp_path, monkeypatch):
-    rng = random.Random(3)
-    train, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "test"))
-    options = {"rank": 0, "epochs": 1, "learning_rate": 1e-3}
-    build_tenant(store, "grid", "root", "classify", train, grid=True, device=CPU, show_progress=False, **options)
-    report = store.report(store.tenant("grid"))
-    tries = {(round(factor, 3), point.batch_texts, round(point.learning_rate, 6)) for factor, point in points_about(
-        TrainingOptions(**options | {"learning_rate": report["learning_rate"]}), report["grid"]
-    )}  # fmt: skip
-    assert tries == {(factor, batch, 1e-3 * factor) for factor in (0.5, 1, 2) for batch in (8, 32)}
-    asked, train_one = [], schemes.train
-
-    def counted(body, ground, options, **more):
-        asked.append((options.learning_rate, options.body_rate, options.batch_texts))
-        if len(asked) == 1:
-            raise Diverged("too fast")
-        return train_one(body, ground, options, **more)
-
-    monkeypatch.setattr(schemes, "train", counted)
-    evaluation = evaluate_tenant(store, "grid", test, CPU, show_progress=False)
-    assert score_schemes(store, evaluation, ["dedicated"], CPU, show_progress=False)["dedicated"].rows == 40
-    assert set(asked) == {(factor * HEAD_RATE, factor * 5e-5, batch) for factor in (0.5, 1, 2) for batch in (8, 32)}
-
-
-def test_a_tenant_that_learned_other_data_before_is_not_compared(store, tmp_path):
-    """The others would learn only its last data."""
-    for number in (0, 100):
-        examples = [classified(random.Random(number + i)) for i in range(40)]
-        train = write(tmp_path / f"{number}.jsonl", examples)
-        build_tenant(store, "grown", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
-    evaluation = evaluate_tenant(store, "grown", train, CPU, show_progress=False)
-    with pytest.raises(InvalidInput, match=mentioning("'grown'", 1, "--against", "--fresh")):
-        score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
-
-
 def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
     train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
     first = build_tenant(store, "turned", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
@@ -216,25 +172,3 @@ def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
     evaluation = evaluate_tenant(store, "turned", train, CPU, show_progress=False)
     assert evaluation.tenant.labels == ["right", "left"]
     assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
-
-
-def test_schemes_accept_the_values_that_the_tenants_precision_accepts(store, tmp_path):
-    lines = [{"text": classified(random.Random(number))["text"], "label": 5e-4 * (number % 2)} for number in range(40)]
-    train = write(tmp_path / "train.jsonl", lines)
-    build_tenant(store, "fine", "root", "regress", train, rank=0, epochs=1, dtype="bf16", device=CPU, show_progress=False)
-    evaluation = evaluate_tenant(store, "fine", train, CPU, show_progress=False)
-    assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
-
-
-def test_schemes_learn_from_as_many_texts_as_the_tenant(store, tmp_path):
-    """If one file was given as train and dev, no dev part was split off."""
-    train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
-    options = {"rank": 0, "epochs": 1, "device": CPU, "show_progress": False}
-    build_tenant(store, "twice", "root", "classify", train, train, **options)
-    evaluation = evaluate_tenant(store, "twice", train, CPU, show_progress=False)
-    with pytest.raises(InvalidInput, match=mentioning(train, "'twice'", 40, "--dev")):
-        score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
-    found = score_schemes(store, evaluation, ["shared"], CPU, dev_file=train, show_progress=False)
-    assert found["shared"].rows == 40
-    with pytest.raises(InvalidInput, match=mentioning("--against adapter", "'twice'")):
-        score_schemes(store, evaluation, ["adapter"], CPU, dev_file=train, show_progress=False)

@@ -10,25 +10,27 @@ from pathlib import Path
 
 import pytest
 
-TOUCHES = ("replace", "unlink")  # a file that grew between two of them is discarded, or written again
-DEATHS = 30
+TOUCHES = ("replace", "unlink", "rename")  # a file that grew between two of them is discarded, or written again
+DEATHS = 6
+PATIENCE = 120  # seconds
 
 
 def deaths_survived(work: Callable[[Path], object], folder: Path) -> int:
     """Kills `work`, which fills a folder, and calls it again. The folder must be as after an undisturbed call.
 
-    It is killed at some thirty renames and removals from first to last. Returns how many of these there are in all.
+    It is killed at some renames and removals from first to last. Returns how many of these there are in all.
     """
     touches = _work(work, folder / "undisturbed")
     undisturbed = content(folder / "undisturbed")
-    for touch in {*range(1, touches, max(1, touches // DEATHS)), touches - 1, touches}:
+    spread = {1 + number * (touches - 1) // (DEATHS - 1) for number in range(DEATHS)}
+    for touch in sorted({*spread, touches - 1}):
         target = folder / f"killed-{touch}"
         child = multiprocessing.get_context("fork").Process(target=_work, args=(work, target, touch))
         child.start()
-        child.join()
-        assert child.exitcode == -signal.SIGKILL
+        child.join(PATIENCE)
+        assert child.exitcode == -signal.SIGKILL, f"it was not killed at change {touch} of {touches}"
         work(target)
-        assert content(target) == undisturbed
+        assert content(target) == undisturbed, f"killed at change {touch} of {touches}, it ended with other files"
     return touches
 
 

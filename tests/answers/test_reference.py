@@ -1,0 +1,279 @@
+"""Answers equal the reference, whatever is chosen and whatever comes beside them: the matrix.
+
+The engine runs in this process, with pairs of all its choices. Every way in of a real server is in `test_ways.py`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.calibrations import Calibrated, save_calibrated
+from builder.store.store import TenantFile
+from hplm.engine.overlap import OVERLAPS
+from hplm.engine.packing import PACKINGS
+from hplm.errors import InvalidInput
+from hplm.model.weights import save_weights
+from hplm.model.windows import Window
+from hplm.scheduling.policy import OURS
+from testing.random_store import random_store
+from testing.reference import Reading, Reference
+from testing.toy import CONFIG, DOMAINS, WORDS, random_text
+from testing.toy import TENANTS as TOY
+from tests import tasks
+from tests.answers.pairwise import pairwise
+from tests.confidence import CALIBRATIONS, of_logits, of_passage
+from tests.engine.asker import Asker, stages_of
+from tests.support.answers import Comparison
+from tests.support.message import mentioning
+from tests.tasks import expected_logits, question, same_labels
+
+pytestmark = pytest.mark.slow
+
+CROWD = [TenantFile(f"crowd-{i}", 1, "root", 1, "classify", ["a", "b", "c"], 8) for i in range(12)]  # for four slots
+TENANTS = {tenant.id: tenant for tenant in [*TOY, *tasks.TENANTS, *CROWD]}
+WORLDS = {  # the window of the tables, and their precision
+    "3 fp16": (Window(3), "fp16"),
+    "5 bf16": (Window(5), "bf16"),
+    "2 int8": (Window(2), "int8"),
+    "causal fp16": (Window(3, causal=True), "fp16"),
+}
+FACTORS = {
+    "policy": [*OURS, "das:row_tokens=50", "slotted_das:rows=4"],
+    "packing": [*PACKINGS, "slotted:rows=3,length=40", "concat:rows=2,length=80"],
+    "flow": [*OVERLAPS, "stages"],
+    "world": list(WORLDS),
+    "dtype": ["fp32", "bf16", "int8"],
+    "batch_tokens": ["64", "256"],
+    "plot_hot": ["0", "3"],
+    "admission": ["true", "false"],
+}
+CASES = pairwise(FACTORS)
+
+
+@dataclass(frozen=True)
+class Asked:
+    tenant: TenantFile
+    text: str
+    pair: str | None
+
+
+@dataclass(frozen=True)
+class Expected:
+    logits: np.ndarray
+    reading: Reading
+    confidence: float
+
+
+class World:
+    """All tasks, kinds of adapters and heads in one backbone, and the reference's answers to a pool of texts."""
+
+    def __init__(self, folder: Path, window: Window, stored: str) -> None:
+        tenants = [*TOY, *tasks.TENANTS, *CROWD]
+        store = random_store(folder / "store", replace(CONFIG, window=window), tenants, DOMAINS, spread=0.3, dtype=stored)
+        tasks.leave_some_unanswered(store)
+        for name, calibration in CALIBRATIONS.items():
+            save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
+        export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4))
+        self.folder = folder / "repository/toy/1"
+        rng, self.pool = random.Random(5), []
+        for tenant in tenants:
+            for longest in (3, 20, 60)[: 1 if tenant in CROWD else 3]:
+                given = question(rng, tenant.task) if tenant in tasks.TENANTS else (random_text(rng, longest), None)
+                self.pool.append(Asked(tenant, *given))
+
+    @cached_property
+    def references(self) -> dict[bool, Reference]:
+        return {eight: Reference.open(self.folder, eight_bits=eight) for eight in (False, True)}
+
+    @cached_property
+    def known(self) -> dict[tuple[str, str, str | None, bool], Expected]:
+        return {}
+
+    def expected(self, asked: Asked, eight_bits: bool = False) -> Expected:
+        key = asked.tenant.id, asked.text, asked.pair, eight_bits
+        if key not in self.known:
+            reference, given = self.references[eight_bits], (asked.text, asked.tenant.id, asked.pair)
+            logits = np.array(expected_logits(reference, asked.tenant, asked.text, asked.pair))
+            reading = reference.answer(*given)
+            sure = of_logits(asked.tenant.id, reading.labels, logits) if asked.tenant.id in CALIBRATIONS else -1.0
+            if sure is None:
+                sure = of_passage(reference.windows(*given))
+            self.known[key] = Expected(logits, reading, sure)
+        return self.known[key]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    return {name: World(tmp_path_factory.mktemp("world"), *given) for name, given in WORLDS.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
+def test_the_engine_answers_as_the_reference_does(worlds, case):
+    world, dtype, rng = worlds[case["world"]], case["dtype"], random.Random(str(case))
+    flow = {"stages": stages_of(0, 1)} if case["flow"] == "stages" else {"overlap": case["flow"]}
+    chosen = {name: case[name] for name in ("policy", "packing", "dtype", "batch_tokens", "plot_hot", "admission")}
+    asker, sent = Asker(world.folder, **flow, **chosen), []
+    for _ in range(40):
+        first = rng.choice(world.pool)
+        same = [one for one in world.pool if one.tenant == first.tenant]
+        several = [first, *rng.choices(same, k=rng.choice([0, 0, 2]))]
+        pairs = [one.pair for one in several] if first.pair is not None else None
+        deadline_ns, wants = rng.choice([0, time.monotonic_ns() + 10**12]), rng.random() < 0.5
+        number = asker.ask(first.tenant.id, [one.text for one in several], pairs, deadline_ns=deadline_ns, confidence=wants)
+        sent.append((number, several, wants))
+    compare(world, dtype, [(one, rows, wants) for number, several, wants in sent
+                           for one, rows in zip(several, asker.wait(number), strict=True)])  # fmt: skip
+    asker.close()
+
+
+def compare(world, dtype, answers):
+    """Labels and spans are compared in fp32 alone: otherwise rounding may choose another one.
+
+    There a tenant's few logits may lie close together, so that those of all tenants with as many labels are compared together.
+    """
+    comparison, nearer = Comparison(), []
+    for asked, found, wants in answers:
+        expected = world.expected(asked, dtype == "int8")
+        if asked.tenant.task in ("span", "regress") and dtype != "fp32":
+            continue
+        kind = asked.tenant.id if dtype == "fp32" else f"{len(asked.tenant.labels)} labels"
+        comparison.add(kind, found.logits, expected.logits)
+        if dtype == "int8":
+            nearer.append(
+                np.abs(found.logits - expected.logits).max() < np.abs(found.logits - world.expected(asked).logits).max()
+            )
+        if dtype == "fp32":
+            assert same_labels(asked.tenant.task, found.labels, expected.reading.labels), asked
+            assert [tuple(span) for span in found.spans.tolist()] == expected.reading.spans, asked
+            assert found.confidence == pytest.approx(expected.confidence if wants else -1, abs=1e-3), asked
+    comparison.assert_equal(dtype)
+    assert sum(nearer) >= 0.9 * len(nearer), "the answers are those of 32 bits"
+
+
+def test_the_matrix_can_fail(worlds):
+    """Another tenant, window or precision gives other answers, and the texts have all kinds of answers."""
+    for world in worlds.values():
+        for task in ("classify", "tag"):
+            answers = [
+                world.references[False].forward(" ".join(WORDS[:9]), tenant.id).numpy()
+                for tenant in TENANTS.values()
+                if tenant.task == task
+            ]
+            for number, one in enumerate(answers):
+                for other in answers[:number]:
+                    assert one.shape != other.shape or np.abs(one - other).max() > 0.01
+        sure = [world.expected(one).confidence for one in world.pool]
+        assert -1 in sure and len({round(own, 3) for own in sure}) > 5
+    known = [(one.tenant.id, world.expected(one).reading.labels) for world in worlds.values() for one in world.pool]
+    assert len({len(labels) for name, labels in known if name == "many"}) > 1, "the labels do not vary"
+    assert {labels == [""] for name, labels in known if name == "perhaps"} == {True, False}
+    texts = [asked for asked in worlds["3 fp16"].pool if asked.tenant.id == "acme"]
+    of_worlds = [np.stack([world.expected(asked).logits for asked in texts]) for world in worlds.values()]
+    assert all(np.abs(one - other).max() > 0.01 for n, one in enumerate(of_worlds) for other in of_worlds[:n])
+    assert {name for case in CASES for name in case.values()} == {name for values in FACTORS.values() for name in values}
+
+
+@pytest.fixture
+def asker(worlds):
+    asker = Asker(worlds["3 fp16"].folder)
+    yield asker
+    asker.close()
+
+
+def test_the_best_labels_have_the_confidence_of_the_first(asker):
+    alone, both = (asker.wait(asker.ask("pair", ["a b", "c d e"], top_k=top_k, confidence=True)) for top_k in (0, 2))
+    assert [len(answer.labels) for answer in both] == [2, 2]
+    assert [one.confidence for one in both] == pytest.approx([one.confidence for one in alone])
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_passage_that_is_too_long_is_answered_from_anywhere(worlds, asker, truncate):
+    reference, rng = worlds["3 fp16"].references[False], random.Random(1)
+    passages = [" ".join(rng.choices(WORDS, k=200)) for _ in range(12)]
+    rows = asker.wait(asker.ask("find", WORDS[:12], passages, truncate=truncate))
+    for text, passage, own in zip(WORDS[:12], passages, rows, strict=True):
+        expected = reference.answer(text, "find", passage)
+        assert (own.labels, own.spans.tolist()) == (expected.labels, [list(span) for span in expected.spans])
+        assert passage.startswith(own.labels[0], own.spans[0, 0])
+    assert any(own.spans[0, 0] > len(passage) / 2 for own, passage in zip(rows, passages, strict=True))
+
+
+def test_a_passage_that_cannot_be_read_is_refused_or_cut(worlds, asker):
+    for texts, pairs, named in (
+        ([WORDS[0]], None, [1, "TEXT", "TEXT_PAIR"]),
+        ([WORDS[0]], ["\u200b"], [1]),
+        ([" ".join(WORDS[:40])], [" ".join(WORDS[:150])], [64, "truncate=true"]),
+    ):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            asker.ask("find", texts, pairs)
+    asker.answers.clear()  # none was taken
+    long = " ".join(WORDS[:40]), " ".join(WORDS[:150])
+    (rows,) = asker.wait(asker.ask("find", [long[0]], [long[1]], truncate=True))
+    assert rows.labels == worlds["3 fp16"].references[False].answer(long[0], "find", long[1], truncate=True).labels
+
+
+def test_a_value_far_from_0_is_exact_in_16_bits(tmp_path):
+    """A 16-bit sum with the bias would round it: values around 2,000 to the next 8."""
+    (mark,) = (tenant for tenant in tasks.TENANTS if tenant.id == "mark")
+    store = random_store(tmp_path / "store", CONFIG, [mark], DOMAINS, spread=0.3)
+    _, head = store.tenant_weights(mark)
+    save_weights({**head, "bias": head["bias"] + 1990}, store.tenant_folder("mark", 1) / "head.safetensors")
+    export(store, tmp_path / "repository", ServingOptions(dtype="bf16"))
+    folder, rng = tmp_path / "repository/toy/1", random.Random(0)
+    reference, asker = Reference.open(folder), Asker(folder, dtype="bf16")
+    texts = [random_text(rng, 20) for _ in range(30)]
+    found = [float(rows.logits[0, 0]) for rows in asker.wait(asker.ask("mark", texts))]
+    asker.close()
+    expected = [float(reference.forward(text, "mark")) for text in texts]
+    assert max(abs(own - right) for own, right in zip(found, expected, strict=True)) < 0.05 * (max(expected) - min(expected))
+
+
+def test_a_batch_waits_for_each_layer_before_it_uses_it(worlds, monkeypatch):
+    """Here weights are copied only when somebody waits for them, so a missing wait gives wrong answers."""
+    late = []
+
+    class Late:
+        """A mark that makes its copy only when somebody waits for it."""
+
+        def __init__(self, copies):
+            self.copies = copies
+
+        def wait(self):
+            late.append(len(self.copies))
+            for copy in self.copies:
+                copy()
+            self.copies.clear()
+
+    def fill(slots):
+        marks = []
+        for number, layer in enumerate(slots.layers):
+            copies = []
+            for slot, arrival in slots._promised:
+                for name, tensor in slots._layout.unpack(arrival.flat.clone())[number].items():
+                    own = layer[name][slot][tuple(map(slice, tensor.shape))]
+                    own.fill_(torch.nan)
+                    copies.append(lambda target=own, tensor=tensor: target.copy_(tensor))
+            marks.append(Late(copies))
+        slots._promised.clear()
+        return marks
+
+    monkeypatch.setattr("hplm.adapters.slots.Slots.fill", fill)
+    world = worlds["3 fp16"]
+    asker, comparison = Asker(world.folder), Comparison()
+    for asked in world.pool:
+        if asked.tenant in CROWD[:3]:
+            (rows,) = asker.wait(asker.ask(asked.tenant.id, [asked.text]))
+            comparison.add(asked.tenant.id, rows.logits, world.expected(asked).logits)
+    comparison.assert_equal("fp32")
+    assert any(late)
+    asker.close()

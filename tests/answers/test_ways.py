@@ -1,0 +1,119 @@
+"""Every way into a real server gives the answers of the reference, whatever comes in at the same time by the others."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from hplm.tenants.snapshot import Snapshot
+from hplm_client import HplmClient
+from testing.toy import WORDS, random_text
+from tests.server.stock import LIBRARIES
+from tests.support.answers import Comparison
+from tests.tasks import expected_logits, question, same_labels
+
+BACKBONES = {  # of each server, with their precision
+    "toy": {"toy": "fp32", "tasks": "fp32"},
+    "precisions": {"bf16": "bf16", "int8": "int8"},
+}
+pytestmark = pytest.mark.slow
+on_toy = pytest.mark.server("toy")
+
+
+class Ways:
+    """Sends texts by a way, and returns labels, spans and logits of each."""
+
+    def __init__(self, server, clients):
+        self.stocks = {protocol: server.stock(protocol) for protocol in LIBRARIES}
+        self.clients = {
+            (protocol, backbone): clients.enter_context(HplmClient(url, protocol, backbone))
+            for protocol, url in (("http", server.http_url), ("grpc", server.grpc_url))
+            for backbone in server.built.stores
+        }
+
+    def ask(self, way, protocol, backbone, tenant, texts, pairs):
+        if way == "client":
+            answers = self.clients[protocol, backbone].infer_batch(texts, tenant=tenant, pairs=pairs, logits=True)
+            return [([row.label for row in one.rows], [row.span for row in one.rows], [row.logits for row in one.rows])
+                    for one in answers]  # fmt: skip
+        answer = self.stocks[protocol].ask(texts, tenant, pairs, model="hplm" if way == "alias" else backbone)
+        return [([label.decode() for label in answer["LABEL"][i]], [tuple(span) for span in answer["SPAN"][i].tolist()],
+                 answer["LOGITS"][i]) for i in range(len(texts))]  # fmt: skip
+
+
+@pytest.mark.parametrize("served", [pytest.param(name, marks=pytest.mark.server(name)) for name in BACKBONES])
+def test_every_way_answers_as_the_reference_does(server, served):
+    rng, asked = random.Random(served), []
+    known = {name: Snapshot.load(server.model_folder(name) / "tenants.json").tenants for name in BACKBONES[served]}
+    twice = [tenant.id for tenants in known.values() for tenant in tenants]
+    for backbone, tenants in known.items():
+        for tenant in tenants:
+            few = [question(rng, tenant.task) if backbone == "tasks" else (random_text(rng), None) for _ in range(5)]
+            texts, pairs = [text for text, _ in few], [pair for _, pair in few]
+            ways = ["model"] + ["alias"] * (twice.count(tenant.id) == 1)
+            ways += ["client"] * (tenant.task in ("classify", "tag", "regress"))
+            for way in ways:
+                for protocol in LIBRARIES:
+                    for part in (slice(1), slice(1, 5)):
+                        own = None if pairs[0] is None else pairs[part]
+                        asked.append((way, protocol, backbone, tenant, texts[part], own))
+    rng.shuffle(asked)
+    with ExitStack() as clients, ThreadPoolExecutor(8) as pool:
+        ways = Ways(server, clients)
+        answers = list(pool.map(lambda one: ways.ask(*one[:3], one[3].id, *one[4:]), asked))
+    references = {name: server.reference(name, dtype == "int8") for name, dtype in BACKBONES[served].items()}
+    comparisons = {name: Comparison() for name in known}
+    for (way, protocol, backbone, tenant, texts, pairs), answer in zip(asked, answers, strict=True):
+        reference = references[backbone]
+        for i, (labels, spans, logits) in enumerate(answer):
+            given = texts[i], tenant.id, pairs and pairs[i]
+            expected = np.array(expected_logits(reference, tenant, texts[i], pairs and pairs[i]), np.float32)
+            found = np.asarray(logits, np.float32)
+            comparisons[backbone].add(f"{tenant.id} by {way} over {protocol}", found[: len(expected)], expected)
+            assert not found[len(expected) :].any()
+            if BACKBONES[served][backbone] == "fp32":
+                reading = reference.answer(*given)
+                rows = len(reading.labels)
+                assert same_labels(tenant.task, labels[:rows], reading.labels), (way, protocol, given)
+                assert spans[:rows] == reading.spans, (way, protocol, given)
+                assert set(labels[rows:]) <= {""} and set(spans[rows:]) <= {(-1, -1)}
+    for backbone, dtype in BACKBONES[served].items():
+        comparisons[backbone].assert_equal(dtype)
+
+
+@on_toy
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_outputs_have_their_documented_names_types_and_shapes(server, protocol):
+    stock, text = server.stock(protocol), f"{WORDS[0]} {WORDS[1]} 日本"
+    one = stock.ask([text], "acme")
+    assert one["LABEL"].shape == (1, 1) and one["LABEL"][0, 0].decode() in ("red", "grün", "blue")
+    assert one["SCORE"].dtype == np.float32 and 1 / 3 <= one["SCORE"][0, 0] <= 1
+    assert one["LOGITS"].shape == (1, 1, 3) and one["SPAN"].tolist() == [[[0, len(text)]]]
+    assert one["VERSION"].tolist() == [[b"1"]]
+    best = stock.ask([text], "city", top_k=4)
+    assert best["LABEL"].shape == (1, 4) and (np.diff(best["SCORE"][0]) <= 0).all()
+    tags = stock.ask([text, WORDS[2]], "beta")
+    assert tags["SPAN"][0].tolist() == [[0, 2], [3, 5], [6, 8]] and tags["LABEL"][1, 1:].tolist() == [b"", b""]
+    pair = stock.ask([WORDS[0]], "acme", pairs=[WORDS[1]])
+    assert not np.allclose(pair["LOGITS"], stock.ask([WORDS[0]], "acme")["LOGITS"], atol=1e-3)
+    assert stock.ask([text], "acme", outputs=["SCORE"]).keys() == {"SCORE"}
+    assert stock.ask([text, text], "acme", outputs=["LEVEL"], hplm_rung=1)["LEVEL"].tolist() == [[1], [1]]
+
+
+@on_toy
+def test_an_answer_in_json_is_json(server):
+    """RFC 8259 has no NaN and no infinity. Here two texts have fewer rows than the longest, and a word has no token."""
+    texts = [f"{WORDS[0]} {WORDS[1]} {WORDS[2]}", WORDS[3], f"{WORDS[4]} \u200b"]
+    inputs = [{"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
+    body = json.dumps({"parameters": {"tenant": "beta"}, "inputs": inputs}).encode()
+    request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.loads(response.read(), parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
+    listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"}
+    assert {output["name"] for output in answer["outputs"]} == listed

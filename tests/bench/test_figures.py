@@ -1,0 +1,167 @@
+"""The figures that benchmarks compute from reports, journals and simulations, by hand where nothing needs to run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from bench.adapters import AdaptersBench
+from bench.cluster import PARTS
+from bench.measuring import overload, policies, stages
+from bench.measuring.adapters import has_peft, variants
+from bench.measuring.cascade_served import label_in
+from bench.measuring.cascade_traffic import Poisson
+from bench.measuring.cluster import TARGETS, WITH_STAND_INS, WITH_THREE, WITH_TWO, met, table_of
+from bench.measuring.place import _fig2, _table2, highest_rate
+from bench.measuring.place_cuts import cut_curves, partition_curves
+from bench.measuring.place_measured import figures_of
+from bench.measuring.tcb import bench_tcb
+from bench.measuring.text_lengths import batches_of, filling, padding
+from bench.overload import OverloadBench
+from bench.place import PlaceBench
+from bench.tcb import TcbBench
+from bench.tools.wrk import Wrk, read_report
+from hplm.engine.packing import Concat, Naive, Packed
+from hplm.errors import HplmError
+from loadtest.report import Report
+from tests.support.message import mentioning
+
+WRK = """Running 2s test @ http://127.0.0.1:1
+     50%   12.50ms
+     99%    1.20s
+Requests/sec:    199.50
+"""
+
+
+@pytest.mark.slow
+def test_all_variants_of_an_adapter_compute_the_same() -> None:
+    results = {}
+    for name, variant in variants(AdaptersBench(hidden=32, rank=16, seconds=0.005), 5, 7, has_peft()).items():
+        results[name] = variant.rows.after.clone()
+        with torch.inference_mode():
+            variant.run(results[name])
+        assert not torch.equal(results[name], variant.rows.after), name
+    for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if has_peft() else [])):
+        torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
+
+
+def test_lengths_are_distributed_as_in_the_paper() -> None:
+    for variance in (20, 100):
+        lengths = np.concatenate(batches_of(300, variance))
+        assert lengths.min() >= 3 and lengths.max() <= 100
+        assert lengths.mean() == pytest.approx(20, abs=2) and lengths.var() == pytest.approx(variance, rel=0.3)
+    assert 900 < filling(1000, 20).sum() <= 1000
+
+
+def test_padding_is_the_share_of_rows_without_text() -> None:
+    batches = [np.array([10, 5, 5])]
+    assert padding(Packed(), batches) == padding(Concat(4, 10), batches) == 0
+    assert padding(Naive(), batches) == pytest.approx(1 / 3)
+
+
+def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
+    found = np.array(numbers), np.array(statuses), np.array(latencies)
+    return Report(2.0, 0.1, *found, lag_s=0.0, errors=Counter(timeout=1), **more)
+
+
+def test_utility_is_that_of_texts_started_in_time_and_on_time_is_what_the_client_saw() -> None:
+    offered = overload.Offered(np.array([0.0, 0.5, 1.0, 1.5]), np.array([0.5, 0.2, 0.5, 0.5]))
+    entries = [
+        {"request": "", "tokens": 4, "started": 10.1, "deadline": 10.5},  # answered in time
+        {"request": "", "tokens": 2, "started": 11.4, "deadline": 11.5},  # started in time and answered late
+        {"request": "", "tokens": 4, "started": 0, "deadline": 10.7},  # expired
+        {"request": "", "tokens": 4, "started": 12.1, "deadline": 12.0},  # started too late
+        {"request": "", "tokens": 4, "started": 5.0, "deadline": 0},  # of the closed loop
+        {"batch": 1, "tokens": 6},
+    ]
+    seen = report([0, 2, 1], [200, 200, 503], [0.4, 0.6, 0.2])
+    found = policies.figures(seen, entries, offered, np.array([4, 4, 2, 4]))
+    assert found == {"texts_per_s": 1.0, "on_time": 0.25, "utility": 0.6}
+    around = [{"texts_per_s": 0.5, "on_time": on_time, "utility": 0.4} for on_time in (0.4, 0.6)]
+    assert policies.ratios(found, around) == {"texts_per_s": 2.0, "on_time": 0.5, "utility": 1.5}
+    assert policies.ratios(found, [found | {"on_time": 0.0}])["on_time"] is None
+
+
+def test_refused_late_and_timely_answers_are_counted_separately() -> None:
+    said = f"[deadline] {overload.REFUSED} 900 ms".encode()
+    #           in time, late, refused at once, dropped later
+    bodies = [b"fine", b"fine", said, b"[deadline] not started within the 100 ms"]
+    seen = report([0, 2, 1, 3], [200, 200, 503, 503], [0.4, 0.3, 0.005, 0.2], bodies=bodies)
+    offered = overload.Offered(np.array([0.0, 0.5, 1.0, 1.5, 2.0]), np.array([0.5, 0.5, 0.2, 0.2, 0.2]))
+    found = overload.figures(seen, offered, capacity=1.0, case=OverloadBench(batch_texts=4), by_server=3)
+    assert (found["refused"], found["dropped_later"], found["late"], found["unanswered"]) == (1, 1, 1, 1)
+    assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
+    assert (found["goodput_of_capacity"], found["on_time_of_offered"], found["refusal_p99_ms"]) == (0.5, 0.2, 5.0)
+    assert (found["on_time"], found["on_time_by_server"], found["server_counts_more"]) == (1, 3, 2.0)
+
+
+@pytest.mark.parametrize(("rate", "least", "most"), [(5.0, 1.0, 1.0), (30.0, 0.3, 0.45)])
+def test_the_simulated_server_does_what_its_batches_allow(rate: float, least: float, most: float) -> None:
+    """A batch of ten texts takes a second. At three times that rate a third is answered, at half of it everything."""
+    batches = [overload.Computed.of({"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}})] * 40
+    offered = overload.Offered(np.arange(round(60 * rate)) / rate, np.full(round(60 * rate), 6.0))
+    assert least <= overload.simulate(offered, batches, OverloadBench(tokens=10, batch_texts=10), "timely") <= most
+
+
+@pytest.mark.parametrize("layers, first", [([1, 1], 1), ([1, 1, 1, 0.5], 2), ([5, 1, 1, 1], 1), ([1, 1, 1, 9], 3)])
+def test_the_cut_makes_the_slowest_stage_the_fastest(layers: list, first: int) -> None:
+    assert stages._first_layers(np.array(layers)) == first
+
+
+def test_tcbs_order_of_packings_and_policies() -> None:
+    found = bench_tcb(TcbBench(0.4, rows=(4, 16), row_tokens=(100,), slots=(1, 4), variances=(20,), rates=(0.5, 3.0)))
+    assert all(ratios["to_naive"] > ratios["to_turbo"] > 1 for ratios in found["to_concat"].values())
+    for axis in ("rows", "variances", "row_tokens"):
+        assert all(by_policy["DAS"]["utility"] > by_policy["FCFS"]["utility"] for by_policy in found[axis].values())
+
+
+def test_alpaserves_tables_and_figures_are_nearly_those_of_the_paper() -> None:
+    for row in _table2(PlaceBench(200.0, 1)).values():
+        assert row["replication"] == pytest.approx(row["paper_replication"], abs=0.08) and row["search"] >= row["replication"]
+    for cv, shares, least in ((1.0, (0.5, 0.5), 1.15), (3.0, (0.5, 0.5), 1.4), (1.0, (0.2, 0.8), 3.0)):
+        assert _fig2(PlaceBench(40.0, 1), cv, shares) > least
+    curves = cut_curves()  # Figs. 8 and 9
+    hops = curves["Fig. 8a: overhead of stages"]
+    assert 0 < hops["hops"]["8"] < hops["uneven cut"]["8"]
+    ways = "stages", "devices a stage", "replicas"
+    latency, throughput, memory = ([curves[title][way]["8"] for way in ways] for title in curves if title.startswith("Fig. 9"))
+    assert latency[1] < latency[2] < latency[0] and throughput[1] < throughput[0] < throughput[2]
+    assert memory[2] == pytest.approx(8 * memory[0])
+    for lines in partition_curves().values():  # Fig. 16: 32.9 % and 46.7 % less at 8 stages in the paper
+        assert lines["best cut"]["8"] < 0.7 * lines["equal cut"]["8"]
+
+
+def test_the_highest_rate_is_found() -> None:
+    for first in (10.0, 300.0):
+        assert highest_rate(lambda rate: 1.0 if rate <= 37 else 0.5, first) == pytest.approx(37, rel=0.015)
+
+
+def test_the_simulators_errors_are_in_percentage_points() -> None:
+    found = figures_of([{"real": 0.5, "simulated": 0.52, "screened": 0.6}, {"real": 0.9, "simulated": 0.86, "screened": 0.9}])
+    assert [round(found[f"{of}_error_{how}"], 6) for of in ("sim", "screen") for how in ("max", "mean")] == [4, 3, 10, 5]
+
+
+def test_each_figure_of_a_cluster_is_shown_beside_its_target() -> None:
+    figures = {"proxy_over_direct": 0.97, "reroute_s": 2.5, "kill_wrong": 0}
+    shown = table_of({**figures, "targets": {name: met(name, value) for name, value in figures.items()}}).splitlines()
+    ends = {line.split()[0]: line.rsplit(maxsplit=1)[1] for line in shown if line.split()[:1] and line.split()[0] in TARGETS}
+    assert (ends["proxy_over_direct"], ends["reroute_s"], ends["kill_wrong"]) == ("met", "missed", "met")
+    assert {*WITH_TWO, *WITH_THREE, *WITH_STAND_INS} == set(PARTS)
+
+
+def test_a_report_of_wrk_is_read_and_failed_requests_are_no_figure() -> None:
+    assert read_report(WRK) == Wrk(199.5, 12.5) and read_report(WRK.replace("12.50ms", "1.25s")).p50_ms == 1250
+    for line in ("  Non-2xx or 3xx responses: 7", "  Socket errors: connect 0, read 3, write 0, timeout 0"):
+        with pytest.raises(HplmError, match=mentioning(line.strip())):
+            read_report(WRK + line)
+
+
+def test_cascades_ways_get_the_same_arrivals_and_read_labels_behind_the_header() -> None:
+    one, other = Poisson.of(100.0, 2.0, 7, 3), Poisson.of(100.0, 2.0, 7, 3)
+    assert np.array_equal(one.due, other.due) and np.array_equal(one.asked, other.asked) and len(one.due) == 200
+    body = json.dumps({"outputs": [{"name": "LABEL", "parameters": {"binary_data_size": 9}}]}).encode()
+    assert label_in(body + b"\x05\0\0\0value") == "value"

@@ -1,0 +1,1 @@
+"""The bite list: faults that tests must find. See README.md."""

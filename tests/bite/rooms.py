@@ -1,0 +1,48 @@
+"""Which tests look at which room. Only here: change it when tests move. What does not exist is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# For each room: folders and files whose quick tests run; then those whose slow tests run if the quick ones found nothing.
+ROOMS: dict[str, tuple[str, str]] = {
+    "scheduling": ("tests/scheduling", "tests/scheduling"),
+    "engine": (
+        "tests/engine tests/faults tests/answers",
+        "tests/engine/test_service.py tests/engine/test_keeper.py tests/engine/test_[dst]*.py tests/answers tests/faults",
+    ),
+    "generation": ("tests/generation tests/answers", "tests/generation tests/answers/test_gen*.py"),
+    "tenants": ("tests/tenants tests/refusals", "tests/tenants/test_[tmqrik]*.py"),
+    "plot": ("tests/plot", "tests/plot"),
+    "adapters": ("tests/adapters tests/engine/test_st*.py", "tests/engine/test_slots*.py tests/engine/test_mixed*.py"),
+    "levels": ("tests/levels tests/engine/test_confidence.py", "tests/engine/test_confidence.py"),
+    "model": ("tests/model", "tests/model"),
+    "metrics": ("tests/metrics", ""),
+    "cli": ("tests/cli", ""),
+    "placement": ("tests/placement", ""),
+    "server": (
+        "tests/server tests/faults tests/refusals",
+        "tests/faults tests/server/test_supervisor.py tests/server/test_draining.py",
+    ),
+    "backends": (
+        "tests/server tests/engine tests/refusals",
+        "tests/answers tests/server/test_keys.py tests/server/test_served_answers.py tests/server/test_bad_input.py "
+        "tests/server/test_metrics.py tests/server/test_probing.py tests/server/test_failed_probes.py",
+    ),
+    "publish": ("tests/builder/publish", "tests/builder/publish"),
+    "builder": (
+        "tests/builder/store tests/builder/tables tests/builder/training tests/builder/importing",
+        "tests/builder/store",
+    ),
+    "training": ("tests/builder/training", "tests/builder/training"),
+    "importing": ("tests/builder/importing", "tests/builder/importing"),
+    "clients": ("clients/tests", "clients/tests"),
+    "exits": ("tests/server/test_export_over_served.py", "tests/server/test_export_over_served.py"),
+}
+
+
+def tests_of(rooms: tuple[str, ...], root: Path, slow: bool) -> list[str]:
+    """Returns the folders and files of these rooms that exist, each once."""
+    patterns = [pattern for room in rooms for pattern in ROOMS[room][slow].split()]
+    found = [str(path.relative_to(root)) for pattern in patterns for path in sorted(root.glob(pattern))]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,133 @@
+"""Builds that are killed at a change of the disk and run again end with the same bytes, and leave nothing behind.
+
+Each case takes seconds, because each of its kills forks.
+"""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from builder.importing.lower import NewDomain
+from builder.importing.tenant import ImportOptions, import_tenant
+from builder.store.pack import pack_root, unpack_root
+from builder.store.store import Store
+from builder.tables import corpus as corpora
+from builder.tables import stack as stacks
+from builder.tables.corpus import tokenize_corpus
+from builder.tables.counting import add_counts, count_ngrams
+from builder.tables.domain import UpdateOptions, build_domain, update_domain
+from builder.tables.root import RootOptions, build_root
+from builder.tables.stack import StackOptions, build_stack
+from builder.training.start import ANEW
+from hplm.model.windows import Window
+from hplm.plot.keys import KeySpace
+from tests.builder.adaptation.test_masked import save
+from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
+from tests.builder.tables.branches import CPU
+from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
+from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted
+from tests.builder.tables.test_stack import STEPS
+from tests.builder.tables.test_stack import rooted as with_a_root
+from tests.builder.training.small_tenants import made, pretend
+from tests.support.killed import deaths_survived
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def copied(store, folder):
+    """Returns the store that a build changes: a copy of a ready one, or what a killed call has left."""
+    return Store(folder if folder.exists() else shutil.copytree(store.folder, folder))
+
+
+def tokenised(folder, monkeypatch, _):
+    monkeypatch.setattr(corpora, "BATCH_DOCUMENTS", 25)
+    store = rooted(folder / "ready")
+    texts = [corpus(folder, seed, lines=60) for seed in (1, 2)]
+    return lambda target: tokenize_corpus(texts, store.tokenizer(), target, show_progress=False)
+
+
+def counted(folder, monkeypatch, _):
+    found, space = corpus_of(folder / "corpus", some_documents()), KeySpace(250_000, Window(5, causal=True))
+    return lambda target: count_ngrams(found, space, target, MANY_RUNS, show_progress=False)
+
+
+def added(folder, monkeypatch, _):
+    parts = [
+        count_ngrams(corpus_of(folder / name, documents), KeySpace(200, Window(3)), folder / f"c-{name}", show_progress=False)
+        for name, documents in (("a", some_documents()), ("b", some_documents()[::2]))
+    ]
+    return lambda target: add_counts(parts, target, MANY_RUNS, show_progress=False)
+
+
+def domain(folder, monkeypatch, _):
+    ready, texts = rooted(folder / "ready"), [corpus(folder, seed) for seed in (1, 2)]
+
+    def work(target):
+        """Runs the unfinished steps again, as a user would after an interruption."""
+        store = copied(ready, target)
+        if ("bio", 1) not in store.domains() or store.work_folder("bio", 1).exists():
+            build_domain(store, "bio", texts[:1], SMALL, NO_TIME, CPU)
+        update_domain(store, "bio", texts[1:], UpdateOptions(dtype="int8"), NO_TIME, CPU)
+
+    return work
+
+
+def root(folder, monkeypatch, _):
+    model, text = str(save(folder, "without")), corpus(folder, 1)
+    options = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5)
+
+    def work(target):
+        store, table = build_root(model, [text], target, options, NO_TIME, CPU)
+        assert table.meta.causal and store.config.window == Window(2, causal=True)
+        (target / "lower" / "root-1.json").write_text("")  # it contains the time that it took
+
+    return work
+
+
+def stack(folder, monkeypatch, _):
+    shorten = stacks.shorten
+
+    def timeless(*given, **options):
+        found, report = shorten(*given, **options, show_progress=False)
+        return found, replace(report, seconds=0.0, tokens_per_second=0.0)
+
+    monkeypatch.setattr(stacks, "shorten", timeless)
+    text, ready = corpus(folder, 1), with_a_root(folder / "ready")
+    return lambda target: build_stack(copied(ready, target), "small", [text], StackOptions(), STEPS, CPU)
+
+
+def tenant(folder, monkeypatch, learnable):
+    """Its second version, which starts anew: once it is stored, the same command must not make a third."""
+    ready, train = copied(learnable, folder / "ready"), made(folder, "classify", 20, 1)
+    pretend(ready, "classify", train)
+    return lambda target: pretend(copied(ready, target), "classify", train, from_version=ANEW)
+
+
+def imported(folder, monkeypatch, _):
+    ready, text = Store(make_imported_store(folder)), corpus(folder, 1)
+    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], min_tokens=1))
+    lower = FIXTURES / "peft-lower"
+    return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
+
+
+def unpacked(folder, monkeypatch, _):
+    pack_root(rooted(folder / "ready"), folder / "root.tar")
+
+    def work(target):
+        if not (target / "store.json").exists() or (target / "unpacked").exists():
+            unpack_root(folder / "root.tar", target)
+
+    return work
+
+
+BUILDS = {
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, stack: 8, tenant: 3, imported: 20, unpacked: 5
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
+def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, learnable, build):
+    """`BUILDS` says how many changes of the disk there are at least."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the test forks
+    assert deaths_survived(build(tmp_path, monkeypatch, learnable), tmp_path) >= BUILDS[build]

@@ -1,0 +1,309 @@
+"""Which version a command makes, what it starts from, and what stays after an interruption. Nothing is trained here."""
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from builder.store.store import Store
+from builder.tables.build_folder import held
+from builder.training import grid
+from builder.training.finetuning import TrainingOptions
+from builder.training.material import Material
+from builder.training.model import Diverged
+from builder.training.start import ANEW
+from builder.training.tenant import build_tenant, delete_tenant, warnings_of
+from hplm.cli.main import main
+from hplm.errors import HplmError, InvalidInput
+from tests.builder.tables.branches import CPU, build, some_lines
+from tests.builder.training.small_tenants import (
+    asked,
+    change,
+    classified,
+    interrupted,
+    made,
+    pretend,
+    untrained,
+    write,
+)
+from tests.support.message import mentioning, mentions
+
+pytestmark = pytest.mark.slow
+
+RATE = 2e-3  # by which `untrained` moves each bias
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
+    """Many commands with few files and options, of which some are interrupted."""
+    chance = random.Random(seed)
+    files = [made(tmp_path, "classify", 20, number) for number in range(3)]
+    known, begun = [], None  # (what was asked, its start, trainings in a row); an interrupted command and its start
+    for _ in range(40):
+        asked_for = chance.randrange(3), chance.choice([1, 2])  # file and epochs
+        wanted = chance.choice([None, None, None, ANEW, 1, 2, 5, 9])
+        is_cut = chance.random() < 0.3
+        give = partial(pretend, store, "classify", files[asked_for[0]], epochs=asked_for[1], from_version=wanted)
+        if wanted not in (None, ANEW) and wanted > len(known):
+            if not (known and known[-1][0] == asked_for and known[-1][1] == wanted):
+                with pytest.raises(InvalidInput, match=mentioning(f"--from-version {wanted}", "'acme'")):
+                    give()
+            continue
+        if known and known[-1][0] == asked_for and wanted != ANEW and wanted in (None, known[-1][1]):
+            assert give(trainer=unexpected).version == len(known)
+            begun = None
+            continue
+        if wanted is not None:
+            start = wanted
+        elif begun is not None and begun[0] == asked_for:
+            start = begun[1]
+        elif not known:
+            start = ANEW
+        else:
+            start = len(known) if known[-1][0][0] != asked_for[0] else known[-1][1]
+        if is_cut:
+            with pytest.raises(KeyboardInterrupt):
+                give(trainer=interrupted)
+            begun = asked_for, start
+            continue
+        tenant = give()
+        known.append((asked_for, start, known[start - 1][2] + 1 if start else 1))
+        begun = None
+        assert tenant.version == len(known) and store.report(tenant)["from_version"] == start
+        assert store.tenant_weights(tenant)[1]["bias"].tolist() == pytest.approx([RATE * known[-1][2]] * 2, rel=0.02)
+        assert not (store.folder / "building/tenants/acme").exists()
+    assert len(known) > 5
+
+
+def test_messages_say_where_a_version_started(store, tmp_path, capsys):
+    first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
+    pretend(store, "classify", first)
+    shutil.copy(second, tmp_path / "moved.jsonl")
+    for file, options, named in [
+        (second, {}, ["acme", 1, "--fresh"]),
+        (tmp_path / "moved.jsonl", {}, ["acme", 2, "--fresh"]),  # nothing new
+        (tmp_path / "moved.jsonl", {"epochs": 2}, ["acme", 2, "from version 1", "--from-version"]),
+    ]:
+        capsys.readouterr()
+        pretend(store, "classify", file, **options)
+        assert mentions(capsys.readouterr().err, *named)
+    build(store, tmp_path, "bio", some_lines(200, seed=2))
+    moved = build_tenant(
+        store,
+        "acme",
+        "bio",
+        None,
+        tmp_path / "moved.jsonl",
+        rank=8,
+        epochs=2,
+        device=CPU,
+        show_progress=False,
+        trainer=untrained,
+    )
+    assert (moved.version, moved.domain) == (4, "bio"), "a new table is new to data that were learned"
+    with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
+        pretend(store, "classify", first, tenant="new", from_version=1)
+
+
+def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path):
+    build(store, tmp_path, "bio", some_lines(200, seed=2))
+    first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
+    common = {"device": CPU, "show_progress": False, "trainer": untrained}
+    form = {"adapter": "lora", "rank": 3, "places": ("query", "ffn_in"), "dtype": "bf16"}
+    old = build_tenant(store, "acme", "bio", "classify", first, **form, **common)
+    new = build_tenant(store, "acme", None, None, second, **common)
+    assert new == replace(old, version=2) and new.places == ("query", "ffn_in") and new.labels == ["left", "right"]
+    more = made(tmp_path, "classify", 20, 3)
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "lora", 3, 4, "--fresh")):
+        build_tenant(store, "acme", None, None, more, rank=4, **common)
+    assert build_tenant(store, "acme", None, None, more, rank=4, from_version=ANEW, **common).rank == 4
+    newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **common)
+    assert (newest.version, newest.adapter, newest.rank, newest.places) == (4, "bottleneck", 32, None)
+    bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **common)
+    adapter, head = store.tenant_weights(bare)
+    assert adapter is None and head["weight"].shape == (2, store.config.hidden) and head["weight"].dtype == torch.float16
+
+
+def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
+    def file(name, labels):
+        return write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": one} for i, one in enumerate(labels * 10)])
+
+    first = pretend(store, "classify", file("first", ["c", "a", "b"]))
+    fewer = pretend(store, "classify", file("fewer", ["b", "c"]))
+    assert fewer.labels == first.labels == ["a", "b", "c"]
+    report = store.report(fewer)
+    assert report["labels_without_examples"] == ["a"] and mentions("".join(warnings_of(report)), "a")
+    for name, labels, options, named in [
+        ("more", ["a", "b", "c", "d"], {}, ["'acme'", 2, "['d']", "--id"]),
+        ("other", ["a", "c"], {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
+        ("one", ["b"], {}, ["'b'"]),
+    ]:
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            pretend(store, "classify", file(name, labels), **options)
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
+        pretend(store, "tag", made(tmp_path, "tag", 20, 1))
+    reordered = replace(first, id="imported", labels=["c", "a", "b"])
+    store.save_tenant(reordered, *store.tenant_weights(first), {"imported": {}})
+    assert pretend(store, "classify", file("first", ["c", "a", "b"]), tenant="imported").labels == ["c", "a", "b"]
+
+
+def test_the_kinds_of_questions_are_part_of_a_tenant(store, tmp_path):
+    rng = random.Random(3)
+    known = write(tmp_path / "known.jsonl", [asked(rng) for _ in range(30)])
+    none = write(tmp_path / "none.jsonl", [{**asked(rng), "answers": {"text": [], "answer_start": []}} for _ in range(30)])
+    both = write(tmp_path / "both.jsonl", [json.loads(line) for path in (known, none) for line in path.open()])
+    with pytest.raises(InvalidInput, match=mentioning(none)):
+        pretend(store, "span", none)
+    assert pretend(store, "span", known, tenant="always").labels == ["start", "end"]
+    with pytest.raises(InvalidInput, match=mentioning("'always'", 1, "['none']")):
+        pretend(store, "span", both, tenant="always")
+    pretend(store, "span", both, tenant="perhaps")
+    assert pretend(store, "span", known, tenant="perhaps").labels == ["start", "end", "none"]
+
+
+def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys):
+    """It takes the version number, and the training goes on under the next one."""
+    train = made(tmp_path, "classify", 20, 1)
+    other = pretend(store, "classify", train, tenant="other")
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, trainer=interrupted)
+    (left := store.tenant_work_folder("acme") / "kept").write_text("a savepoint")
+    store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, trainer=interrupted)
+    assert left.exists() and not capsys.readouterr().err
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", left.parent)):
+        delete_tenant(store, "acme")
+    for options, error in (({"places": ("fnf_out",)}, InvalidInput), ({"rank": -1}, InvalidInput)):
+        with pytest.raises(error):
+            pretend(store, "classify", train, **options)
+        assert left.exists()
+    assert pretend(store, "classify", train).version == 2 and "dev" in store.report(store.tenant("acme"))
+
+
+def test_other_data_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys):
+    train = made(tmp_path, "classify", 20, 1)
+    for number, options in enumerate([{"seed": 7}, {}]):
+        with pytest.raises(KeyboardInterrupt):
+            pretend(store, "classify", train, tenant="cut", trainer=interrupted)
+        (left := store.tenant_work_folder("cut") / "training.pt").touch()
+        if number:
+            shutil.rmtree(store.table_folder("root", 1))
+            build(store, tmp_path, "root", some_lines(200, seed=2))
+        with pytest.raises(KeyboardInterrupt):
+            pretend(store, "classify", train, tenant="cut", trainer=interrupted, **options)
+        assert not left.exists() and mentions(capsys.readouterr().err, "cut")
+
+
+def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(store, tmp_path):
+    train = made(tmp_path, "classify", 20, 1)
+    with held(store.tenant_work_folder("acme"), "the other's"), pytest.raises(InvalidInput, match="'acme'"):
+        pretend(store, "classify", train)
+
+    def deleted(*given):
+        found = untrained(*given)
+        store.remove_branch("root", 1)
+        return found
+
+    with pytest.raises(InvalidInput, match=mentioning(store.table_folder("root", 1))):
+        pretend(store, "classify", train, trainer=deleted)
+    assert store.tenants() == []
+
+
+def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeypatch):
+    for seed, tenant in ((1, "acme"), (2, "acme"), (1, "other")):
+        pretend(store, "classify", made(tmp_path, "classify", 20, seed), tenant=tenant)
+    command = ["tenant", "delete", "acme", "--store", str(store.folder)]
+    assert main([*command, "--state", str(tmp_path)]) == 1 and mentions(capsys.readouterr().err, "--store", "--state")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tenant": "acme", "removed": [1, 2]}
+    assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
+    assert main(command) == 1 and mentions(capsys.readouterr().err, "'acme'", "other")
+    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+        cut.setattr(shutil, "rmtree", interrupted)
+        delete_tenant(store, "other")
+    assert store.tenants() == []
+    assert pretend(store, "classify", made(tmp_path, "classify", 20, 1), tenant="other").version == 1
+    assert delete_tenant(store, "other") == [1] and not (store.folder / "removed").exists()
+
+
+def test_texts_keep_their_side_when_a_file_grows(store, tmp_path):
+    rng = random.Random(0)
+    rows = [{**classified(rng), "text": f"{rng.random()} {i}"} for i in range(300)]
+    files = [write(tmp_path / f"{count}.jsonl", rows[:count]) for count in (100, 110, 300)]
+    start = pretend(store, "classify", files[0])
+    before = Material(store.folder, "root", 1, "classify", files[0], None).read()
+    learned = {example.text for example in before.training.examples}
+    for file, count in zip(files[1:], (110, 300), strict=True):
+        grown = Material(store.folder, "root", 1, "classify", file, None, tuple(start.labels), start=start).read()
+        held_out = {example.text for example in grown.dev.examples}
+        assert not held_out & learned and {example.text for example in before.dev.examples} <= held_out
+        assert 0.05 * count < len(held_out) < 0.17 * count and grown.divided.below == before.divided.below
+
+
+def test_warnings_name_uneven_labels_and_cut_texts(store, tmp_path):
+    longest = store.config.positions - 2
+    rows = [{"text": f"wa {i}", "label": "rare" if i % 30 == 0 else "often"} for i in range(90)]
+    rows += [{"text": " ".join(["wa"] * length), "label": "often"} for length in (longest, longest + 1, 300)]
+    report = store.report(pretend(store, "classify", write(tmp_path / "u.jsonl", rows)))
+    assert report["imbalance"] > 20 and report["training"]["texts_cut"] + report["dev"]["texts_cut"] == 2
+    assert any(mentions(warning, "'often'") for warning in warnings_of(report))
+    assert warnings_of({**report, "imbalance": 2.0, "training": {**report["training"], "texts_cut": 0}}) == []
+
+
+def unexpected(*_, **__):
+    raise AssertionError("this command has nothing to train")
+
+
+class Cut(Exception):
+    """Ends a grid in its middle."""
+
+
+def scored_by_rate(body, ground, options, saved, show_progress=True, *, log, most=1.0, last=99):
+    """A training whose score grows with its learning rate, and that diverges above `most`."""
+    done = log.read_text().splitlines() if log.exists() else []
+    if len(done) == last:
+        raise Cut
+    if options.learning_rate > most:
+        raise Diverged("diverged")
+    found = untrained(body, ground, options)
+    with log.open("a") as file:
+        file.write(f"{options.learning_rate} {options.batch_texts} {torch.get_num_threads()}\n")
+    values = {"accuracy": 100 * options.learning_rate + options.batch_texts / 1000}
+    return replace(found, scores=replace(found.scores, values=values))
+
+
+def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
+    train, log = made(tmp_path, "classify", 20, 1), tmp_path / "log"
+    with monkeypatch.context() as alone:
+        alone.setattr(grid, "processes_that_fit", lambda wanted: 1)
+        with pytest.raises(Cut):
+            pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
+        tenant = pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log))
+    report, done = store.report(tenant), log.read_text().splitlines()
+    assert len(done) == len(set(done)) == 6
+    tried = {(point["learning_rate"], point["batch_texts"]) for point in report["grid"]}
+    assert tried == {(rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)}
+    assert (report["learning_rate"], report["batch_texts"]) == (4e-3, 32)
+    assert report["dev"]["accuracy"] == pytest.approx(0.432)
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
+    beside = pretend(store, "classify", train, grid=True, tenant="beside", trainer=partial(scored_by_rate, log=tmp_path / "2"))
+    assert store.report(beside)["grid"] == report["grid"] and sorted((tmp_path / "2").read_text().splitlines()) == sorted(done)
+    assert change(store, ("acme", 1), ("beside", 1)) == 0
+
+
+def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+    train, threads = made(tmp_path, "classify", 20, 1), torch.get_num_threads()
+    fragile = partial(scored_by_rate, log=tmp_path / "log")
+    report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, most=2e-3)))
+    assert [point["dev"] is None for point in report["grid"]] == [False] * 4 + [True] * 2
+    assert report["learning_rate"] == 2e-3 and torch.get_num_threads() == threads
+    with pytest.raises(HplmError, match="--learning-rate"):
+        pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(fragile, most=0.0))
+    assert [point.batch_texts for point in grid.points(TrainingOptions())] == [8, 32] * 3
+    assert Store(store.folder).tenant("beta") is None

@@ -1,0 +1,80 @@
+"""Any order of requests, steps, faults and closing: each request gets one right answer, and nothing is held at the end."""
+
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from testing.toy import WORDS
+from tests.engine.asker import stages_of
+from tests.engine.world import FAULTS, World
+
+pytestmark = pytest.mark.slow
+
+TENANTS = st.sampled_from(["acme", "acme", "beta", "city", "echo", "flux"])
+TEXTS = st.lists(st.sampled_from([*WORDS[:4], " ".join(WORDS[5:15]), " ".join(WORDS[20:50])]), min_size=1, max_size=4)
+STEPS = st.sampled_from(["stage", "compute", "compute 1", "compute 2", "expire", "answer"])
+
+
+class Encoders(RuleBasedStateMachine):
+    def __init__(self, make):
+        super().__init__()
+        self.world = make()
+
+    @rule(tenant=TENANTS, texts=TEXTS, due_ms=st.sampled_from([0, 0, 1, 15, 200]), priority=st.integers(0, 1))
+    def offer(self, **given):
+        self.world.offer(**given)
+
+    @rule()
+    def ask_for_what_is_refused(self):
+        self.world.offer("beta", [WORDS[0]], top_k=2)
+
+    @rule(ms=st.sampled_from([1, 20, 300]))
+    def wait(self, ms):
+        self.world.clock.sleep(ms / 1000)
+
+    @rule(name=STEPS)
+    def step(self, name):
+        if name in self.world.names:
+            self.world.step(name)
+
+    @rule(name=st.sampled_from(["stage", "expire", "answer"]))
+    def step_while_a_batch_computes(self, name):
+        self.world.meanwhile = partial(self.world.step, name)
+
+    @rule(fault=st.sampled_from([*FAULTS]))
+    def fail(self, fault):
+        self.world.fault = fault
+
+    @rule()
+    def run(self):
+        self.world.run_all()
+
+    @precondition(lambda self: not self.world.closed)
+    @rule(is_stuck=st.booleans(), while_it_computes=st.booleans())
+    def close(self, is_stuck, while_it_computes):
+        if while_it_computes:
+            self.world.meanwhile = lambda: self.world.closed or self.world.close(is_stuck=True)
+        else:
+            self.world.close(is_stuck)
+
+    def teardown(self):
+        self.world.finish()
+        self.world.end()
+
+
+@pytest.fixture(scope="module")
+def expected(reference):
+    return lambda tenant, text: reference.forward(text, tenant).numpy()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"overlap": "synchronous", "policy": "das"}]
+)
+def test_each_request_gets_one_right_answer_whatever_happens(toy, expected, changes):
+    """Takes seconds: each example is an engine with real layers."""
+    make = partial(World, toy.folder, expected, **changes)
+    few = settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(lambda: Encoders(make), settings=few)

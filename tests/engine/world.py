@@ -1,0 +1,346 @@
+"""The upper half on a virtual clock, one step at a time, with faults where a test wants them.
+
+A test offers, steps, fails and closes; what it gets are answers. Only this file knows which classes do the work.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+import torch
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.in_flight import read
+from hplm.engine.lookup import Lookup
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
+from hplm.engine.threads import Runner
+from hplm.errors import Broken, HplmError
+from hplm.scheduling.queue import Queue
+from hplm.tenants.ticket import Ticket
+from testing.toy import WORDS
+from tests.engine.asker import PARAMETERS
+from tests.support.wait import Clock
+
+MS = 1_000_000
+FAULTS = {  # where they come, and what is raised there
+    "memory": ("run", torch.OutOfMemoryError("CUDA out of memory")),
+    "memory between stages": ("enter", torch.OutOfMemoryError("CUDA out of memory")),
+    "kernel": ("run", RuntimeError("a kernel failed")),
+    "kernel between stages": ("enter", RuntimeError("a kernel failed")),
+    "device": ("run", RuntimeError("CUDA error: unspecified launch failure")),
+    "disk": ("finish", OSError("the disk is gone")),
+    "disk ahead": ("stage", OSError("the disk is gone")),
+    "row": ("stage", None),  # a text's own stored data are broken
+    "memory ahead": ("stage", torch.OutOfMemoryError("CUDA out of memory")),
+    "no numbers": ("run", None),  # the logits are not finite
+    "start is not counted": ("started", ZeroDivisionError("a bug")),
+    "batch is not counted": ("computed", ZeroDivisionError("a bug")),
+    "line": ("line", ZeroDivisionError("a bug")),
+    "reader": ("respond", ConnectionError("the reader is gone")),
+}
+SILENT = {"start is not counted", "batch is not counted", "reader"}  # no answer says anything of these
+
+
+class Idle(Exception):
+    """There is nothing to do for a step."""
+
+
+class Step:
+    """What would be a thread."""
+
+    def __init__(self, call: Callable[[], bool], closing: Callable[[], None]) -> None:
+        self.call, self._closing = call, closing
+
+    def join(self, timeout: float) -> None:
+        self._closing()
+
+
+class Later(Executor):
+    """Runs calls when a test says so."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+        self._ended = False
+
+    def submit(self, call, *args):
+        if self._ended:
+            raise RuntimeError("no call is taken after the end")
+        self._calls.append(partial(call, *args))
+
+    def run(self) -> bool:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        return bool(calls)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._ended = True
+        self.run()
+
+
+class Line(Queue):
+    """Never waits. Counts what waits, and remembers the requests."""
+
+    def __init__(self, scheduler, world: World) -> None:
+        super().__init__(scheduler, world.clock)
+        self._own, self._world = scheduler, world
+
+    def offer(self, texts):
+        self._world.requests.append(weakref.ref(texts[0].request))
+        displaced = super().offer(texts)
+        assert len(self._own.columns) <= self._world.limit
+        return displaced
+
+    def take(self, capacity):
+        now = self._world.clock()
+        batch = self._own.choose(capacity, now) if self._own.choose_at(now) <= now else None
+        if batch is not None:
+            assert len(batch.texts) == 1 or sum(text.tokens for text in batch.texts) <= capacity.tokens
+            return batch
+        return self._none()
+
+    def expired(self):
+        return self._own.expired(self._world.clock()) or self._none()
+
+    def _none(self):
+        if self._own.draining and not len(self._own):
+            return None
+        raise Idle
+
+    def started(self, batch):
+        self._world.is_one_ahead = not self._world.overlaps
+        super().started(batch)
+        self._world.passes("line")
+
+    def finished(self, batch, *learned):
+        super().finished(batch, *learned)
+        self._world.passes("line")
+
+
+class Failing:
+    """A part of the engine that fails where the world says so."""
+
+    def __init__(self, whole, world: World) -> None:
+        self._whole, self._world = whole, world
+
+    def __getattr__(self, name):
+        return getattr(self._whole, name)
+
+    def stage(self, texts, broken, places=None, may_go_on=True):
+        if self._world.passes("stage") == "row":
+            broken(texts[0], Broken("the row is broken"))
+            texts, places = texts[1:], places and places.of([*range(1, len(texts))])
+        staged = self._whole.stage(texts, broken, places, may_go_on) if texts else None
+        if staged is not None:
+            self._world.staged(staged)
+        return staged
+
+    def finish(self, staged):
+        self._world.passes("finish")
+        self._whole.finish(staged)
+
+    def enter(self, staged, stage):
+        self._world.passes("enter")
+        self._world.computes(staged)
+        self._whole.enter(staged, stage)
+        self._world.waiting[stage + 1] += 1
+
+    def run(self, staged):
+        self._world.computes(staged)
+        without_numbers = self._world.passes("run") == "no numbers"
+        for computed in self._whole.run(staged):
+            yield replace(computed, logits=[own * np.nan for own in computed.logits]) if without_numbers else computed
+
+    def started(self, *given):
+        self._world.passes("started")
+        self._whole.started(*given)
+
+    def computed(self, *given):
+        self._world.passes("computed")
+        self._whole.computed(*given)
+
+
+class World(Runner):
+    """`limit`: the most texts that wait. `expected` returns the logits that a text of a tenant must get."""
+
+    def __init__(self, folder, expected, limit=10, stages=(), **changes) -> None:
+        self.clock = Clock(1000.0)
+        self.limit, self.expected = limit, cache(expected)
+        self.requests: list[weakref.ref] = []
+        self.asked: list[tuple[str, list[str]]] = []
+        self.answers: list[list] = []
+        self.fault: str | None = None
+        self.has_failed: set[str] = set()
+        self.is_one_ahead = self.is_stuck = self.closed = False
+        self.waiting = [0] * max(1, len(stages))  # batches before each stage
+        self.meanwhile: Callable[[], object] = lambda: None  # while a batch computes
+        self._steps: dict[str, Step] = {}
+        self._ended: set[str] = set()  # steps
+        self._shown = os.memfd_create("batches")
+        parameters = {**PARAMETERS, "queue_texts": str(limit), "batch_tokens": "64", **changes}
+        settings = replace(Settings.read(parameters), stages=stages)
+        self.service = Service([(folder, settings)], device_failed=self._device_failed, shown=self._shown, runner=self)
+        (self._served,) = self.service.served
+        self.overlaps = settings.overlap.staging
+        self.names = [*self._steps, "answer"]
+        for part in ("engine", "stager", "instruments"):
+            setattr(self._served, part, Failing(getattr(self._served, part), self))
+        self._backbone = Backbone(folder)
+        self._lookup = Lookup(self._backbone)
+        self._computing = None
+
+    # What runs the service.
+
+    def now_ns(self) -> int:
+        return self.clock()
+
+    def line(self, scheduler):
+        self._line = Line(scheduler, self)
+        return self._line
+
+    def repeat(self, step, name, first=None):
+        self._steps[name] = Step(step, self._finish_closing)
+        return self._steps[name]
+
+    def beside(self, name):
+        self._later = Later()
+        return self._later
+
+    def _finish_closing(self) -> None:
+        if not self.is_stuck:
+            self.run_all()
+
+    # What goes wrong.
+
+    def passes(self, place: str) -> str | None:
+        """Fails if the next fault comes here. Returns a fault that the caller has to make itself."""
+        if self.fault is None or FAULTS[self.fault][0] != place:
+            return None
+        fault, self.fault = self.fault, None
+        if fault not in SILENT:
+            self.has_failed.add(fault)
+        if (error := FAULTS[fault][1]) is not None:
+            raise type(error)(*error.args)  # another one each time: it keeps the frames that it was raised in
+        return fault
+
+    def _device_failed(self) -> None:
+        """The process would end now. Those in a batch are the suspects."""
+        shown = {mark.number for mark in read(self._shown)}
+        assert {number for number in self._numbers(self._computing)} <= shown
+
+    def _numbers(self, staged) -> Iterable[int]:
+        return [int(text.request.mark.split()[0]) for text in staged.texts]
+
+    # What the parts tell.
+
+    def staged(self, staged) -> None:
+        shown = {mark.number for mark in read(self._shown)}
+        assert set(self._numbers(staged)) <= shown, "a staged request is not shown"
+        self.waiting[0] += 1
+        self.is_one_ahead = True
+
+    def computes(self, staged) -> None:
+        self._computing = staged
+        self.clock.sleep(0.01)
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        self._computing = staged
+
+    # What a test does.
+
+    def offer(self, tenant: str, texts: list[str], due_ms: int = 0, priority: int = 0, top_k: int = 0) -> int:
+        """Returns the request's number. An HplmError is an answer."""
+        view, number, now = self._backbone.view, len(self.asked), self.clock()
+        of, snapshot = view.snapshot.find(tenant), view.snapshot
+        found_in = snapshot.export_number, snapshot.generation, of.uid, of.version
+        ticket = Ticket(*found_in, now, now + due_ms * MS if due_ms else 0, priority, top_k)
+        self.asked.append((tenant, texts))
+        self.answers.append(answers := [])
+
+        def respond(answer, counted):
+            answers.append(answer)
+            self.passes("respond")
+
+        try:
+            resolved = self._lookup.resolve(view, of, texts)
+            self.service.submit(ticket, resolved, respond, f"request {number}", number=number)
+        except HplmError as error:
+            answers.append(error.with_traceback(None))  # which would keep the request
+        return number
+
+    def step(self, name: str) -> bool:
+        """Does one step of a thread. Returns whether there was anything to do."""
+        number = {"compute": 0, "compute 1": 0, "compute 2": 1}.get(name)
+        if name == "answer":
+            return self._later.run()
+        if name in self._ended:
+            return False
+        if (name == "stage" and self.is_one_ahead) or (number is not None and not self.waiting[number]):
+            return False
+        if number is not None:
+            self.waiting[number] -= 1
+        try:
+            goes_on = self._steps[name].call()
+        except Idle:
+            return False
+        if not goes_on:
+            self._ended.add(name)
+        if not goes_on and (name == "stage" or (number is not None and number + 1 < len(self.waiting))):
+            self.waiting[0 if name == "stage" else number + 1] += 1  # the word that it closes
+            self.is_one_ahead = True
+        elif number == 0 and not self.overlaps:
+            self.is_one_ahead = False
+        return goes_on
+
+    def run_all(self) -> None:
+        """Goes on until nothing is left to do. Time passes where somebody waits for it."""
+        for _ in range(2000):
+            if not any([self.step(name) for name in self.names]):
+                if not len(self._line):
+                    return
+                self.clock.sleep(0.001)
+        raise AssertionError(f"{len(self._line)} texts wait, and nothing is done")
+
+    def close(self, is_stuck: bool = False) -> None:
+        """`is_stuck`: no step is done any more until it has closed."""
+        self.is_stuck, self.closed = is_stuck, True
+        self.service.close()
+        self.is_stuck = False
+
+    def finish(self) -> None:
+        """Answers what is left, and checks that each request has its one answer and nothing is held."""
+        self.fault = None
+        self.meanwhile = lambda: None
+        self.run_all()
+        if not self.closed:  # the slots of a computed batch are given back when the next one is staged
+            self.offer("echo", [WORDS[0]])
+            self.run_all()
+            view = self._backbone.view
+            own = view.banks[view.snapshot.find("echo").head_record.bank].layout
+            held = {layout for layout, slots in self._served.stager.slots().items() if slots.pinned}
+            assert held == {own}, "slots are held"
+        assert [len(answers) for answers in self.answers] == [1] * len(self.answers)
+        for (tenant, texts), (answer,) in zip(self.asked, self.answers, strict=True):
+            assert isinstance(answer, list | HplmError), repr(answer)
+            if isinstance(answer, list):
+                assert len(answer) == len(texts)
+                for text, rows in zip(texts, answer, strict=True):
+                    np.testing.assert_allclose(rows.logits, self.expected(tenant, text), atol=1e-3)
+        assert not len(self._line) and not list(read(self._shown)) and not len(self._served.quotas)
+        self._computing = None
+        gc.collect()
+        if not self.has_failed:  # the log keeps errors, and with them the requests
+            assert not any(request() for request in self.requests), "a request is kept"
+
+    def end(self) -> None:
+        if not self.closed:
+            self.close()
+        os.close(self._shown)

@@ -1,0 +1,153 @@
+"""Any order of requests, steps, cancellations, faults and changes: each request gets its own answer and one end."""
+
+import random
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
+from hplm.generation.cache import CLEANING
+from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.sampling import Sampling
+from tests.generation.world import KINDS, MS, Fake, World, decode
+
+FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy"]
+TENANTS = 3
+
+
+class Decoders:
+    """Draws what happens next. A machine of hypothesis draws too few requests for them to meet in a cache."""
+
+    def __init__(self, seed):
+        self.chance = chance = random.Random(seed)
+        self.settings = {
+            "tokens": chance.choice([64, 96, 128, 224]),
+            "seats": chance.choice([1, 3, 6, 8]),
+            "step_tokens": chance.choice([8, 32, 200]),
+            "cleaning": chance.choice([*CLEANING, CLEANING[0]]),
+            "order": chance.choice(["fcfs", "timely", "sjf", "das"]),
+            "admission": chance.random() < 0.3,
+            "limit": chance.choice([4, 1000]),
+            "kind": chance.choice(KINDS),
+            "block": chance.choice([1, 4, 16]),
+            "share": chance.choice([0.01, 0.3, 1.0]),
+        }
+        self.closed = self.abandoned = self.full = False
+        self.hurried = chance.random() < 0.5  # whether requests have deadlines
+        self.model = Fake(TENANTS)
+        self.world = World(self.model, **self.settings)
+
+    def happens(self, times):
+        rules = [self.offer, self.step, self.step, self.step, self.cancel, self.fail, self.change, self.time_passes]
+        for number in range(times):
+            self.chance.choice(rules)()
+            if number == times - 5:
+                self.close()
+            self.check_limits()
+
+    def offer(self):
+        chance, world = self.chance, self.world
+        for _ in range(chance.randrange(1, 6)):
+            sampling, promise, before = self.sampling(), self.promise(), len(world.line)
+            prompt = [3 + i % 4 for i in range(chance.choice([0, 3, 12, 20, 40]))]
+            prompt += chance.choices(range(3, 6), k=chance.randrange(4))
+            self.full |= before >= world.limit
+            echo, seed = chance.choice(["", "echo"]), chance.randrange(4)
+            try:
+                world.ask(
+                    prompt, sampling, chance.randrange(TENANTS), promise, seed=seed, echo=echo, priority=chance.randrange(2)
+                )
+                continue
+            except InvalidInput:
+                assert 1 + len(prompt) + sampling.max_tokens > world.cache.space.largest
+            except Draining:
+                assert self.closed
+            except QueueFull:
+                assert before >= world.limit
+            except DeadlineMissed:
+                assert self.settings["admission"] and promise != NO_PROMISE
+            assert len(world.line) == before
+
+    def sampling(self):
+        chance = self.chance
+        more = {"n": chance.choice([1, 1, 1, 2, 3]), "ignore_eos": chance.random() < 0.5}
+        if chance.random() < 0.3:
+            more["stop"] = tuple(decode(chance.choices(range(40), k=1 + i % 2)) for i in range(chance.randrange(1, 7)))
+        if chance.random() < 0.3:
+            more["stop_token_ids"] = tuple(chance.sample(range(40), 3))
+        if chance.random() < 0.3:
+            more |= {"presence_penalty": 1.0, "top_p": 0.9}
+        temperature, most = chance.choice([0.0, 1.0]), chance.choice([4, 12, 40])
+        return Sampling(temperature, max_tokens=most, min_tokens=chance.choice([0, 0, 3]), **more)
+
+    def promise(self):
+        if not self.hurried or self.chance.random() < 0.5:
+            return NO_PROMISE
+        whole, first, token = (self.chance.choice(bounds) for bounds in ([0, 20, 60], [0, 20, 60], [0, 1, 5]))
+        return Promise(whole * MS, first * MS, token * MS)
+
+    def step(self):
+        self.world.step(self.chance.randrange(1, 10))
+
+    def cancel(self):
+        if going_on := [said for said in self.world.said if not said.ended]:
+            self.world.cancel(self.chance.choice(going_on))
+
+    def fail(self):
+        self.world.fault = self.chance.choice(FAULTS)
+
+    def change(self):
+        self.model.change(self.chance.randrange(TENANTS))
+
+    def time_passes(self):
+        self.world.now += self.chance.randrange(10) * MS
+
+    def close(self):
+        self.closed, self.abandoned = True, self.chance.random() < 0.3
+        self.world.line.close()
+        if self.abandoned:
+            self.world.loop.abandon()
+
+    def check_limits(self):
+        world, sequences = self.world, self.world.running.sequences
+        assert len(sequences) <= self.settings["seats"] and len(world.line) <= world.limit
+        assert world.stager.held == {*sequences}
+        assert not self.abandoned or all(said.ended for said in world.said)
+
+    def end(self):
+        world = self.world
+        world.fault = None
+        world.run()
+        for said in world.said:
+            world.assert_right(said)
+        assert sum(not self.explained(said) for said in world.said) <= world.met.count("copy")
+        assert world.loop.device_failed == ("device" in world.met)
+
+    def explained(self, said):
+        """Whether the end that a request was told has a reason. A failed copy does not say which request it hit."""
+        request, promise = said.request, said.request.promise
+        match said.error:
+            case None:
+                ends = {said.finish(choice) for choice in range(request.sampling.n)}
+                assert "cancelled" not in ends or request.cancelled
+                assert "deadline" not in ends or 0 < request.deadline_ns <= self.world.now
+                return True
+            case QueueFull():
+                return self.full
+            case DeadlineMissed():
+                return bool(promise.whole_ns or promise.first_token_ns)
+            case Draining():
+                return self.abandoned
+            case Internal() if not self.world.hit[request]:
+                return False
+            case error:
+                assert type(error) in self.world.hit[request], error
+                return True
+
+
+@settings(max_examples=30, phases=[Phase.explicit, Phase.generate])  # a smaller seed is no smaller case
+@given(seed=st.integers(0, 2**32))
+def test_every_request_gets_its_answer_and_one_end(seed):
+    decoders = Decoders(seed)
+    decoders.happens(40)
+    decoders.end()

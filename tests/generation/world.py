@@ -1,0 +1,376 @@
+"""A loop that generates on a clock of its own, with a decoder that reads its answers out of the cache (`Fake`)."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from hplm.errors import Broken, HplmError, Internal, OutOfCapacity
+from hplm.generation.blocks import Blocks
+from hplm.generation.cache import EARLY, Cache
+from hplm.generation.choosing import Wish, choose
+from hplm.generation.draws import seed_of
+from hplm.generation.line import Line
+from hplm.generation.loop import Loop
+from hplm.generation.promise import NO_PROMISE
+from hplm.generation.ranges import Ranges
+from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence, Source
+from hplm.generation.room import Space, places_of
+from hplm.generation.running import Running
+from hplm.generation.sampling import Sampling
+from hplm.generation.staging import Staged
+from hplm.metrics.meter import Meter
+from hplm.options import PAGED, SLOTTED
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+from tests.support.wait import PATIENCE
+
+CPU = torch.device("cpu")
+VOCABULARY, START, END = 40, 1, 2
+MS = 1_000_000
+KINDS = [SLOTTED, PAGED]
+MARGIN = 1e-3  # between two logits that may be exchanged
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch's words on a CPU
+STAYS = "CUDA error: device-side assert triggered"
+NOTHING = torch.empty(0)
+
+
+def decode(ids):
+    """Each token is one character."""
+    return "".join(chr(0x4E00 + id) for id in ids)
+
+
+def space_of(kind, tokens, longest, block=16) -> Space:
+    """Returns room for a cache. A block is smaller than when serving, so that short sequences have several."""
+    return Ranges(tokens, longest) if kind == SLOTTED else Blocks(tokens, longest, block)
+
+
+def all_of(room):
+    return places_of([room], np.array([0]), np.array([room.size]))
+
+
+class Poisoned(Cache):
+    """Counts the owners of each place. It fills with NaN what nobody owns or has filled. `copy` fails if told to."""
+
+    def __init__(self, space, layers, width, dtype=torch.float32):
+        super().__init__(space, layers, width, CPU, dtype)
+        self._layers, self._owners = range(layers), np.zeros(space.tokens, dtype=np.int64)
+        self.refuses = lambda: False
+        self._poison(np.arange(space.tokens))
+
+    def take(self, tokens, like=None, alike=0):
+        own = super().take(tokens, like, alike)
+        self._changed([], [own] if own is not None else [])
+        return own
+
+    def grow(self, own, tokens, filled):
+        refuses, self.refuses = self.refuses, lambda: False
+        grown = super().grow(own, tokens, filled)
+        self.refuses = refuses
+        self._changed(*([own], [grown]) if grown is not None else ([], []))
+        if grown is not None:
+            self._poison(places_of([grown], np.array([filled]), np.array([grown.size - filled])))
+        return grown
+
+    def give_back(self, own):
+        super().give_back(own)
+        self._changed([own], [])
+
+    def copy(self, source, into, tokens):
+        if self.refuses():
+            raise RuntimeError("a copy failed")
+        super().copy(source, into, tokens)
+
+    def _changed(self, before, after):
+        for rooms, more in ((before, -1), (after, 1)):
+            for room in rooms:
+                self._owners[all_of(room)] += more
+        assert self._owners.min() >= 0 and self.space.free == np.count_nonzero(self._owners == 0)
+        self._poison(np.flatnonzero(self._owners == 0))
+
+    def _poison(self, at):
+        for number in self._layers:
+            for part in self.layer(number):
+                part[torch.from_numpy(at)] = torch.nan
+
+
+@dataclass
+class Said:
+    """Keeps the pieces that were said of a request. Nothing may follow its end."""
+
+    request: Request = None  # pyright: ignore[reportAssignmentType]
+    pieces: list[Piece] = field(default_factory=list)
+    error: Exception | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, piece) -> None:
+        assert not self.ended, "something was said behind the end"
+        if isinstance(piece, Exception):
+            self.error = piece
+        else:
+            self.pieces.append(piece)
+        if self.error is not None or piece.is_last:
+            self.done.set()
+
+    @property
+    def ended(self) -> bool:
+        return self.done.is_set()
+
+    def wait(self) -> Said:
+        assert self.done.wait(PATIENCE), "it has not ended"
+        return self
+
+    def text(self, choice=0) -> str:
+        return "".join(piece.text for piece in self.pieces if piece.choice == choice)
+
+    def ids(self, choice=0) -> list[int]:
+        return [token.id for piece in self.pieces if piece.choice == choice for token in piece.tokens]
+
+    def finish(self, choice=0) -> str | None:
+        (reason,) = [piece.finish for piece in self.pieces if piece.choice == choice and piece.finish]
+        return reason
+
+
+class Fake:
+    """A model whose logits depend on the tenant, its version and all tokens. `Machine` reads them out of the cache."""
+
+    config = SimpleNamespace(positions=512, upper_layers=1, key_width=1, end_ids=(END,))
+
+    def __init__(self, tenants=4):
+        self.sources = [self._source(uid, 1) for uid in range(tenants)]
+
+    @staticmethod
+    def _source(uid, version):
+        return Source(f"tenant-{uid}", uid, version, SimpleNamespace(links=((None, uid // 2),)))  # pyright: ignore
+
+    def change(self, tenant):
+        self.sources[tenant] = self._source(tenant, self.sources[tenant].version + 1)
+
+    def addresses(self, source, prompt):
+        return np.zeros(len(prompt), dtype=np.int64)
+
+    def machine(self, world, cache, seats):
+        machine = Machine(world, cache, seats)
+        return machine, machine
+
+    def all_logits(self, ids, source):
+        marks = np.array([mark(source, place, id) for place, id in enumerate(ids)])
+        return torch.stack([logits_of(marks[: count + 1]) for count in range(len(ids))])
+
+
+def mark(source, place, id) -> float:
+    """Returns the number that stands in the cache for a token."""
+    return float(hash((source.key, place, id)) % 2**40)
+
+
+def logits_of(marks):
+    return 2 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(zlib.crc32(marks.tobytes())))
+
+
+class Machine:
+    """Stages and computes for a `Fake`. It meets the world's next fault, and tells whom it hit."""
+
+    def __init__(self, world, cache, seats):
+        self.held, self.busy = set(), False
+        self._world, self._cache, self._seats = world, cache, seats
+        cache.refuses = lambda: self._meets("copy")
+
+    def hold(self, sequence):
+        assert sequence not in self.held
+        if self._meets("adapter", [sequence], Broken):
+            raise Broken("an adapter is broken")
+        self.held.add(sequence)
+
+    def release(self, sequence):
+        assert not self.busy, "the device still reads it"
+        self.held.discard(sequence)
+
+    def stage(self, planned, broken):
+        sequences = [one.sequence for one in planned]
+        assert len(planned) <= self._seats and sum(one.count for one in planned) <= self._world.step_tokens
+        assert len({*sequences}) == len(planned) and self.held.issuperset(sequences)
+        if self._meets("stage", sequences, Internal):
+            raise ValueError("staging failed")
+        if self._meets("rows", sequences[:1], Broken):
+            broken(sequences[0], Broken("a row is broken"))
+            planned = [one for one in planned if one.sequence.room is not None]
+        return Staged(planned[::-1], NOTHING, NOTHING, None, [], [], NOTHING) if planned else None  # pyright: ignore
+
+    def run(self, step):
+        self.busy, sequences = True, [one.sequence for one in step.planned]
+        tokens = sum(one.count for one in step.planned)
+        self._world.sizes.append(tokens)
+        if tokens > 1 and (self._world.fault == "no memory" or self._meets("memory")):
+            raise RuntimeError(NO_MEMORY)
+        if self._meets("no memory", sequences, OutOfCapacity):
+            raise RuntimeError(NO_MEMORY)
+        if self._meets("device", sequences, Internal):
+            raise RuntimeError(STAYS)
+        keys, logits = self._cache.layer(0)[0][:, 0].numpy(), []
+        for one in step.planned:
+            own, end = one.sequence, one.sequence.computed + one.count
+            at = places_of([own.room], np.array([0]), np.array([end]))
+            keys[at[own.computed :]] = [mark(own.request.source, i, own.ids[i]) for i in range(own.computed, end)]
+            if one.completes:
+                logits.append(logits_of(keys[at]))
+        if logits and self._meets("nan", [next(one.sequence for one in step.planned if one.completes)], Broken):
+            logits[0] = logits[0] * torch.nan
+        return torch.stack(logits) if logits else NOTHING
+
+    def wait(self):
+        self.busy = False
+
+    def _meets(self, fault, sequences=(), error=Internal) -> bool:
+        if self._world.fault != fault:
+            return False
+        self._world.fault = None
+        self._world.met.append(fault)
+        for sequence in sequences:
+            self._world.hit[sequence.request].add(error)
+        return True
+
+
+class World:
+    """A loop whose steps take a millisecond each, and all requests that it took."""
+
+    def __init__(
+        self, model, tokens=1024, seats=8, step_tokens=64, cleaning=EARLY, order="fcfs", admission=False, limit=1000,
+        kind=SLOTTED, block=16, share=1.0,
+    ) -> None:  # fmt: skip
+        """`share`: the part of `max_tokens` that answers are expected to have. With little, many start and are put back."""
+        self.model, self.now, self.step_tokens, self.limit = model, 1, step_tokens, limit
+        self.fault, self.hit = None, defaultdict(set)  # the next fault; by request, the errors of faults that hit it
+        self.met: list[str] = []  # faults
+        self.sizes: list[int] = []  # tokens of each step that a fake computed
+        config = model.config
+        dtype = torch.float64 if isinstance(model, Fake) else torch.float32
+        self.cache = Poisoned(space_of(kind, tokens, config.positions, block), config.upper_layers, config.key_width, dtype)
+        choice = policy(order) if isinstance(order, str) else order
+        self.line = Line(choice, Limits(limit, 10**9), self.cache.space.size_for, admission)
+        self.line.learned.share = share
+        self.running = Running(self.cache, seats, step_tokens, cleaning)
+        self.stager, self.decoder = model.machine(self, self.cache, seats)
+        self.meter = Meter()
+        self.loop = self.loop_of(lambda request, piece: request.respond(piece), self._tick)
+        self.said: list[Said] = []
+
+    def loop_of(self, say, now_ns) -> Loop:
+        parts = self.line, self.running, self.stager, self.decoder, self.model.config.end_ids
+        return Loop(*parts, now_ns, say, self.meter)
+
+    def _tick(self) -> int:
+        self.now += MS // 2
+        return self.now
+
+    def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, **more) -> Request:
+        source, prompt = self.model.sources[tenant], [START, *prompt]
+        addresses = self.model.addresses(source, prompt)
+        return Request(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
+
+    def ask(self, prompt, sampling, tenant=0, promise=NO_PROMISE, waited_ns=0, **more) -> Said:
+        """Offers a request, or raises. `waited_ns`: at the front door."""
+        said = Said()
+        arrival = self.now - waited_ns
+        said.request = self.request(prompt, sampling, said, tenant, arrival, promise=promise, **more)
+        self.loop.check(said.request)
+        self.line.offer(Sequence(said.request), self.now)
+        self.said.append(said)
+        return said
+
+    def step(self, times=1) -> None:
+        """Steps. Whoever was cancelled or too late before a step has ended after it."""
+        for _ in range(times):
+            ending = [said for said in self.said if not said.ended and self._must_end(said.request)]
+            self.loop.step()
+            assert all(said.ended for said in ending)
+
+    def cancel(self, said) -> None:
+        said.request.cancel()
+        self.line.wake()
+
+    def run(self, most=10_000) -> None:
+        """Steps until everything has ended. Then nothing is held."""
+        for _ in range(most):
+            if not self.loop.step() and not len(self.running) and not len(self.line):
+                break
+        else:
+            raise AssertionError("it does not end")
+        assert all(said.ended for said in self.said)
+        assert self.running.free == self.cache.space.tokens, "room is lost"
+        assert not self.held, "slots are lost"
+
+    @property
+    def held(self) -> bool:
+        if isinstance(self.stager, Machine):
+            return bool(self.stager.held)
+        return any(slots.pinned for slots in self.stager.slots().values())
+
+    def _must_end(self, request) -> bool:
+        by = [request.deadline_ns, 0 if request.generated or request.first_token_ns else request.first_token_by_ns]
+        return request.cancelled or bool(by[0] and by[0] <= self.now)
+
+    def assert_right(self, said) -> int:
+        """Checks an answer's tokens, text and ends. Returns how many tokens were compared."""
+        request, sampling, compared = said.request, said.request.sampling, 0
+        if said.error is not None:
+            assert isinstance(said.error, HplmError)
+            return 0
+        assert said.pieces[-1].generated_tokens == sum(len(said.ids(choice)) for choice in range(sampling.n))
+        assert {piece.prompt_tokens for piece in said.pieces} == {len(request.prompt)}
+        for choice in range(sampling.n):
+            ids, finish = said.ids(choice), said.finish(choice)
+            count = same_as_reference(self.model, said, choice)
+            assert isinstance(self.model, Fake) <= (count == len(ids))
+            compared += count
+            text, reason = written(ids, sampling)
+            assert finish == reason or (finish in ("cancelled", "deadline") and reason is None), (finish, reason, ids)
+            mine = said.text(choice)
+            assert mine.startswith(request.echo) and (finish == "cancelled" or mine == request.echo + text)
+            assert text.startswith(mine[len(request.echo) :])
+        return compared
+
+
+def written(ids, sampling) -> tuple[str, str | None]:
+    """Returns the text of an answer with these tokens, and why it ends with the last of them. None: it does not."""
+    text, first = "", max(sampling.min_tokens - 1, 0)
+    for place, id in enumerate(ids):
+        if id in sampling.stop_token_ids or (id == END and not sampling.ignore_eos):
+            assert place == len(ids) - 1 >= sampling.min_tokens
+            return text, STOP
+        text += decode([id])
+        found = [at for at in (text.find(stop, first) for stop in sampling.stop) if at >= 0]
+        if found and place + 1 >= sampling.min_tokens:
+            assert place == len(ids) - 1
+            return text[: min(found)], STOP
+    return text, LENGTH if len(ids) >= sampling.max_tokens else None
+
+
+def same_as_reference(model, said: Said, choice: int = 0) -> int:
+    """Compares an answer with the reference, token by token. Returns how many tokens were compared.
+
+    Where nearly equal logits would give another token, both are right, and what follows is not compared.
+    """
+    request, ids = said.request, list(said.request.prompt)
+    sampling, found = request.sampling, said.ids(choice)
+    seed, prompt = seed_of(request.seed, choice), len(request.prompt)
+    of_each = model.all_logits([*ids, *found], request.source)[prompt - 1 :]
+    for place, (token, logits) in enumerate(zip(found, of_each, strict=False)):
+        barred = [END, *sampling.stop_token_ids] if place < sampling.min_tokens else ()
+        wish = Wish(replace(sampling, logprobs=None), seed, place, np.array(ids), prompt, barred)
+        if choose(logits[None].clone(), [wish])[0].id != token:
+            near = [logits + torch.randn(len(logits), generator=torch.Generator().manual_seed(i)) * MARGIN for i in range(50)]
+            exact = isinstance(model, Fake)
+            assert not exact and token in {choose(one[None], [wish])[0].id for one in near}, f"token {place} of {found}"
+            return place
+        ids.append(token)
+    return len(found)
+
+
+def greedy(most, **more) -> Sampling:
+    return Sampling(temperature=0, max_tokens=most, ignore_eos=True, **more)
