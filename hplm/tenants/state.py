@@ -188,9 +188,11 @@ class State:
         held = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
-            yield folder
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
 
     def sweep_aside(self) -> None:

@@ -253,6 +253,8 @@ class World:
             return False
         except (HplmError, OSError):
             self.was_cut |= harms
+            decided = self.manager().registry.current().generation
+            assert decided <= self.latest, f"{change} was made and its result is lost"
             if not (harms and self.store.calls >= call > 0):
                 assert change.after(self.now, self.export) is None, f"{change} was refused"
                 self.flight = self.maybe = None
