@@ -18,7 +18,7 @@ def export(tmp_path_factory):
     return Export(tmp_path_factory.mktemp("export"))
 
 
-TWO = Change("add", "two", 0), Change("add key", "two"), Change("update", "two", 2), Change("limit", "two", 3)
+TWO = Change("add", "two", 1), Change("add key", "two"), Change("update", "two", 2), Change("limit", "two", 3)
 BEFORE = (*TWO, Change("update domain"), Change("copy domain"))
 EACH = [
     (Change("update", "two", 3), (*BEFORE, Change("roll back", "two"))),
