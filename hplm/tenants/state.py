@@ -188,13 +188,19 @@ class State:
         held = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
-            yield folder
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
 
     def sweep_aside(self) -> None:
-        """Removes the temporary folders of killed managers: those that no process locks."""
+        """Removes the temporary files of killed managers, and their temporary folders: those that no process locks."""
+        for file in (*self.folder.glob("CURRENT.*.writing"), *self.folder.glob(".clock-*")):
+            with suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime >= NEW_SECONDS:
+                    file.unlink()
         for folder in self.folder.glob("aside-*"):
             with suppress(FileNotFoundError, BlockingIOError):
                 if time.time() - folder.stat().st_mtime < NEW_SECONDS:

@@ -72,7 +72,7 @@ class Tables:
         check_room(aside, bytes_in(source), f"the table in {source}", f"free some space for {self._state.folder}")
         shutil.copytree(source, copy)
         copy.chmod(copy.stat().st_mode | 0o700)  # a folder that its owner may not write cannot be moved
-        for path in (*copy.iterdir(), copy):
+        for path in copy.iterdir():
             sync(path)
         return copy
 
@@ -82,6 +82,7 @@ class Tables:
         target = self._state.tables / meta.domain / str(meta.version)
         shutil.rmtree(target, ignore_errors=True)  # left by an interrupted change, and not in use
         target.parent.mkdir(parents=True, exist_ok=True)
+        sync(copy)  # the names of its files: only their content is on disk
         copy.rename(target)
         sync(target.parent)
         change.add_branch(meta.domain, meta.version, meta.rows)

@@ -19,9 +19,6 @@ class Watched:
 
     def __init__(self, router, served):
         self.router, self.served, self.said = router, served, []
-        self.begin()
-
-    def begin(self):
         self.watcher = Watcher(Followed(ClusterDescription.read(self.router.cluster)), self.router.to, self.said.append)
 
     def maps(self):
@@ -33,9 +30,6 @@ class Watched:
             found.append(self.router.socket.read_map(file))
             assert found[-1] == dict(line.split() for line in file.read_text().splitlines())
         return found
-
-    def replica_of(self, name):
-        return self.router.replica_of(name)
 
 
 @pytest.fixture
@@ -61,18 +55,18 @@ def test_a_tenant_that_is_added_changed_moved_and_deleted(watched):
     assert watched.maps() == [{"other": "second"}, {}]
     watched.served["second"].publish([tenant("other"), tenant("new", in_flight=1)])
     assert watched.maps() == [{"other": "second", "new": "second"}, {"new": "1/1"}]
-    assert watched.replica_of("new") == "second-1"
+    assert watched.router.replica_of("new") == "second-1"
     watched.served["first"].publish([LIMITED])
     homes = watched.maps()[1]
     assert set(homes) == {"acme", "new"}
     home = f"first-{homes['acme'].split('/')[1]}"
-    assert watched.replica_of("acme") == home
+    assert watched.router.replica_of("acme") == home
     watched.served["first"].publish([tenant("acme", rate=5.0, homes=2)])
     assert watched.maps()[1]["acme"].startswith("2/")
-    assert {watched.replica_of("acme") for _ in range(40)} == {"first-1", "first-2"}
+    assert {watched.router.replica_of("acme") for _ in range(40)} == {"first-1", "first-2"}
     watched.served["second"].publish([])
     assert watched.maps()[0] == {}
-    assert watched.replica_of("new").startswith("first-"), "where a server answers that there is no such tenant"
+    assert watched.router.replica_of("new").startswith("first-"), "where a server answers that there is no such tenant"
 
 
 def taken(served):
@@ -111,37 +105,28 @@ def test_commands_do_not_wait_while_no_haproxy_runs(watched):
     assert taken(first) == [1]
 
 
-def test_a_haproxy_that_runs_and_does_not_take_a_change_is_waited_for(watched, monkeypatch):
+def hangs(*_):
+    raise TimeoutError("timed out")
+
+
+def refuses(*_):
+    raise HplmError("it has no such map")
+
+
+@pytest.mark.parametrize("starts, call, broken", [(False, "socket.socket.recv", hangs), (True, "AdminSocket.set_map", refuses)])
+def test_a_haproxy_that_does_not_take_a_change_is_waited_for(watched, monkeypatch, starts, call, broken):
+    """Nobody knows what it routes by, whether it has been running or has just started."""
     first = watched.served["first"]
     watched.maps()
-
-    def hangs(*_):
-        raise TimeoutError("timed out")
-
-    with monkeypatch.context() as broken:
-        broken.setattr("hplm.cluster.admin_socket.socket.socket.recv", hangs)
+    if starts:
+        watched.router.stop()
+        watched.watcher.look()
+        watched.router.start()
+    with monkeypatch.context() as fault:
+        fault.setattr(f"hplm.cluster.admin_socket.{call}", broken)
         first.publish([LIMITED])
         watched.watcher.look()
         assert taken(first) == [0]
-    watched.maps()
-    assert taken(first) == [1]
-
-
-def test_a_haproxy_that_has_started_and_does_not_take_the_maps_is_waited_for(watched, monkeypatch):
-    first = watched.served["first"]
-    first.publish([LIMITED])
-    watched.maps()
-    watched.router.stop()
-    watched.watcher.look()
-    watched.router.start()
-
-    def refuse(*_):
-        raise HplmError("it has no such map")
-
-    with monkeypatch.context() as broken:
-        broken.setattr("hplm.cluster.admin_socket.AdminSocket.set_map", refuse)
-        watched.watcher.look()
-        assert taken(first) == [0], "nobody knows what it routes by"
     watched.maps()
     assert taken(first) == [1]
 
@@ -198,14 +183,7 @@ def test_a_haproxy_that_started_with_older_files_is_brought_up_to_date(watched):
     assert watched.maps() == newest
 
 
-def test_a_reloaded_haproxy_has_the_newest_routes(watched):
-    watched.maps()
-    watched.router.reload()
-    watched.served["first"].publish([LIMITED])
-    assert "acme" in watched.maps()[1]
-
-
-def test_another_program_at_the_socket_is_survived(watched):
+def test_a_reload_and_another_program_at_the_socket_are_survived(watched):
     watched.maps()
     socket = watched.router.to / "haproxy.sock"
     aside = socket.rename(socket.with_suffix(".aside"))
@@ -215,6 +193,9 @@ def test_another_program_at_the_socket_is_survived(watched):
     assert str(socket) in watched.said[-1]
     aside.rename(socket)
     assert "acme" in watched.maps()[1]
+    watched.router.reload()
+    watched.served["first"].publish([OPEN])
+    assert watched.maps()[1] == {}
 
 
 def test_a_state_of_another_export_is_said_and_the_last_one_stays(watched, caplog):

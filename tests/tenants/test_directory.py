@@ -11,17 +11,11 @@ from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
 from tests.support.message import mentioning, mentions
+from tests.support.wait import Clock
 
 pytestmark = pytest.mark.slow
 
 NOW = 1_000_000.0
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Served:
@@ -40,7 +34,7 @@ class Served:
         (self.repository / "one-lookup/1").mkdir(parents=True)
 
     def directory(self):
-        return Directory(self.repository, self.state, self.clock)
+        return Directory(self.repository, self.state, self.clock.monotonic)
 
     def publish(self, name, generation, tenants, export=None):
         state = State(self.state / name)
@@ -74,7 +68,7 @@ def test_an_added_tenant_is_found_at_once_and_a_moved_one_soon(served):
     served.publish("one", 1, [])
     served.publish("two", 2, [served.acme])
     assert _place(directory, "acme") == "one"  # that backbone will answer 404
-    served.clock.now += SECONDS_BETWEEN_LOOKS
+    served.clock.seconds += SECONDS_BETWEEN_LOOKS
     assert _place(directory, "acme") == "two"
     with pytest.raises(NoTenant):
         _place(directory, "city")
@@ -90,7 +84,7 @@ def test_of_two_tenants_with_one_name_the_key_decides(served):
     with pytest.raises(NoTenant):
         _place(directory, "acme")
     served.publish("two", 2, [replace(served.acme, keys=(my_key, their_key))])
-    served.clock.now += 1
+    served.clock.seconds += 1
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "'one'", "'two'")):
         _place(directory, "acme", authorization=f"Bearer {mine}")
     with pytest.raises(NoTenant):
@@ -102,13 +96,13 @@ def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
     served.publish("two", 1, [served.acme])
     (served.state / "two/snapshots/1").write_text("{")
     for _ in range(3):
-        served.clock.now += 1
+        served.clock.seconds += 1
         assert _place(directory, "city") == "two"
     assert len([record for record in caplog.records if mentions(record.message, served.state / "two/snapshots/1")]) == 1
     shutil.rmtree(served.state / "two")
     served.publish("two", 2, [served.acme])
     served.publish("one", 1, [])
-    served.clock.now += 1
+    served.clock.seconds += 1
     assert _place(directory, "acme") == "two"
 
 

@@ -1,143 +1,24 @@
-"""Changes of tenants that are interrupted anywhere are complete or undone."""
+"""What a backup and a restore write is on disk with its name. tests/tenants/test_truth.py is about changes."""
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from builder.store.store import Store
 from hplm.tenants.backup import back_up, restore
-from hplm.tenants.banks import Banks
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry
-from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
-from testing.random_store import random_table
-from tests.places import answer, exported_answer, knowledge, learn, served
+from tests.places import knowledge
 
 pytestmark = pytest.mark.slow
 
 
-MOMENTS = [
-    (Manager, "put"),
-    (Banks, "put"),
-    (Registry, "_write"),
-    (Snapshot, "save"),
-    (Registry, "_publish"),
-    (Registry, "_sweep"),
-]
-
-
-@pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("action", ["add", "update", "delete"])
-def test_an_interruption_at_any_step_leaves_the_old_or_the_new_state(place, monkeypatch, owner, moment, after, action):
-    """After an interruption before or after any step, the state is the old or the new one, and the next change works."""
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    learn(store, "tenant-0", 2, seed=60)
-    old = {name: answer(place, name) for name in ("tenant-0", "tenant-1")}
-
-    class Cut(BaseException):
-        pass
-
-    real = getattr(owner, moment)
-
-    def cut(*arguments, **options):
-        if after:
-            real(*arguments, **options)
-        raise Cut
-
-    def act():
-        return {
-            "add": lambda: live.add("new-a", knowledge(store, "new-a")),
-            "update": lambda: live.update("tenant-0", knowledge(store, "tenant-0")),
-            "delete": lambda: live.delete("tenant-0"),
-        }[action]()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, moment, cut)
-        with contextlib.suppress(Cut):
-            act()
-    generation = live.registry.current().generation
-    assert generation in (0, 1)
-    tenants = {tenant.id: tenant.version for tenant in served(place).view.snapshot.tenants}
-    new = {"add": {"new-a": 1, "tenant-0": 1}, "update": {"tenant-0": 2}, "delete": {}}[action] | {"tenant-1": 1}
-    assert tenants == (new if generation else {"tenant-0": 1, "tenant-1": 1})
-    assert (answer(place, "tenant-1") == old["tenant-1"]).all()
-    if not generation:
-        act()
-        assert (answer(place, "tenant-1") == old["tenant-1"]).all()
-    live.add("new-c", knowledge(store, "new-c"))
-    assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
-
-
-KILLED = """
-import os, random, signal, sys, threading, time
-from pathlib import Path
-from builder.store.store import Store
-from hplm.tenants.manager import Manager
-from tests.places import knowledge
-store, repository, state, delay = Store(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
-live, begun = Manager.open(repository, state), threading.Event()
-def kill():
-    begun.wait()
-    time.sleep(delay)
-    os.kill(os.getpid(), signal.SIGKILL)
-threading.Thread(target=kill, daemon=True).start()
-while True:
-    live.add("new-a", knowledge(store, "new-a"))
-    print("added", flush=True)
-    begun.set()
-    live.delete("new-a")
-    print("deleted", flush=True)
-"""
-
-
-@pytest.mark.parametrize("delay", [0.01, 0.05, 0.15])
-def test_after_a_real_kill_no_acknowledged_change_is_undone(place, delay):
-    store, repository, state = place
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(store.folder), str(repository), str(state), str(delay)],
-        stdout=subprocess.PIPE,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == -signal.SIGKILL
-    said = done.stdout.decode().split()
-    assert said[0] == "added"
-    assert served(place).view.snapshot.generation >= len(said)  # readers have all acknowledged changes
-    live = Manager.open(repository, state)
-    live.registry.current()  # the next manager finishes a change that was decided but not acknowledged
-    changes = [entry["action"].removeprefix("tenant ") for entry in live.registry.audit()]
-    assert len(changes) in (len(said), len(said) + 1)
-    assert [word.removesuffix("ed").replace("delet", "delete") for word in said] == changes[: len(said)]
-    tenants = {tenant.id for tenant in served(place).view.snapshot.tenants}
-    assert ("new-a" in tenants) == (len(changes) % 2 == 1)
-    live.add("new-b", knowledge(Store(store.folder), "new-b"))
-    assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
-
-
 def test_new_files_keep_their_names_without_power(place, tmp_path, monkeypatch):
-    """A file system may forget a new name until its folder is synced, so that comes before CURRENT names the file."""
+    """A file system may forget a new name until its folder is synced."""
     store, repository, state = place
-    live, synced, fsync = Manager.open(repository, state), [], os.fsync
-    random_table(store, "law", 1, ("root", 1), 500, seed=3)
-
-    def seen(descriptor):
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", seen)
-    live.adopt_domain("law", 1, store.table_folder("law", 1))
+    live, synced = Manager.open(repository, state), set()
     live.add("new-a", knowledge(store, "new-a"))
-    named = max(number for number, path in enumerate(synced) if path.name.startswith("CURRENT"))
-    own = live.state
-    assert {own.snapshots, own.banks, own.tables, own.tables / "law", own.folder} <= set(synced[:named])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
     back_up(live, tmp_path / "saved" / "one")
     restore(tmp_path / "saved" / "one", live.exported, State(tmp_path / "again" / "toy"))
-    assert {tmp_path / "saved", tmp_path / "again"} <= set(synced)
+    assert {tmp_path / "saved", tmp_path / "again"} <= synced

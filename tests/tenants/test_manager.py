@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import time
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import FORMAT, PROMISES
-from testing.random_store import random_table
 from tests.places import knowledge, learn, served
 from tests.support.message import mentioning, mentions
 
@@ -79,39 +77,6 @@ def test_tenants_that_cannot_be_served_are_refused(place):
         live.add("one", span)
     with pytest.raises(InvalidInput, match=mentioning("'two'", 2, "regress", 1)):
         live.add("two", replace(span, task="regress", labels=("a", "b")))
-
-
-def test_tenants_can_be_changed_while_a_domain_is_copied(place, tmp_path, monkeypatch):
-    store, repository, state = place
-    live, copytree = Manager.open(repository, state), shutil.copytree
-    source = tmp_path / "law"
-    random_table(store, "law", 1, ("root", 1), 500, seed=3)
-    copytree(store.table_folder("law", 1), source)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-
-    def copied_late(*arguments):
-        monkeypatch.setattr("shutil.copytree", copytree)
-        Manager.open(repository, state).limit("tenant-0", rate=5.0)
-        Manager.open(repository, state).adopt_domain("law", 1, source)
-        return copytree(*arguments)
-
-    monkeypatch.setattr("shutil.copytree", copied_late)
-    with pytest.raises(InvalidInput, match=mentioning(source, 1, "'law'")):
-        live.adopt_domain("law", 1, source)
-    assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
-    assert not served(place).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
-
-
-def test_a_failed_clean_up_undoes_no_change(place, monkeypatch, caplog):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-
-    def denied(*_):
-        raise PermissionError("another user's file")
-
-    monkeypatch.setattr(Registry, "_sweep", denied)
-    assert live.add("new-a", knowledge(store, "new-a")).after == 1
-    assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
 
 
 def test_a_change_is_published_even_if_a_backup_starts_when_it_is_decided(place, monkeypatch, caplog):

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,12 +22,12 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.places import knowledge, served
 from tests.support.message import mentions as names_in
-from tests.support.wait import eventually
+from tests.support.wait import Clock, eventually
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_manager_waits_for_every_reader(place):
+def test_a_manager_waits_for_every_reader(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     backbone = served(place)
@@ -40,10 +39,8 @@ def test_a_manager_waits_for_every_reader(place):
         assert backbone.view.snapshot.generation == change.generation
         stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
         stuck.write_text("0\n")
-        monkey = pytest.MonkeyPatch()
-        monkey.setattr("hplm.tenants.state.PATIENCE", 0.6)
+        monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
         assert live.settle(change.generation) == ["elsewhere-1-abc"]
-        monkey.undo()
     finally:
         watch.close()
     assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
@@ -79,12 +76,18 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place, monkeypatch)
     for reader in (paused, killed):
         reader.write_text("0\n")
         os.utime(reader, (time.time() - 20,) * 2)
-    awake = threading.Timer(0.3, lambda: paused.write_text("0\n"))
-    awake.start()
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 3.0)
+
+    class Awakening(Clock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            if self.seconds > began + 0.3:  # it writes again, as readers do
+                paused.write_text(f"{takes}\n")
+                os.utime(paused, (self.seconds,) * 2)
+
+    takes, began = 0, time.time()
+    monkeypatch.setattr("hplm.tenants.state.time", Awakening(began))
     assert live.settle(generation) == ["here-1-a"]
-    awake.join()
-    paused.write_text(f"{generation}\n")
+    takes = generation
     assert live.settle(generation) == []
 
 
@@ -130,10 +133,7 @@ def test_a_reader_that_may_not_write_sees_the_same_changes(place, monkeypatch):
     watch = Watch(backbone)
     try:
         change = Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
-        for _ in range(1200):
-            if backbone.view.snapshot.generation == change.generation:
-                break
-            time.sleep(0.05)
+        eventually(lambda: backbone.view.snapshot.generation == change.generation)
         assert backbone.view.snapshot.find("new-a")
     finally:
         watch.close()
@@ -184,8 +184,8 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, monkeypatch, 
     backbone, read = served(place), []
     load = backbone.state.load
     monkeypatch.setattr(backbone.state, "load", lambda generation: read.append(generation) or load(generation))
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("hplm.engine.views.time", SimpleNamespace(monotonic=lambda: clock.now))
+    clock = Clock(100.0)
+    monkeypatch.setattr("hplm.engine.views.time", clock)
     live.state.publish(older)  # as if a state was put back while it is served
     for _ in range(20):
         backbone.refresh()
@@ -198,7 +198,7 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, monkeypatch, 
         for _ in range(20):
             backbone.refresh()
         assert backbone.is_behind
-        clock.now += LONGEST_PAUSE
+        clock.seconds += LONGEST_PAUSE
     assert read == [newer + 1] * 2
     live.state.publish(newer)
     backbone.refresh()
@@ -301,8 +301,5 @@ def test_a_new_table_that_cannot_be_locked_is_served_from_disk(place, monkeypatc
     live.add("lawyer", knowledge(store, "lawyer"))
     asker.backbone.refresh()
     assert not isinstance(asker.wait(asker.ask("lawyer", [WORDS[0]])), Exception)
-    deadline = time.monotonic() + 60
-    while not names_in(caplog.text, "law/1/values", "ulimit -l"):
-        assert time.monotonic() < deadline, caplog.text
-        time.sleep(0.01)
+    eventually(lambda: names_in(caplog.text, "law/1/values", "ulimit -l"))
     asker.close()

@@ -1,4 +1,4 @@
-"""Domains of a live state: added, updated with a canary, rolled back, deleted. Interrupted changes are complete or undone."""
+"""Domains of a live state: added, updated with a canary, rolled back, deleted."""
 
 import json
 import shutil
@@ -6,16 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-import builder.publish.live
 from builder.publish.export import export
 from builder.publish.live import add_domain, check_stacks, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.writing import write_table
-from hplm.tenants.banks import Banks
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry
-from hplm.tenants.snapshot import Snapshot
 from testing.random_store import (
     random_documents,
     random_stack,
@@ -140,22 +136,6 @@ def test_addresses_are_never_used_twice(place):
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-def test_requests_in_flight_keep_their_view(place):
-    store, repository, state = place
-    backbone = served(repository, state)
-    live = Manager.open(repository, state)
-    held = backbone.view
-    old = held.forest.chain("bio", 1).links[0][0]
-    for version in (2, 3, 4):
-        if version > 2:
-            learn(store, version, store.tenants())
-        update_domain(live, store, "bio")
-        backbone.refresh()
-    assert "bio/1" not in {branch.folder for branch in backbone.view.snapshot.branches}
-    assert backbone.view.forest.chain("bio", 1).links[0][0] is old
-    assert backbone.at(0) is held and backbone.at(3) is backbone.view
-
-
 def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(place):
     store, repository, state = place
     random_table(store, "law", 1, ("bio", 2), 2000, seed=7)
@@ -226,44 +206,6 @@ def test_every_change_is_in_the_audit_log(place):
         (2, "domain rollback", 1),
     ]
     assert log[0]["who"] and log[0]["at"] and log[0]["moved"] == log[1]["moved"]
-
-
-MOMENTS = [
-    (builder.publish.live, "_bring"),
-    (Manager, "put"),
-    (Banks, "put"),
-    (Registry, "_write"),
-    (Snapshot, "save"),
-    (Registry, "_publish"),
-    (Registry, "_sweep"),
-]
-
-
-@pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
-def test_an_interrupted_change_is_complete_or_undone(place, monkeypatch, owner, moment):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-
-    class Cut(BaseException):
-        pass
-
-    def cut(*_):
-        raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, moment, cut)
-        with pytest.raises(Cut):
-            update_domain(live, store, "bio")
-    decided = moment in ("_publish", "_sweep")
-    assert live.registry.current().generation == int(decided)
-    backbone = served(repository, state)
-    assert backbone.view.snapshot.generation == int(decided) and not backbone.view.forest.failures()
-    if not decided:
-        update_domain(live, store, "bio")
-    assert versions(served(repository, state))["tenant-0"] == (2, 2)
-    live.roll_back_domain("bio")  # the next change removes the files of the interrupted one
-    known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
-    assert {f"{path.parent.name}/{path.name}" for path in live.state.tables.glob("*/*")} <= known
 
 
 def test_a_state_that_cannot_be_read_is_named(place):

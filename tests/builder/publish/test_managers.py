@@ -2,12 +2,10 @@
 
 import contextlib
 import multiprocessing
-import shutil
 import sqlite3
 
 import pytest
 
-from builder.publish.export import copy_file
 from builder.publish.live import add_domain, update_domain
 from hplm.errors import Broken
 from hplm.tenants.manager import Manager
@@ -17,39 +15,6 @@ from tests.builder.publish.live_domains import served
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
-
-
-def test_other_managers_can_change_tenants_while_a_table_is_copied(place, monkeypatch):
-    store, repository, state = place
-    live, other = Manager.open(repository, state), Manager.open(repository, state)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-
-    def copy_to_another_disk(source, target):
-        shutil.copyfile(source, target)
-        other.limit("tenant-9", rate=1.0)
-
-    monkeypatch.setattr("builder.publish.live.copy_file", copy_to_another_disk)
-    done = update_domain(live, store, "bio")
-    assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
-    live.tables.open("bio", 2).verify()
-    assert not list(live.state.folder.glob("aside-*"))
-
-
-def test_a_table_that_another_manager_adds_during_the_copy_is_added_once(place, monkeypatch):
-    store, repository, state = place
-    live, other = Manager.open(repository, state), Manager.open(repository, state)
-    copies = []
-
-    def copy_late(source, target):
-        copy_file(source, target)
-        copies.append(target)
-        if len(copies) == 1:
-            update_domain(other, store, "bio", share=0.25)
-
-    monkeypatch.setattr("builder.publish.live.copy_file", copy_late)
-    assert len(update_domain(live, store, "bio").moved) == 6
-    branches = [branch.folder for branch in served(repository, state).view.snapshot.branches]
-    assert sorted(branches) == ["bio/1", "bio/2", "root/1"]
 
 
 def test_a_table_removed_after_the_copies_were_made_is_copied_within_the_change(place, monkeypatch, tmp_path):

@@ -1,0 +1,101 @@
+"""A change of a live state that is cut, meets a full disk, or meets another change at any call: all is whole, nothing lost."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from tests.support.faulty_store import FaultyStore
+from tests.support.wait import PATIENCE
+from tests.tenants.truth import Change, Export, World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    return Export(tmp_path_factory.mktemp("export"))
+
+
+TWO = Change("add", "two", 1), Change("add key", "two"), Change("update", "two", 2), Change("limit", "two", 3)
+BEFORE = (*TWO, Change("update domain"), Change("copy domain"))
+EACH = [
+    (Change("update", "two", 3), (*BEFORE, Change("roll back", "two"))),
+    *((change, BEFORE) for change in (
+        Change("add", "three", 1), Change("roll back", "two"), Change("delete", "two"), Change("add key", "one"),
+        Change("compact"), Change("delete domain"), Change("roll back domain"),
+    )),
+    *((change, ()) for change in (Change("copy domain"), Change("add domain"), Change("update domain"))),
+]  # fmt: skip
+FULL = EACH[1], EACH[-3]
+
+
+def named(given):
+    return getattr(given, "kind", getattr(given, "__name__", ""))
+
+
+@pytest.mark.parametrize(
+    "change, before, harm",
+    [*((*given, FaultyStore.cut) for given in EACH), *((*given, FaultyStore.fail) for given in FULL)],
+    ids=named,
+)
+def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, tmp_path, monkeypatch, change, before, harm):
+    """The next change works, and removes what was left. Takes some seconds: each call of each change is cut once."""
+    first = World(export, tmp_path / "first", monkeypatch)
+    assert all(first.change(0, one) for one in before)
+    calls, call = 0, 0
+    while calls >= call:
+        call += 1
+        world = World(export, tmp_path / str(call), monkeypatch, like=first)
+        world.read(0)
+        world.change(0, change, call, harm)
+        calls = world.store.calls
+        world.read(0)
+        assert world.change(1, Change("limit", "zero", 5))
+        world.check_held()
+        world.read(0)
+    assert call > 10
+
+
+@pytest.mark.parametrize(
+    "change, other",
+    [(Change(kind), other) for kind in ("copy domain", "update domain") for other in (Change("limit", "one", 7), Change(kind))],
+    ids=named,
+)
+def test_a_change_that_meets_another_at_any_call_loses_neither(export, tmp_path, monkeypatch, change, other):
+    """A domain's files are copied before its change, so that other managers go on. Takes some seconds, as above."""
+    first, met = World(export, tmp_path / "first", monkeypatch), 0
+    calls, call = 0, 0
+    while calls >= call:
+        call += 1
+        world = World(export, tmp_path / str(call), monkeypatch, like=first)
+        world.change(0, change, call, world.meanwhile(other))
+        calls = world.store.calls
+        met += other.after(world.now, export) is None or world.now.tenants["one"].rate == 7
+        world.read(0)
+        assert world.change(1, Change("limit", "zero", 5))
+        world.read(0)
+    assert met > 10
+
+
+@pytest.mark.parametrize("call", [1, 40, 90])
+def test_after_a_real_kill_no_acknowledged_change_is_undone(export, tmp_path, monkeypatch, call):
+    world, said = World(export, tmp_path / "world", monkeypatch), tmp_path / "said"
+
+    def add_keys():
+        with world.store.at(call, lambda *_: os.kill(os.getpid(), signal.SIGKILL)):
+            for number in range(1, 100):
+                world.managers[0].add_key("zero")
+                said.write_text(str(number))
+
+    process = multiprocessing.get_context("fork").Process(target=add_keys)
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    added = int(said.read_text()) if said.exists() else 0
+    assert export.read(world.state).view.snapshot.generation >= added >= call // 50
+    decided = world.manager().registry.current().generation
+    assert added <= decided <= added + 1
+    assert len(export.read(world.state).view.snapshot.find("zero").keys) == decided == len(world.manager().registry.audit())
+    world.manager().add_key("zero")

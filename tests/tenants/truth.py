@@ -1,0 +1,414 @@
+"""What a live state must say: a model of its changes, and a world of managers and readers that is compared with it.
+
+Only `Change.make`, `World` and `seen` know how a state is changed and read today.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import ANY
+
+import pytest
+import torch
+
+from builder.publish.export import export
+from builder.publish.live import add_domain, update_domain
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.engine.views import LONGEST_PAUSE, View
+from hplm.errors import Broken, HplmError
+from hplm.levels.calibration import Calibration
+from hplm.tenants.backup import back_up, restore
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import Manager
+from hplm.tenants.registry import KEPT_SNAPSHOTS, Busy
+from hplm.tenants.state import REST_SECONDS, State
+from testing.random_store import random_store, random_table, random_tenant, random_weights
+from testing.toy import CONFIG
+from tests.support.faulty_store import Cut, FaultyStore
+from tests.support.wait import Clock
+
+ROOT, LABELS = ("root", 1), ["x", "y", "z"]
+KINDS = (("bottleneck", ()), ("lora", ("query", "ffn_in")))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A version of a tenant, as a request meets it."""
+
+    version: int
+    weights: bytes
+    branch: tuple[str, int] = ROOT
+    calibration: Calibration | None = None
+    keys: tuple[Any, ...] = ()  # ANY: one that nobody was told
+    rate: float = 0.0
+
+
+@dataclass
+class Content:
+    tenants: dict[str, Known]
+    domains: set[tuple[str, int]]
+    before: dict[str, Known] = field(default_factory=dict)  # to which a rollback returns
+    last: dict[str, int] = field(default_factory=dict)  # the last version that a tenant has used
+
+    def put(self, name: str, version: int, **learned: Any) -> None:
+        """Adds a tenant or its next version, which keeps its keys and limits."""
+        old = self.tenants.get(name)
+        if old is not None:
+            self.before[name] = old
+            version = max(version, self.last.get(name, old.version) + 1)
+        self.last[name] = version
+        settings = {"keys": old.keys, "rate": old.rate} if old is not None else {}
+        self.tenants[name] = Known(version, **learned, **settings)
+
+    def roll_back(self, name: str) -> None:
+        now = self.tenants[name]
+        self.tenants[name] = replace(self.before.pop(name), keys=now.keys, rate=now.rate)
+
+    def close(self) -> None:
+        """Forgets tables that nobody needs, after a change of domains."""
+        needed = {known.branch for known in (*self.tenants.values(), *self.before.values())}
+        self.domains &= needed | {ROOT} | set({domain: (domain, version) for domain, version in sorted(self.domains)}.values())
+
+
+class Export:
+    """A served backbone with the tenants `zero` of the root and `one` of a domain, and another export of the same name."""
+
+    def __init__(self, folder: Path) -> None:
+        tenants = [TenantFile(name, 1, domain, 1, "classify", LABELS, 4) for name, domain in (("zero", "root"), ("one", "bio"))]
+        self.store = random_store(folder / "store", CONFIG, tenants, ("bio",), corpus_tokens=500, spread=0.3)
+        self.repository, self.another = folder / "repository", folder / "another"
+        for repository in (self.repository, self.another):
+            export(self.store, repository, ServingOptions())
+        for domain, version, parent in (("bio", 2, ROOT), ("law", 1, ROOT)):
+            random_table(self.store, domain, version, parent, 300, seed=7)
+        random_tenant(self.store, replace(tenants[1], version=2, domain_version=2), 0.3, seed=9)
+        adapter, head = self.store.tenant_weights(self.store.tenant("one"))
+        self.tuned = as_bytes(head, adapter)  # of the tenant on the second version of its domain
+        self.knowledge = [learned(seed) for seed in range(4)]
+        self.content = Content(*seen(self.read(folder / "none").view))
+
+    def read(self, state: Path) -> Backbone:
+        return Backbone(self.repository / "toy/1", state)
+
+
+def learned(seed: int) -> Knowledge:
+    kind, places = KINDS[seed % 2]
+    file = TenantFile("any", 1, "root", 1, "classify", LABELS, 4, kind, places)
+    (adapter, head), layout = random_weights(CONFIG, file, 0.3, seed), file.adapter_layout(CONFIG)
+    assert layout is not None and adapter is not None
+    calibration = Calibration(temperature=1.5) if seed > 1 else None
+    own = file.head_layout(CONFIG), head
+    return Knowledge("root", 1, "classify", tuple(LABELS), own, (layout, adapter), calibration=calibration)
+
+
+def as_bytes(head: Any, adapter: Any) -> bytes:
+    """Returns the weights as a bank has them. Heads there are larger than their labels."""
+    parts = [head["weight"][: len(LABELS)], head["bias"][: len(LABELS)]]
+    parts += [layer[name] for layer in adapter for name in sorted(layer)]
+    return b"".join(part.to(torch.float16).contiguous().numpy().tobytes() for part in parts)
+
+
+def seen(view: View) -> tuple[dict[str, Known], set[tuple[str, int]]]:
+    """Reads what a view serves, to the last byte of a tenant's weights."""
+    assert not view.forest.failures()
+    tenants: dict[str, Known] = {}
+    for tenant in view.snapshot.tenants:
+        assert tenant.head is not None and tenant.adapter is not None
+        (head,), adapter = (view.banks[record.bank].weights(record) for record in (tenant.head, tenant.adapter))
+        branch = (tenant.domain, tenant.domain_version)
+        assert view.forest.chain(*branch).links
+        known = Known(tenant.version, as_bytes(head, adapter), branch, tenant.calibration, tenant.keys, tenant.rate)
+        tenants[tenant.id] = known
+    return tenants, {(branch.domain, branch.version) for branch in view.snapshot.branches}
+
+
+class Change(NamedTuple):
+    kind: str
+    tenant: str = ""
+    number: int = 0  # of what it has learned, or a rate
+
+    def make(self, manager: Manager, export: Export) -> Any:
+        name = self.tenant
+        return {
+            "add": lambda: manager.add(name, export.knowledge[self.number]),
+            "update": lambda: manager.update(name, export.knowledge[self.number]),
+            "roll back": lambda: manager.roll_back(name),
+            "delete": lambda: manager.delete(name),
+            "add key": lambda: manager.add_key(name)[1],
+            "revoke key": lambda: manager.revoke_key(name, next(key.id for key in manager.current().find(name).keys)),
+            "limit": lambda: manager.limit(name, rate=float(self.number)),
+            "compact": manager.compact,
+            "copy domain": lambda: manager.adopt_domain("law", 1, export.store.table_folder("law", 1)),
+            "add domain": lambda: add_domain(manager, export.store, "law"),
+            "delete domain": lambda: manager.delete_domain("law"),
+            "update domain": lambda: update_domain(manager, export.store, "bio"),
+            "roll back domain": lambda: manager.roll_back_domain("bio"),
+        }[self.kind]()
+
+    def after(self, before: Content, export: Export, key: Any = ANY) -> Content | None:
+        """Returns what is served after this change, or None if it must be refused."""
+        new, kind, name = Content(dict(before.tenants), set(before.domains), dict(before.before), dict(before.last)), *self[:2]
+        now = new.tenants.get(name)
+        if name and (now is None) != (kind == "add"):
+            return None
+        if kind in ("add", "update"):
+            knowledge = export.knowledge[self.number]
+            assert knowledge.head is not None and knowledge.adapter is not None
+            weights = as_bytes(knowledge.head[1], knowledge.adapter[1])
+            new.put(name, 1, weights=weights, calibration=knowledge.calibration)
+        elif kind == "roll back":
+            if name not in new.before:
+                return None
+            new.roll_back(name)
+        elif kind == "delete":
+            for known in (new.tenants, new.before, new.last):
+                known.pop(name, None)
+        elif now is not None and kind == "add key":
+            new.tenants[name] = replace(now, keys=(*now.keys, key))
+        elif now is not None and kind == "revoke key":
+            if len(now.keys) < 2:
+                return None
+            new.tenants[name] = replace(now, keys=now.keys[1:])
+        elif now is not None and kind == "limit":
+            new.tenants[name] = replace(now, rate=float(self.number))
+        elif kind == "delete domain" or kind in ("copy domain", "add domain"):
+            if (("law", 1) in new.domains) != (kind == "delete domain"):
+                return None
+            new.domains ^= {("law", 1)}
+            new.close()
+        elif kind == "update domain":
+            one = new.tenants.get("one")
+            goes = one is not None and one.branch == ("bio", 1)
+            if not goes and ("bio", 2) in new.domains:
+                return None
+            new.domains.add(("bio", 2))
+            if goes:
+                new.put("one", 2, weights=export.tuned, branch=("bio", 2))
+            new.close()
+        elif kind == "roll back domain":
+            branches = [known["one"].branch for known in (new.before, new.tenants) if "one" in known]
+            if branches != [("bio", 1), ("bio", 2)]:
+                return None
+            new.roll_back("one")
+            new.close()
+        return new
+
+
+class World:
+    """A state with managers and readers, in a folder whose calls can be cut."""
+
+    def __init__(
+        self, export: Export, folder: Path, patch: pytest.MonkeyPatch, readers: int = 1, like: World | None = None
+    ) -> None:
+        """`like`: another world, whose state this one begins with."""
+        self.export, self.folder, self.state = export, folder, folder / "state"
+        self.live = State(self.state / "toy")
+        self.store = FaultyStore(folder, decides="CURRENT")
+        self.clock = Clock(1e9)
+        for module in ("registry", "state"):
+            patch.setattr(f"hplm.tenants.{module}.time", self.clock, raising=True)
+        patch.setattr("hplm.engine.views.time", self.clock)
+        patch.setattr("hplm.tenants.registry.PATIENCE", 0.01)
+        if like is not None:
+            shutil.copytree(like.state, self.state)
+        self.live.begin()
+        self.managers = [self.manager(), self.manager()]
+        self.history = {0: export.content} if like is None else dict(like.history)
+        self.published = self.latest  # what readers see at least
+        self.maybe: Content | None = None  # of a change that is neither acknowledged nor undone
+        self.flight: Change | None = None
+        self.was_cut = False
+        self.readers = [export.read(self.state) for _ in range(readers)]
+        self.held: list[tuple[View, Any]] = []  # the views of requests on their way, and what they read there
+
+    def manager(self, repository: Path | None = None) -> Manager:
+        return Manager.open(repository or self.export.repository, self.state)
+
+    @property
+    def latest(self) -> int:
+        return max(self.history)
+
+    @property
+    def now(self) -> Content:
+        return self.history[self.latest]
+
+    def change(self, who: int, change: Change, call: int = 0, happens: Callable[..., None] | None = None) -> bool:
+        """Makes a change, and lets something happen before a call. Returns whether it was acknowledged."""
+        self.resolve()
+        self.flight, self.maybe = change, change.after(self.now, self.export)
+        harms = happens in (FaultyStore.cut, FaultyStore.fail)
+        try:
+            with self.store.at(call, happens or FaultyStore.fail):
+                key = change.make(self.managers[who], self.export)
+        except Cut:
+            self.managers[who], self.was_cut = self.manager(), True
+            return False
+        except (HplmError, OSError):
+            self.was_cut |= harms
+            decided = self.manager().registry.current().generation
+            assert decided <= self.latest, f"{change} was made and its result is lost"
+            if not (harms and self.store.calls >= call > 0):
+                assert change.after(self.now, self.export) is None, f"{change} was refused"
+                self.flight = self.maybe = None
+            return False
+        unsynced = [name for name in self.store.unsynced if "/aside-" not in name]
+        assert not unsynced, f"a power cut would take {unsynced}"
+        self._acknowledge(change, self.managers[who].registry.decided, key)
+        if not (harms and self.store.calls >= call > 0):
+            self.published = self.latest
+            self.check_tidy()
+        else:
+            self.was_cut = True
+        self.flight = self.maybe = None
+        return True
+
+    def meanwhile(self, change: Change) -> Callable[..., None]:
+        """Another manager makes a change during the one of `change`, unless it has to wait for that one."""
+
+        def happens(*_: object) -> None:
+            possible = [content for content in (self.now, self.maybe) if content is not None]
+            manager = self.manager()
+            try:
+                key = change.make(manager, self.export)
+            except Busy:
+                return
+            except HplmError:
+                assert any(change.after(content, self.export) is None for content in possible), f"{change} was refused"
+                return
+            self._acknowledge(change, manager.registry.decided, key)
+
+        return happens
+
+    def _acknowledge(self, change: Change, generation: int, key: Any) -> None:
+        if generation == self.latest + 2:  # the one that is on its way was decided before
+            self._adopt()
+        if generation <= self.latest:  # seen before it was acknowledged
+            assert change == self.flight and self.maybe is None
+            return
+        assert generation == self.latest + 1
+        content = change.after(self.now, self.export, key)
+        assert content is not None, f"{change} was not refused"
+        self.history[generation] = content
+        if self.flight is not None and self.flight != change:
+            self.maybe = self.flight.after(content, self.export)
+
+    def _adopt(self) -> None:
+        assert self.maybe is not None
+        self.history[self.latest + 1], self.maybe = self.maybe, None
+
+    def resolve(self) -> None:
+        """The next manager publishes what was decided. What was not acknowledged by then, and not decided, never was."""
+        if self.was_cut:
+            for left in self.live.folder.iterdir():
+                os.utime(left, (0, 0))  # a while ago
+            self.was_cut = False
+        if self.manager().registry.current().generation == self.latest + 1:
+            self._adopt()
+        self.flight = self.maybe = None
+        self.published = self.latest
+        self.check(self.export.read(self.state).view)
+
+    def check(self, view: View) -> None:
+        """A reader sees what is allowed."""
+        found, generation = seen(view), view.snapshot.generation
+        if generation == self.latest + 1:
+            self._adopt()
+        assert self.published <= generation <= self.latest, f"{generation} is not among {self.published} to {self.latest}"
+        wanted = self.history[generation]
+        assert found == (wanted.tenants, wanted.domains), f"generation {generation}"
+        self.published = generation
+
+    def read(self, reader: int) -> None:
+        """A reader takes what is published, and a request begins there."""
+        backbone = self.readers[reader]
+        before = backbone.view.snapshot.generation
+        backbone.refresh()
+        assert backbone.view.snapshot.generation >= before
+        self.check(backbone.view)
+        self.held.append((backbone.view, seen(backbone.view)))
+
+    def check_held(self) -> None:
+        """Requests on their way read on what they began with."""
+        for view, content in self.held:
+            assert seen(view) == content
+
+    def check_tidy(self) -> None:
+        """Nothing of an interrupted change is left after the next one."""
+        names = {str(path.relative_to(self.live.folder)) for path in self.live.folder.rglob("*")}
+        left = [name for name in names if "writing" in name or name.startswith(("aside", ".clock"))]
+        assert not left, left
+        tables = {f"{path.parent.name}/{path.name}" for path in self.live.tables.glob("*/*")}
+        assert tables <= {f"{domain}/{version}" for domain, version in self.now.domains}
+        assert len(list(self.live.snapshots.iterdir())) <= KEPT_SNAPSHOTS
+
+    def pass_time(self) -> None:
+        """No request takes so long: its records may be used again."""
+        self.check_held()
+        self.held.clear()
+        self.clock.seconds += REST_SECONDS + 1
+
+    def hide_snapshot(self) -> None:
+        """The newest snapshot cannot be read for a while. Who has read it, or an older one, serves on."""
+        file = self.live.snapshots / str(self.live.current())
+        if not file.exists():
+            return
+        aside = file.rename(self.folder / "hidden")
+        with pytest.raises(HplmError):
+            self.export.read(self.state)
+        for backbone in self.readers:
+            served = backbone.view
+            with suppress(HplmError):
+                backbone.refresh()
+            assert backbone.view is served
+        aside.rename(file)
+        self.clock.seconds += LONGEST_PAUSE
+
+    def refuse_another_export(self, change: Change) -> None:
+        """A repository that was exported again does not take the state of the one before."""
+        if self.published:
+            with pytest.raises(Broken):
+                change.make(self.manager(self.export.another), self.export)
+            with pytest.raises(Broken):
+                Backbone(self.export.another / "toy/1", self.state)
+
+    def back_up(self, call: int, happens: Callable[..., None]) -> None:
+        """Saves and restores. A backup or a restore that is interrupted is whole or can be made again."""
+        self.resolve()
+        number = len(list(self.folder.glob("saved-*[0-9]")))
+        saved, again = self.folder / f"saved-{number}", State(self.folder / f"again-{number}" / "toy")
+        self._twice(lambda: back_up(self.manager(), saved), saved, call, happens)
+        self._twice(lambda: restore(saved, self.managers[0].exported, again), again.folder, call, happens)
+        view = self.export.read(again.folder.parent).view
+        wanted = self.history[view.snapshot.generation]
+        assert seen(view) == (wanted.tenants, wanted.domains)
+        assert not list(self.folder.glob("**/*.writing"))
+
+    def _twice(self, act: Callable[[], object], target: Path, call: int, happens: Callable[..., None]) -> None:
+        try:
+            with self.store.at(call, happens):
+                act()
+        except (Cut, HplmError, OSError):
+            assert self.store.calls >= call > 0
+            self.was_cut = True
+            if not target.exists():
+                act()
+
+    def end(self) -> None:
+        """When all tenants and domains are gone, their files are too."""
+        self.check_held()
+        for name in [*self.now.tenants]:
+            assert self.change(0, Change("delete", name))
+        if ("law", 1) in self.now.domains:
+            assert self.change(0, Change("delete domain"))
+        assert self.change(0, Change("compact"))
+        assert not list(self.live.banks.glob("*")) and not list(self.live.tables.glob("law/*"))
+        log = [entry["generation"] for entry in self.manager().registry.audit()]
+        assert log == [*range(1, self.latest + 1)]
