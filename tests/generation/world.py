@@ -38,6 +38,7 @@ KINDS = [SLOTTED, PAGED]
 MARGIN = 1e-3  # between two logits that may be exchanged
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch's words on a CPU
 STAYS = "CUDA error: device-side assert triggered"
+UNEXPECTED = ("a copy failed", "staging failed")
 NOTHING = torch.empty(0)
 
 
@@ -62,10 +63,12 @@ class Poisoned(Cache):
         super().__init__(space, layers, width, CPU, dtype)
         self._layers, self._owners = range(layers), np.zeros(space.tokens, dtype=np.int64)
         self.refuses = lambda: False
+        self.alike = 0  # how many rooms began with what another holds
         self._poison(np.arange(space.tokens))
 
     def take(self, tokens, like=None, alike=0):
         own = super().take(tokens, like, alike)
+        self.alike += like is not None and own is not None
         self._changed([], [own] if own is not None else [])
         return own
 
@@ -84,7 +87,7 @@ class Poisoned(Cache):
 
     def copy(self, source, into, tokens):
         if self.refuses():
-            raise RuntimeError("a copy failed")
+            raise RuntimeError(UNEXPECTED[0])
         super().copy(source, into, tokens)
 
     def _changed(self, before, after):
@@ -196,7 +199,7 @@ class Machine:
         assert len(planned) <= self._seats and sum(one.count for one in planned) <= self._world.step_tokens
         assert len({*sequences}) == len(planned) and self.held.issuperset(sequences)
         if self._meets("stage", sequences, Internal):
-            raise ValueError("staging failed")
+            raise ValueError(UNEXPECTED[1])
         if self._meets("rows", sequences[:1], Broken):
             broken(sequences[0], Broken("a row is broken"))
             planned = [one for one in planned if one.sequence.room is not None]
@@ -320,6 +323,7 @@ class World:
         request, sampling, compared = said.request, said.request.sampling, 0
         if said.error is not None:
             assert isinstance(said.error, HplmError)
+            assert not any(words in str(said.error) for words in (*UNEXPECTED, NO_MEMORY, STAYS)), "these words are for the log"
             return 0
         assert said.pieces[-1].generated_tokens == sum(len(said.ids(choice)) for choice in range(sampling.n))
         assert {piece.prompt_tokens for piece in said.pieces} == {len(request.prompt)}
