@@ -5,28 +5,19 @@ import json
 
 import pytest
 
-from builder.store.store import TenantFile
 from hplm.cli.main import main
-from hplm.server import TritonServer
-from hplm.tenants.keys import new_key
 from hplm_client import AsyncHplmClient, DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant, QuotaExceeded
-from testing.toy import make_chat
-from tests.support.servers import cancelled
+from tests.support.servers import SECRET, cancelled
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
-PLAIN, KEYED, SINGLE = (TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "keyed", "single"))
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
-SECRET, KEY = new_key()
-SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    toy = make_chat(tmp_path_factory.mktemp("generation"), [PLAIN, KEYED, SINGLE], settings=SETTINGS)
-    with TritonServer(toy.repository) as server:
-        yield server
+@pytest.fixture
+def served(servers):
+    return servers.get("chat")
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -134,8 +125,8 @@ def test_a_closed_stream_frees_its_place(client, served):
 
 
 def test_a_decoder_is_found_and_is_no_encoder(client):
-    assert client._find_decoder(30) == "chat"
-    with pytest.raises(NoBackbone):
+    assert client.generate("a", tenant="plain", **GREEDY).generated_tokens == 24
+    with pytest.raises(NoTenant):
         client.infer("a", tenant="plain")
 
 

@@ -8,71 +8,55 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import openai
 import pytest
 import tritonclient.http
 
 from builder.store.store import TenantFile
-from hplm.server import TritonServer
 from hplm.server.supervisor import Supervisor
-from hplm.tenants.keys import new_key
 from hplm_client import HplmClient, NoBackbone
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc_aio import AsyncGrpcTransport
 from hplm_openai.requests import Asked
 from testing.toy import make_chat
 from tests.support.message import mentions
-from tests.support.servers import cancelled, gateway_before, held, kill_model, serving, until_ready
+from tests.support.servers import SECRET, cancelled, gateway_before, until_ready
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
 PATIENCE = 60
-PLAIN, LORA, KEYED, SINGLE = (
-    TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "lora", "keyed", "single")
-)
-LORA = replace(LORA, rank=4, adapter="lora", places=("query", "value"))
-SECRET, KEY = new_key()
-SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
 IGNORING_EOS = {"extra_body": {"ignore_eos": True}}
 GREEDY = {"temperature": 0, "max_tokens": 24, **IGNORING_EOS}
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return make_chat(tmp_path_factory.mktemp("openai"), [PLAIN, LORA, KEYED, SINGLE], ["law"], SETTINGS).repository
+@pytest.fixture
+def triton(servers):
+    return servers.get("chat")
 
 
-@pytest.fixture(scope="module")
-def triton(repository):
-    with TritonServer(repository) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url(triton):
-    with gateway_before(triton.grpc_url) as address:
-        yield f"http://{address}/v1"
+    return f"http://{triton.gateway}/v1"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(url):
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ours(triton):
     with HplmClient(triton.grpc_url, "grpc") as client:
         yield client
 
 
 def test_models_are_those_that_the_key_opens(client, url):
-    assert [model.id for model in client.models.list()] == ["lora", "plain", "single"]
+    assert [model.id for model in client.models.list()] == ["lora", "plain", "single", "wide"]
     keyed = openai.OpenAI(base_url=url, api_key=SECRET)
-    assert [model.id for model in keyed.models.list()] == ["keyed", "lora", "plain", "single"]
+    assert [model.id for model in keyed.models.list()] == ["keyed", "lora", "plain", "single", "wide"]
     assert {model.owned_by for model in keyed.models.list()} == {"chat"}
 
 
@@ -165,7 +149,7 @@ def test_a_client_that_goes_frees_its_place(triton, client, url, stream):
         connection = http.client.HTTPConnection(url.split("/")[2], timeout=PATIENCE)
         body = {**long.pop("extra_body"), **long}
         connection.request("POST", "/v1/completions", json.dumps(body))
-        eventually(lambda: held(triton) == 1)
+        eventually(lambda: triton.held == 1)
         assert is_full(client)
         connection.close()
     eventually(lambda: cancelled(triton) == before + 1)
@@ -198,7 +182,7 @@ def test_a_model_that_was_unloaded_is_no_backbone(triton, ask):
         finally:
             await transport.close()
 
-    headers = dict([triton.admin_header])
+    headers = dict([triton.server.admin_header])
     with tritonclient.http.InferenceServerClient(triton.http_url) as control:
         control.unload_model("hplm", headers=headers)
         try:
@@ -229,24 +213,20 @@ def events_of(address, **body):
     return [event.removeprefix("data: ") for event in said.split("\n\n") if event]
 
 
-def test_a_killed_decoder_ends_every_answer_once_and_others_are_answered_again(repository):
+def test_a_killed_decoder_ends_every_answer_once_and_others_are_answered_again(triton, client):
     long = {"model": "plain", "prompt": "a", "temperature": 0, "max_tokens": 16_000}
-    with (
-        serving(repository) as triton,
-        gateway_before(triton.grpc_url) as address,
-        openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client,
-        ThreadPoolExecutor(3) as pool,
-    ):
+    restarts, address = triton.server.restarts, triton.gateway
+    with ThreadPoolExecutor(3) as pool:
         events = pool.submit(events_of, address, **long, ignore_eos=True)
-        eventually(lambda: held(triton) == 1)
+        eventually(lambda: triton.held == 1)
         chat = {"model": "plain", "messages": [{"role": "user", "content": "a"}], "max_tokens": 16_000, **IGNORING_EOS}
         chunks = client.chat.completions.create(**chat, stream=True)
         next(iter(chunks))  # both streams have begun
         whole = pool.submit(client.completions.create, **long, **IGNORING_EOS)  # waits for room
-        eventually(lambda: held(triton) == 3)
-        kill_model(triton, "chat")
-        supervisor = Supervisor(triton, lambda said: None)
-        eventually(lambda: supervisor.look() or triton.restarts == 1)
+        eventually(lambda: triton.held == 3)
+        triton.kill("chat")
+        supervisor = Supervisor(triton.server, lambda said: None)
+        eventually(lambda: supervisor.look() or triton.server.restarts == restarts + 1)
         with pytest.raises(openai.InternalServerError) as caught:
             whole.result(PATIENCE)
         assert caught.value.status_code == 502
@@ -259,7 +239,8 @@ def test_a_killed_decoder_ends_every_answer_once_and_others_are_answered_again(r
         assert last.choices[0].finish_reason == "length"
 
 
-def test_a_stream_on_its_way_is_whole_when_the_server_stops(repository, tmp_path):
+def test_a_stream_on_its_way_is_whole_when_the_server_stops(tmp_path):
+    repository = make_chat(tmp_path / "chat", [TenantFile("plain", 1, "root", 1, "generate", [], 0)]).repository
     ports = [word for name in ("http", "grpc", "metrics", "openai") for word in (f"--{name}-port", "0")]
     command = [sys.executable, "-m", "hplm.cli.main", "serve", "--repository", str(repository), *ports]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as serving:

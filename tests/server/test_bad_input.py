@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 
@@ -18,37 +17,18 @@ from hplm.tenants.ticket import TICKET_BYTES, Ticket
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, Stock
 from tests.support.message import mentioning, mentions
-from tests.support.servers import serving
+from tests.support.metrics import settled
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE",
                    500: "StatusCode.INTERNAL"},
           "http": {400: "400", 404: "404", 503: "503", 500: "500"}}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def repository(toy, tmp_path_factory):
-    """The toy's repository, with a corrupt adapter record of acme."""
-    folder = tmp_path_factory.mktemp("bad-input")
-    export(toy.store, folder, ServingOptions(dtype="fp32"))
-    bank = folder / "toy/1/adapters/bottleneck-8x2.bank"
-    data = bytearray(bank.read_bytes())
-    data[4096 + 200] ^= 1
-    bank.unlink()
-    bank.write_bytes(data)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(repository):
-    with serving(repository) as server:
-        yield server
-
-
 @pytest.fixture(params=LIBRARIES)
 def stock(request, server):
-    stock = Stock(server, request.param)
+    stock = server.stock(request.param)
     yield stock
     assert stock.ask([WORDS[0]], "city")["LABEL"].shape == (1, 1), "the next request is not fine"
 
@@ -91,9 +71,21 @@ def test_unknown_and_missing_tenants_get_the_same_error(stock, tenant):
     _refused(stock, 404, ["[no_tenant]"], [WORDS[0]], tenant)
 
 
-def test_a_corrupt_record_fails_only_its_tenant(stock):
-    _refused(stock, 500, ["[broken]", "'acme'", 0, "bottleneck-8x2.bank"], [WORDS[0]], "acme")
-    assert stock.ask([WORDS[0]], "dune")["LABEL"].shape == (1, 1)  # in the same bank
+def test_a_corrupt_record_fails_only_its_tenant(server, stock):
+    well = server.tenant()
+    manager = server.manager()
+    record = next(one.adapter for one in manager.current().tenants if one.id == well.id)
+    bank = manager.state.bank(record.bank)
+    before = np.fromfile(bank, np.uint8)
+    ill = server.tenant()  # in the same bank
+    after = np.fromfile(bank, np.uint8)
+    own = np.flatnonzero(np.resize(before, after.shape) != after)
+    place = int(own[len(own) // 2])
+    with open(bank, "r+b") as file:
+        file.seek(place)
+        file.write(bytes([after[place] ^ 1]))
+    _refused(stock, 500, ["[broken]", f"{ill.id!r}", bank.name], [WORDS[0]], ill.id)
+    assert stock.ask([WORDS[0]], well.id)["LABEL"].shape == (1, 1)
 
 
 def test_a_thousand_texts_in_one_request_are_answered(stock):
@@ -192,18 +184,13 @@ def test_upper_refuses_requests_without_a_ticket_of_lookup(stock, ticket):
 
 
 def test_a_probe_is_answered_without_a_tenant_and_not_counted(stock, server):
-    def counted():
-        time.sleep(2.5)  # longer than between two publications
-        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return {line for line in lines if line.startswith(("hplm_requests_total", "hplm_lookup_requests_total"))}
-
-    before = counted()
+    before = settled(server, {})
     text = stock.tensor("TEXT", np.array([[b""]], dtype=object))
     for model in ("toy", "hplm"):
         answer = stock.client.infer(model, [text], parameters={"hplm_probe": True})
         assert answer.as_numpy("LABEL").tolist() == [[b"ok"]]
-    assert counted() == before
+    stock.ask([WORDS[0]], "city")
+    settled(server, {"hplm_requests_total": 1, "hplm_lookup_requests_total": 1}, before)
 
 
 def test_a_ticket_is_valid_only_unchanged(server):

@@ -8,55 +8,29 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.probing import State
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.server.supervisor import Supervisor
-from hplm.tenants.keys import new_key
 from testing.generative import GenerativeReference
-from testing.toy import make_chat
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
 from tests.support.message import mentions
-from tests.support.servers import cancelled, held, kill_model, serving
+from tests.support.servers import SECRET, cancelled
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
-PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
-TENANTS = [
-    TenantFile("plain", 1, "root", 1, "generate", [], 0),
-    TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", PLACES),
-    TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out")),
-    TenantFile("keyed", 1, "root", 1, "generate", [], 0),
-    TenantFile("single", 1, "root", 1, "generate", [], 0),
-]
-SECRET, KEY = new_key()
-SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
 LONG = {**GREEDY, "max_tokens": 16_000}
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    options = ServingOptions(dtype="fp32", seats=8, cache_tokens=32_768, admission=False)
-    return make_chat(tmp_path_factory.mktemp("chat"), TENANTS, ["law"], SETTINGS, options).repository
+@pytest.fixture
+def backbone(server):
+    return Backbone(server.model_folder("chat"))
 
 
-@pytest.fixture(scope="module")
-def server(repository):
-    with serving(repository) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def backbone(repository):
-    return Backbone(repository / "chat" / "1")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prompts(backbone):
     return Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
 
@@ -275,7 +249,7 @@ def test_a_closed_http_connection_cancels_a_stream(server):
 
 
 def test_a_probe_is_answered_without_a_tenant(server):
-    control = server.control()
+    control = server.server.control()
     assert control.probe("chat", control.probes(["chat"])["chat"], PATIENCE).state is State.WORKS
     assert post(server, "generate", text_input="", hplm_probe=True)[1]["text_output"] == "ok"
 
@@ -283,28 +257,29 @@ def test_a_probe_is_answered_without_a_tenant(server):
 def test_a_model_that_drains_refuses_and_ends_what_it_has(server):
     asked = Asked(server, "a", "plain", {**GREEDY, "max_tokens": 400}, stream=True, return_finish_reason=True)
     asked.piece()
-    inherited.start_to_drain(server.id)
+    inherited.start_to_drain(server.server.id)
     try:
         with pytest.raises(InferenceServerException) as caught:
             Asked(server, "a", "plain").piece()
         assert "[draining]" in caught.value.message()
         assert asked.pieces()[-1]["finish_reason"][0] == b"length"
     finally:
-        (SHARED_MEMORY / f"{server.id}-draining").unlink()
+        (SHARED_MEMORY / f"{server.server.id}-draining").unlink()
 
 
-def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(repository):
+def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(server):
     """Streams and whole answers, those that run and those that wait for room, over gRPC and HTTP."""
     ways = ("generate", {}), ("generate_stream", {"stream": True})
-    with serving(repository) as server, ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         asked = [Asked(server, "a", "plain", LONG, stream=stream) for stream in (True, False)]
         asked[0].piece()
         body = {"text_input": "a", "tenant": "plain", "sampling_parameters": json.dumps(LONG)}
         posted = [pool.submit(post, server, way, **body, **more) for way, more in ways]
-        eventually(lambda: held(server) == 4)
-        kill_model(server, "chat")
-        supervisor = Supervisor(server, lambda said: None)
-        eventually(lambda: supervisor.look() or server.restarts == 1)
+        eventually(lambda: server.held == 4)
+        restarts = server.server.restarts
+        server.kill("chat")
+        supervisor = Supervisor(server.server, lambda said: None)
+        eventually(lambda: supervisor.look() or server.server.restarts == restarts + 1)
         for one in asked:
             with pytest.raises(InferenceServerException):
                 one.pieces()

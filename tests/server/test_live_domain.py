@@ -1,8 +1,6 @@
 """A domain changes under load on a real Triton: every answer is that of the old or the new version, and none is lost."""
 
 import random
-import time
-import urllib.request
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +16,7 @@ from testing.toy import CONFIG, random_text
 from tests.server.asking import Asking
 from tests.server.stock import Stock
 from tests.support.answers import Comparison
+from tests.support.metrics import settled
 from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
@@ -55,9 +54,12 @@ def references(place):
 
 
 def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
+    """The server starts on a state that has changed before."""
     store, repository, state = place
+    random_table(store, "law", 1, ("bio", 1), 1000, seed=5)
+    add_domain(Manager.open(repository, state), store, "law")
     with serving(repository, state=state) as server, asking(server) as load:
-        load.wait_for(lambda tenant, text, answer: True)
+        load.wait_for(lambda tenant, text, answer: version_of(answer) == 1)
         random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
         for number, tenant in enumerate(TENANTS):
             random_tenant(store, replace(tenant, version=2, domain_version=2), 0.3, seed=500 + number)
@@ -84,41 +86,18 @@ def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
             assert np.abs(both[tenant.id, 1, text] - both[tenant.id, 2, text]).max() > 0.01
 
 
-def test_a_server_started_on_a_state_serves_its_newest_generation(place):
-    store, repository, state = place
-    random_table(store, "law", 1, ("bio", 1), 1000, seed=5)
-    add_domain(Manager.open(repository, state), store, "law")
-    with serving(repository, state=state) as server:
-        assert version_of(Stock(server, "http").ask([TEXTS[0]], TENANTS[0].id)) == 1
-
-
-def test_hits_are_counted_by_table_and_length(place):
-    store, repository, _ = place
-    chain = Reference.open(repository / "toy/1").backbone.view.forest.chain("bio", 1)
-    with serving(repository) as server:
-        stock = Stock(server, "http")
-        for text in TEXTS:
-            stock.ask([text], TENANTS[0].id)
-        deadline = time.monotonic() + 60
-        tokens = sum(len(text.split()) + 2 for text in TEXTS)
-        while sum((counted := _windows(server)).values()) < tokens:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+@pytest.mark.server("toy")
+def test_hits_are_counted_by_table_and_length(server):
+    chain = server.reference().backbone.view.forest.chain("bio", 1)
+    before, stock = settled(server, {}), server.stock()
+    for text in TEXTS:
+        stock.ask([text], "acme")
+    name = "hplm_plot_windows_total"
+    scraped = settled(server, {name: sum(len(text.split()) + 2 for text in TEXTS)}, before)
     expected = {"domain": 0, "root": 0, "2-gram": 0, "1-gram": 0}
-    tokenizer = store.tokenizer()
+    tokenizer = server.built.stores["toy"].tokenizer()
     for text in TEXTS:
         hits = chain.lookup(tokens := tokenizer.encode(text).tokens, np.array([len(tokens)]))
         for level, link in zip(hits.levels.tolist(), hits.links.tolist(), strict=True):
             expected[("domain", "root")[link] if level == 0 else f"{3 - level}-gram"] += 1
-    assert counted == expected
-
-
-def _windows(server):
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    found = {}
-    for line in lines:
-        if line.startswith("hplm_plot_windows_total{"):
-            assert 'backbone="toy"' in line and 'domain="bio"' in line
-            found[line.split('level="')[1].split('"')[0]] = int(float(line.rsplit(" ", 1)[1]))
-    return found
+    assert {level: scraped.of(name, backbone="toy", domain="bio", level=level) for level in expected} == expected

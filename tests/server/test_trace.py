@@ -1,43 +1,53 @@
-"""Triton's own trace beside our journal: both contain a request under the client's id."""
+"""A request is found under the client's id in our journal and in Triton's own trace."""
 
 import json
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.http
 
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
 from testing.toy import WORDS
-from tests.server.stock import Stock
-from tests.support.servers import serving
+from tests.server.stock import LIBRARIES
+from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
-
-
-def test_a_request_is_in_triton_s_trace_and_in_the_journal(toy, tmp_path):
-    journal, trace = tmp_path / "journal.jsonl", tmp_path / "trace.json"
-    export(toy.store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, journal=str(journal)))
-    settings = ("mode=triton", f"triton,file={trace}", "triton,log-frequency=1", "rate=1", "level=TIMESTAMPS")
-    with serving(tmp_path / "repository", extra_args=[f"--trace-config={one}" for one in settings]) as server:
-        stock = Stock(server, "grpc")
-        text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
-        stock.client.infer("toy", [text], request_id="ours-21", parameters={"tenant": "acme"})
-        _wait_until_traced(trace, "ours-21", {"toy", "toy-lookup", "toy-upper"})
-    (written,) = [entry for line in journal.read_text("utf-8").splitlines() if (entry := json.loads(line)).get("request")]
-    assert (written["request"], written["outcome"]) == ("ours-21", "answered")
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 
-def _wait_until_traced(trace: Path, request: str, models: set[str], timeout: float = 60) -> None:
-    """Waits until Triton has written the trace, which may be after the client has its answer."""
-    deadline, found = time.monotonic() + timeout, set()
-    while found != models:
-        assert time.monotonic() < deadline, f"of {request} only {found} are traced"
-        for written in trace.parent.glob(f"{trace.name}.*"):
-            try:
-                entries = json.loads(written.read_text("utf-8"))
-            except json.JSONDecodeError:  # half written
-                continue
-            found |= {entry["model_name"] for entry in entries if entry.get("request_id") == request}
-        time.sleep(0.1)
+@pytest.fixture
+def traced(server):
+    with tritonclient.http.InferenceServerClient(server.http_url) as client:
+        admin = dict([server.server.admin_header])
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, headers=admin)
+        yield
+        client.update_trace_settings(settings={"trace_level": ["OFF"]}, headers=admin)
+
+
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, traced, protocol):
+    stock, names = server.stock(protocol), {f"ours-{protocol}-17": "acme", f"ours-{protocol}-18": "beta"}
+    text = stock.tensor("TEXT", np.array([[" ".join(WORDS[:5]).encode()]], dtype=object))
+    for (name, tenant), model in zip(names.items(), ("toy", "hplm"), strict=True):
+        stock.client.infer(model, [text], request_id=name, parameters={"tenant": tenant})
+    journal = server.folder / "journal.jsonl"
+
+    def written():
+        """Returns the tenant and the outcome of each request in the journal. Its last line may be half written."""
+        *lines, _ = journal.read_text("utf-8").split("\n")
+        entries = [json.loads(line) for line in lines]
+        return {entry["request"]: (entry["tenant"], entry["outcome"]) for entry in entries if entry.get("request") in names}
+
+    eventually(lambda: written() == {name: (tenant, "answered") for name, tenant in names.items()})
+    assert " ".join(WORDS[:5]) not in journal.read_text("utf-8")
+    eventually(lambda: _models(server, next(iter(names))) == {"toy", "toy-lookup", "toy-upper"})
+
+
+def _models(server, request):
+    """Returns the models that Triton has traced for a request. It may write after the client has its answer."""
+    found = set()
+    for written in server.folder.glob("trace.json.*"):
+        try:
+            entries = json.loads(written.read_text("utf-8"))
+        except json.JSONDecodeError:  # half written
+            continue
+        found |= {entry["model_name"] for entry in entries if entry.get("request_id") == request}
+    return found

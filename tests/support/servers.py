@@ -35,6 +35,7 @@ from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.inherited import environment
 from hplm.server.stubs import stubs
+from hplm.tenants.keys import new_key
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
@@ -51,6 +52,7 @@ from tests.support.wait import PATIENCE, eventually
 from tests.tasks import make_tasks
 
 ADMIN_KEY = "a secret of the operator"
+SECRET, KEY = new_key()  # of the decoder's tenant `keyed`
 ENCODER = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
 DECODER = ServingOptions(dtype="fp32", seats=8, cache_tokens=32_768, admission=False, admin=True)
 PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
@@ -58,7 +60,10 @@ WRITERS = [
     TenantFile("plain", 1, "root", 1, "generate", [], 0),
     TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", PLACES),
     TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out")),
+    TenantFile("keyed", 1, "root", 1, "generate", [], 0),
+    TenantFile("single", 1, "root", 1, "generate", [], 0),
 ]
+SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def _toy(folder: Path) -> Built:
 
 def _chat(folder: Path) -> Built:
     """A decoder with the model that changes tenants, and the toy beside it."""
-    chat = make_chat(folder, WRITERS, ["law"], options=DECODER)
+    chat = make_chat(folder, WRITERS, ["law"], SETTINGS, DECODER)
     toy = random_store(folder / "toy", CONFIG, TENANTS, DOMAINS, spread=0.3)
     export(toy, chat.repository, ENCODER)
     return Built(chat.repository, {"chat": chat.store, "toy": toy})
@@ -202,19 +207,23 @@ class Lease:
     def tenant(self, backbone: str = "toy", keyed: bool = False, file: TenantFile | None = None, **limits: float) -> LiveTenant:
         """Adds a tenant while the server runs. It is deleted after the test. `file`: another one than a small classifier."""
         config, task = self.built.stores[backbone].config, "generate" if backbone == "chat" else "classify"
-        self._made += 1
         file = file or TenantFile("new", 1, "root", 1, task, ["x", "y"] if task == "classify" else [], 4 * (task == "classify"))
-        file = replace(file, id=f"{file.id}-{self._made}")
+        file = replace(file, id=self.named(file.id, backbone))
         adapter, head = random_weights(config, file, 0.3, seed=self._made)
         manager, layout = self.manager(backbone), file.adapter_layout(config)
         own = (file.head_layout(config), head) if file.has_head else None, layout and adapter and (layout, adapter)
         manager.add(file.id, Knowledge(file.domain, file.domain_version, file.task, tuple(file.labels), *own))
-        self._tenants.append((backbone, file.id))
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:
             manager.limit(file.id, **limits)
         assert manager.settle_now() == [], "a model does not read the state"
         return LiveTenant(file.id, secret)
+
+    def named(self, name: str, backbone: str = "toy") -> str:
+        """Returns an id of a tenant that the test may add. If it does, the tenant is deleted after the test."""
+        self._made += 1
+        self._tenants.append((backbone, f"{name}-{self._made}"))
+        return f"{name}-{self._made}"
 
     def kill(self, model: str) -> None:
         kill_model(self.server, model)
@@ -240,7 +249,7 @@ class Lease:
 
     def _ask(self, backbone: str) -> None:
         known = Snapshot.load(self.model_folder(backbone) / EXPORTED_TENANTS).tenants
-        tenant = next(one for one in known if one.task in ("classify", "generate"))
+        tenant = next(one for one in known if one.task in ("classify", "generate") and not one.keys)
         if tenant.task == "classify":
             self.stock().ask(["a"], tenant.id, outputs=("LABEL",), model=backbone)
         else:
