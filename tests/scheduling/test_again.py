@@ -7,12 +7,10 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
@@ -184,81 +182,6 @@ def test_a_batch_is_as_long_as_all_that_is_computed_in_it():
         return scheduler.costs[0].predict(100, 8)
 
     assert learned(again=True) == pytest.approx(learned(again=False), rel=0.02)
-
-
-OFFER = st.tuples(
-    st.just("offer"), st.integers(0, 3), st.integers(1, 6), st.integers(1, 60), st.sampled_from([0, 2, 5, 30])
-)  # tenant, texts, tokens, batches until the deadline
-STEPS = st.lists(
-    st.one_of(
-        OFFER, OFFER, st.just(("choose",)), st.tuples(st.just("finish"), st.integers(0, 3)), st.just(("halve",)),
-        st.just(("drop",)), st.tuples(st.just("wait"), st.integers(1, 4)),
-    ),
-    max_size=60,
-)  # fmt: skip
-
-
-@given(STEPS, st.booleans(), st.sampled_from([*OURS]), st.integers(0, 60), st.booleans())
-def test_every_text_leaves_exactly_once(steps, admission, given_policy, closes_after, abandons):
-    """Texts come back in mid-way, and the queue closes at any moment: it serves what waits, or gives it up."""
-    scheduler = Scheduler(policy(given_policy), Limits(12, 1000), admission)
-    left, running, now, offered = Counter(), [], 0, 0
-
-    def leave(texts):
-        left.update(text.number for text in texts)
-
-    def finish(share):
-        """Lets one of so many texts come back with other tokens; 0: none."""
-        batch, is_given_up = running.pop(0)
-        scheduler.started(batch, now)
-        scheduler.finished(batch, now + BATCH_NS)
-        back = batch.texts[::share] if share else []
-        refused = scheduler.again([replace(text, tokens=text.tokens + 7) for text in back], now)
-        assert len(refused) == (len(back) if scheduler.draining else 0)
-        if not is_given_up:
-            leave([text for text in batch.texts if text not in back] + refused)
-
-    def choose():
-        batch = scheduler.choose(ROOM, now) if len(running) < 2 else None
-        if batch:
-            running.append((batch, False))
-
-    for number, step in enumerate([*steps, ("end",)]):
-        if number == min(closes_after, len(steps)):
-            scheduler.close()
-            if abandons:
-                leave(scheduler.abandon())
-                running = [(batch, True) for batch, _ in running]
-                assert not len(scheduler.columns)
-        match step:
-            case "offer", tenant, texts, tokens, batches:
-                deadline = now + batches * BATCH_NS if batches else 0
-                request = [_text(offered + i, tokens, deadline, tenant) for i in range(texts)]
-                offered += texts
-                try:
-                    leave(scheduler.offer(request, now))
-                except (DeadlineMissed, Draining, QueueFull):
-                    leave(request)
-            case ("choose",):
-                choose()
-            case "finish", share if running:
-                finish(share)
-            case ("halve",) if running and not running[-1][1] and scheduler.halve(running[-1][0], running[-1][0].texts, now):
-                running.pop()
-            case ("drop",) if running:
-                batch, is_given_up = running.pop()
-                scheduler.dropped(batch, now)
-                leave([] if is_given_up else batch.texts)
-            case "wait", batches:
-                now += batches * BATCH_NS
-                leave(scheduler.expired(now))
-    while len(scheduler) or running:
-        choose()
-        if running:
-            finish(1)
-        now += BATCH_NS
-        leave(scheduler.expired(now))
-    assert left == Counter(range(offered)) and not scheduler.columns.bytes
 
 
 def test_halves_that_were_given_up_do_not_run():

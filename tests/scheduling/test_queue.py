@@ -56,25 +56,6 @@ def test_the_queue_has_a_limit_of_bytes():
     queue.offer([_text(size=10)])
 
 
-def test_expired_texts_are_returned_as_expired_and_not_run():
-    queue, clock = _queue()
-    late, timeless, later = _text(deadline=5), _text(), _text(deadline=50)
-    for text in (late, timeless, later):
-        queue.offer([text])
-    clock.now = 5
-    assert queue.take(ROOM).texts == [timeless, later]
-    assert queue.expired() == [late]
-
-
-def test_all_texts_of_a_request_expire_with_the_first():
-    queue, clock = _queue()
-    request, other = [_text(deadline=50), _text(deadline=5)], _text(deadline=50)
-    queue.offer(request)
-    queue.offer([other])
-    clock.now = 5
-    assert queue.expired() == request and queue.take(ROOM).texts == [other]
-
-
 def test_taking_waits_for_a_text():
     queue, _ = _queue()
     taker, batches = _in_a_thread(lambda: queue.take(ROOM))
@@ -106,11 +87,3 @@ def test_a_closed_queue_serves_waiting_texts_and_refuses_new_ones():
     assert queue.take(ROOM) is None
     waiter.join(10)
     assert expired == [None]
-
-
-def test_abandoning_returns_all_waiting_texts():
-    queue, _ = _queue()
-    texts = [_text(), _text()]
-    queue.offer(texts)
-    assert queue.abandon() == texts
-    assert queue.take(ROOM) is None and queue.expired() is None

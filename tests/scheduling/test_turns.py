@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import Draining
 from hplm.scheduling.turns import Bounds, Turns
+from tests.scheduling.displaced import check_displaced
 
 PIECE = 10
 
@@ -93,37 +94,6 @@ def test_an_unfinished_item_stays_before_its_tenants_others():
     assert line.take()[0] == [second]
 
 
-def test_a_full_line_takes_places_from_the_largest_tenant_only():
-    line = Line(items=10)
-    noisy = [line.enter("noisy") for _ in range(10)]
-    own = Asked("noisy")
-    assert line.offer(own) == [own], "the largest tenant displaces nobody"
-    assert line.offer(Asked("quiet")) == [noisy[-1]], "the newest item of the largest tenant loses its place"
-    assert line.offer(Asked("calm")) == [noisy[-2]]
-    for _ in range(3):
-        line.offer(Asked("quiet"))
-    counts = Counter(line.served())
-    assert counts == {"noisy": 5, "quiet": 4, "calm": 1}
-
-
-def test_work_is_bounded_as_items_are():
-    line = Line(work=100)
-    large = line.enter("noisy", 90)
-    assert line.offer(Asked("quiet", 20)) == [large]
-    huge = Asked("huge", 101)
-    assert line.offer(huge) == [huge]
-    assert len(line) == 1
-
-
-def test_an_item_that_is_refused_displaces_nobody():
-    line = Line(work=100)
-    line.enter("noisy", 50)
-    line.enter("noisy", 30)
-    large = Asked("large", 60)  # without the 30, its tenant would hold more than the noisy one
-    assert line.offer(large) == [large]
-    assert len(line) == 2
-
-
 def test_expired_items_leave_when_the_next_is_taken():
     line = Line()
     kept, late = line.enter("acme", deadline_ns=200), line.enter("acme", deadline_ns=100)
@@ -148,7 +118,7 @@ STEPS = st.lists(st.one_of(OFFERS, st.just(("take",)), st.tuples(st.just("wait")
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_every_item_leaves_once_and_the_bounds_hold(steps):
-    line, inside, left = Line(items=6, work=90), set(), Counter()
+    line, inside, left, waiting = Line(items=6, work=90), set(), Counter(), []
     for name, *rest in [*steps, *[("take",)] * 100]:
         if name == "wait":
             line.now += rest[0]
@@ -156,18 +126,22 @@ def test_every_item_leaves_once_and_the_bounds_hold(steps):
             tenant, work, allowed = rest
             item = Asked(tenant, work, line.now + allowed if allowed else 0)
             inside.add(item)
-            left.update(line.offer(item))
+            left.update(gone := line.offer(item))
+            check_displaced(waiting, item, gone, (6, 90), lambda one: (1, one.left), lambda one: one.tenant)
+            waiting = [one for one in [*waiting, item] if one not in gone]
         elif len(line):
             taken, expired = line.take()
             assert all(item.deadline_ns and item.deadline_ns <= line.now for item in expired)
             left.update(expired)
+            waiting = [one for one in waiting if one not in expired and one not in taken]
             assert sum(min(item.left, PIECE) for item in taken) <= PIECE
             for item in taken:
                 item.left -= min(item.left, PIECE)
                 if item.left:
                     line.give_back(item)
+                    waiting.insert(0, item)
                 else:
                     left[item] += 1
-        assert len(line) <= 6 + 1  # an item that is given back keeps its place
+        assert len(line) == len(waiting) <= 6 + 1  # an item that is given back keeps its place
     assert not len(line)
     assert left == dict.fromkeys(inside, 1)

@@ -1,0 +1,218 @@
+"""The line does what plain lists would do: limits, order, expiry, halves, closing. Every text leaves it once."""
+
+from collections import Counter, deque
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
+from tests.scheduling.displaced import check_displaced
+from tests.support.message import mentions
+
+MS = 1_000_000
+ROOM = Capacity(tokens=100, texts=8, tenants=2, in_flight=2)
+LIMITS = Limits(texts=10, bytes=1000)
+FAR = 1 << 62
+ORDERS = {  # of the simple policies, and whether a batch ends at the first text that does not fit
+    "fcfs": (lambda text: -text.priority, True),
+    "sjf": (lambda text: (-text.priority, text.tokens), False),
+    "edf": (lambda text: (-text.priority, text.deadline_ns or FAR), False),
+}
+
+
+def filled(waiting, order, stops):
+    """Returns the batch of a policy that sorts texts and fills a batch with them."""
+    batch = []
+    for text in sorted(waiting, key=order):
+        more = [*batch, text]
+        fits = sum(one.tokens for one in more) <= ROOM.tokens and len(more) <= ROOM.texts
+        if not batch or (fits and len({one.slot_key for one in more}) <= ROOM.tenants):
+            batch = more
+        elif stops:
+            break
+    return batch
+
+
+class Line:
+    """A scheduler, and the lists that it must be like."""
+
+    def __init__(self, name, admission):
+        self.scheduler = Scheduler(policy(name), LIMITS, admission)
+        self.order, self.admission = ORDERS.get(name), admission
+        self.now, self.offered = 1, 0
+        self.waiting: list[list[SimulatedText]] = []  # by request
+        self.gone: list[SimulatedText] = []  # expired, and not yet told
+        self.running, self.halves = deque(), deque()
+        self.left = Counter()
+        self.closed = False
+
+    def leave(self, texts):
+        self.left.update(text.number for text in texts)
+
+    def take_out(self, texts):
+        self.waiting = [rest for request in self.waiting if (rest := [text for text in request if text not in texts])]
+
+    def offer(self, tenant, sizes, size, allowed_ms, priority):
+        common = {"arrival_ns": self.now, "priority": priority, "tenant": tenant, "slot_key": tenant, "bytes": size}
+        texts = [
+            SimulatedText(tokens=tokens, deadline_ns=ms and self.now + ms * MS, number=self.offered + i, **common)
+            for i, (tokens, ms) in enumerate(zip(sizes, count(allowed_ms, allowed_ms)))
+        ]
+        self.offered += len(texts)
+        try:
+            displaced = self.scheduler.offer(texts, self.now)
+        except (DeadlineMissed, Draining, QueueFull) as error:
+            assert isinstance(error, Draining) == self.closed
+            assert not isinstance(error, DeadlineMissed) or (self.admission and allowed_ms)
+            if isinstance(error, QueueFull):
+                self.check_displaced(texts, [texts])
+                assert mentions(str(error), "retry after 0.1 s")
+            self.leave(texts)
+            return
+        assert not self.closed
+        gone = [request for request in self.waiting if request[0] in displaced]
+        assert Counter(text for request in gone for text in request) == Counter(displaced), "not whole requests leave"
+        self.check_displaced(texts, gone)
+        self.leave(displaced)
+        self.take_out(displaced)
+        self.waiting.append(texts)
+
+    def check_displaced(self, texts, gone):
+        def size(request):
+            return len(request), sum(text.bytes for text in request)
+
+        check_displaced(self.waiting, texts, gone, (LIMITS.texts, LIMITS.bytes), size, lambda request: request[0].tenant)
+
+    def put_aside(self):
+        for request in self.waiting:
+            if any(0 < text.deadline_ns <= self.now for text in request):
+                self.gone += request
+                self.take_out(request)
+
+    def expire(self):
+        self.put_aside()
+        told = self.scheduler.expired(self.now)
+        early = [text for text in told if text not in self.gone]
+        requests = [request for request in self.waiting if request[0] in early]
+        assert self.admission or not early
+        assert sorted(text.number for request in requests for text in request) == sorted(text.number for text in early)
+        assert all(any(text.deadline_ns for text in request) for request in requests)
+        self.take_out(early)
+        assert Counter(told) == Counter(self.gone + early), "expired texts are not told once"
+        self.gone = []
+        self.leave(told)
+        deadlines = [text.deadline_ns for request in self.waiting for text in request if text.deadline_ns]
+        expiry = self.scheduler.next_expiry(self.now)
+        assert expiry <= min(deadlines, default=expiry) and (self.admission or expiry == min(deadlines, default=expiry))
+
+    def choose(self):
+        if self.admission:
+            self.expire()  # by prediction, which the lists do not know
+        batch = self.scheduler.choose(ROOM, self.now)
+        if len(self.running) >= ROOM.in_flight:
+            assert batch is None, "too many batches are in flight"
+            return
+        if self.halves:
+            assert batch.texts == self.halves.popleft(), "not the halves of a batch came first"
+        else:
+            self.put_aside()
+            waiting = [text for request in self.waiting for text in request]
+            if batch is None:
+                assert self.running or all(text.deadline_ns for text in waiting), "nothing is chosen, and texts wait"
+                assert not waiting or not self.order
+                return
+            chosen = batch.texts
+            assert all(text in waiting for text in chosen) and len(set(chosen)) == len(chosen)
+            if len(chosen) > 1:
+                assert sum(text.tokens for text in chosen) <= ROOM.tokens and len(chosen) <= ROOM.texts
+                assert len({text.slot_key for text in chosen}) <= ROOM.tenants
+            if self.order:
+                assert chosen == filled(waiting, *self.order), "not in the order of the policy"
+            self.take_out(chosen)
+        self.scheduler.started(batch, self.now)
+        self.running.append(batch)
+
+    def end(self, how):
+        """`how`: one of so many texts comes back (0: none), or the batch is dropped, or halved because it had no memory."""
+        if not self.running:
+            return
+        batch = self.running.popleft()
+        texts, back = batch.texts, []
+        if how == "drop":
+            self.scheduler.dropped(batch, self.now)
+        elif how == "halve" and self.scheduler.halve(batch, texts, self.now):
+            assert len(texts) > 1 and not batch.is_half
+            self.halves += [texts[: len(texts) // 2], texts[len(texts) // 2 :]]
+            return
+        else:
+            assert how != "halve" or len(texts) == 1 or batch.is_half
+            self.now += MS
+            back = texts[::how] if how and how != "halve" else []
+            self.scheduler.computed(batch, texts, self.now)
+            self.scheduler.finished(batch, self.now)
+            again = [replace(text, tokens=text.tokens + 7) for text in back]
+            refused = self.scheduler.again(again, self.now)
+            assert refused == (again if self.closed else [])
+            self.waiting += [[text] for text in again if not self.closed]
+            back = [] if self.closed else back
+        self.leave(text for text in texts if text not in back)
+
+    def wait(self, ms):
+        self.now += ms * MS
+
+    def close(self):
+        self.scheduler.close()
+        self.closed = True
+
+    def abandon(self):
+        texts = [text for batch in self.running for text in batch.texts]
+        texts += self.gone + [text for some in (*self.halves, *self.waiting) for text in some]
+        assert Counter(self.scheduler.abandon()) == Counter(texts), "what is given up is not what has no answer"
+        self.leave(texts)
+        for batch in self.running:
+            self.scheduler.finished(batch, self.now + MS)
+        assert self.scheduler.choose(ROOM, self.now) is None and not self.scheduler.expired(self.now)
+
+    def serve(self):
+        for _ in range(10 * self.offered + 10):
+            if not len(self.scheduler) and not self.running:
+                break
+            self.choose()
+            self.end(0)
+            self.wait(10)
+            self.expire()
+        assert not self.waiting and not self.running, "texts wait for ever"
+
+
+OFFER = st.tuples(
+    st.just("offer"), st.integers(0, 3), st.lists(st.sampled_from([1, 5, 20, 60, 120]), min_size=1, max_size=4),
+    st.sampled_from([1, 1, 100, 240]), st.sampled_from([0, 0, 2, 20, 100]), st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]),
+)  # fmt: skip
+END = st.tuples(st.just("end"), st.sampled_from([0, 0, 1, 3, "drop", "halve"]))
+WAIT = st.tuples(st.just("wait"), st.integers(1, 20))
+STEPS = st.lists(
+    st.one_of(OFFER, OFFER, OFFER, st.just(("choose",)), END, WAIT, st.just(("expire",))), min_size=25, max_size=60
+)
+
+
+@pytest.mark.parametrize("name", [*OURS, "das:rows=3"])
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS, admission=st.booleans(), closes_after=st.sampled_from([10, 20, 30, 99, 99]), is_given_up=st.booleans())
+def test_the_line_is_like_lists_of_requests(name, steps, admission, closes_after, is_given_up):
+    line = Line(name, admission)
+    for number, (step, *given_with) in enumerate(steps):
+        if number == closes_after:
+            line.close()
+        getattr(line, step)(*given_with)
+        assert len(line.scheduler) == sum(map(len, (line.gone, *line.waiting, *line.halves)))
+        assert line.scheduler.columns.bytes == sum(text.bytes for request in line.waiting for text in request)
+    line.abandon() if is_given_up else line.serve()
+    assert line.left == Counter(range(line.offered)) and not len(line.scheduler) and not line.scheduler.columns.bytes
