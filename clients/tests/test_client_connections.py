@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -31,6 +32,7 @@ from hplm_client import (
     Unavailable,
     UnexpectedAnswer,
 )
+from hplm_client.retry import Attempts
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -59,14 +61,18 @@ def test_an_unknown_host_is_not_connected(way):
 
 
 def test_looking_for_the_backbone_is_part_of_the_deadline(way, server, monkeypatch):
-    def slowly(names):
-        time.sleep(0.3)
+    looked = []
+
+    def only(names):
+        looked.append(names)
         return "minilm"
 
-    monkeypatch.setattr("hplm_client.wire.only_backbone", slowly)
+    monkeypatch.setattr("hplm_client.wire.only_backbone", only)
+    late = partial(Attempts, clock=lambda: time.monotonic() + 30 * bool(looked))
+    monkeypatch.setattr("hplm_client.settings.Attempts", late)
     url = server.http_url if way.protocol == "http" else server.grpc_url
     answer = way.call(url, lambda client: client.infer("parameters", tenant="acme", deadline_ms=60_000))
-    assert 0 < json.loads(answer.label)["timeout"] <= 59_700_000
+    assert 0 < json.loads(answer.label)["timeout"] <= 30_000_000
 
 
 def test_a_server_that_comes_up_is_found_by_a_retry(way, server, monkeypatch):
@@ -86,7 +92,7 @@ def test_a_request_that_may_have_been_taken_is_sent_once(way):
 
 def test_a_silent_server_times_out_without_a_retry(way):
     with Silent() as silent:
-        with pytest.raises(ConnectionFailed) as caught:
+        with pytest.raises(ConnectionFailed, match=r"(?=.*127\.0\.0\.1:\d+)(?=.*\b[01](\.\d+)? s)") as caught:
             way.call(silent.url, infer, backbone="minilm", network_timeout=1.0, retries=5)
         assert type(caught.value) is ClientTimeout
         eventually(lambda: silent.connections >= 1)
@@ -95,11 +101,10 @@ def test_a_silent_server_times_out_without_a_retry(way):
 
 
 def test_the_search_for_the_backbone_ends_with_the_deadline(way, monkeypatch):
+    """Else it would last as long as the test's own time limit."""
     monkeypatch.setattr("hplm_client.retry.GRACE_S", 0.1)
-    start = time.monotonic()
     with Silent() as silent, pytest.raises(ClientTimeout):
-        way.call(silent.url, lambda client: client.infer("a", tenant="acme", deadline_ms=50), network_timeout=60)
-    assert time.monotonic() - start < 30
+        way.call(silent.url, lambda client: client.infer("a", tenant="acme", deadline_ms=50), network_timeout=86_400)
 
 
 @pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])

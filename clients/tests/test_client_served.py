@@ -15,15 +15,12 @@ from hplm_client import (
     AsyncHplmClient,
     Broken,
     ClientTimeout,
-    DeadlineMissed,
-    Draining,
     Forbidden,
     HplmClient,
     InvalidInput,
     NoBackbone,
     NoTenant,
     QueueFull,
-    QuotaExceeded,
     Row,
     ServerFault,
     wire,
@@ -94,13 +91,10 @@ def test_without_a_key_no_header_of_one_is_sent(ask):
         ("invalid_input", InvalidInput),
         ("no_tenant", NoTenant),
         ("queue_full", QueueFull),
-        ("quota", QuotaExceeded),
-        ("deadline", DeadlineMissed),
-        ("draining", Draining),
         ("broken", Broken),
     ],
 )
-def test_each_error_word_raises_its_exception(ask, word, kind):
+def test_the_error_word_of_each_status_raises_its_exception(ask, word, kind):
     with pytest.raises(kind, match=rf"\[{word}\] as asked retry after 20 ms") as caught:
         ask(lambda client: client.infer(f"fail {word} retry after 20 ms", tenant="acme"), retries=0)
     assert type(caught.value) is kind
@@ -118,11 +112,6 @@ def test_tritons_own_errors_raise_different_exceptions(ask):
         ask(lambda client: client.infer_batch(["a"] * 1025, tenant="acme"))
     with pytest.raises(ServerFault, match="no word for this"):
         ask(lambda client: client.infer("raise", tenant="acme"))
-
-
-def test_a_silent_server_times_out(ask):
-    with pytest.raises(ClientTimeout, match=r"(?=.*127\.0\.0\.1:\d+)(?=.*\b0\.0\d+ s)"):
-        ask(lambda client: client.infer("sleep 2", tenant="acme"), network_timeout=0.05)
 
 
 def test_an_answer_within_the_grace_after_the_deadline_is_returned(ask, monkeypatch):

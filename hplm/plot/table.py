@@ -107,7 +107,7 @@ class TableMeta(TableSpec):
             meta = cls(**(stored | {"index": IndexMeta(**stored["index"])})) if found == FORMAT else None
             if meta is not None:  # raises if a field has another type
                 _ = meta.sizes(), meta.space.masks, {meta.parent_branch, (meta.domain, meta.version)}
-        except (*MISFITS, ZeroDivisionError) as error:  # the last: a token fits into no word, or takes none
+        except (*MISFITS, ZeroDivisionError, InvalidInput) as error:  # a token fits into no word, takes none, or no window
             raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
         if meta is None:
             raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")

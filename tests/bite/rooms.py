@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "backends": (
         "tests/server tests/engine tests/refusals",
-        "tests/answers tests/server/test_keys.py tests/server/test_served_answers.py tests/server/test_bad_input.py "
+        "tests/answers tests/server/test_keys.py tests/server/test_served_answers.py tests/refusals/test_wire.py "
         "tests/server/test_metrics.py tests/server/test_probing.py tests/server/test_failed_probes.py",
     ),
     "publish": ("tests/builder/publish", "tests/builder/publish"),

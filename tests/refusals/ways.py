@@ -19,7 +19,6 @@ from hplm.errors import BY_WORD, HplmError
 from hplm.tenants.commands import Commands
 from hplm_client import errors
 from hplm_client.generation import Prompt
-from hplm_client.retry import Attempts
 from hplm_client.wire import Question
 from hplm_openai.connections import read_body
 from hplm_openai.errors import Refused
@@ -121,14 +120,6 @@ def client_prompt(found: Models, name: str, value: Any) -> str | None:
     except errors.InvalidInput as error:
         return f"[invalid_input] {error} {name}"  # JSON has no NaN: the error is about all settings
     return found.generate(prompt.parameters(), prompt.inputs())
-
-
-def deadline(name: str, value: Any) -> str | None:
-    try:
-        Attempts(0, value, 1.0)
-    except errors.InvalidInput as error:
-        return f"[invalid_input] {error}"
-    return None
 
 
 def command(commands: Commands, command: str, name: str, value: Any) -> str | None:

@@ -11,6 +11,10 @@ import tritonclient.http
 from hplm.server import TritonServer
 
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+STATUS = {
+    "http": {400: "400", 404: "404", 503: "503"},
+    "grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE"},
+}
 
 
 class Stock:

@@ -13,8 +13,7 @@ from hplm.cli.serve import open_tenants
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import WORDS
-from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_bad_input import STATUS
+from tests.server.stock import LIBRARIES, STATUS, Stock
 from tests.support.message import mentions
 from tests.support.servers import serving
 

@@ -1,0 +1,318 @@
+"""All that reads files: good files for each reader, and how it reads them."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from builder.importing.found import halves, records, storable, upper_layout
+from builder.importing.heads import check_head, chosen_labels
+from builder.importing.tenant import read_folder
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.levels import levels_of
+from builder.store.pack import pack_root, unpack_root
+from builder.store.store import Store
+from builder.store.verification import store_parts
+from builder.training.labelled import read_answers, read_corpus, read_label, read_labelled, read_labels, read_tags, read_value
+from hplm.adapters.bank import Bank, Record
+from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import Lookup
+from hplm.errors import Broken, HplmError, Internal
+from hplm.placement.cluster import Cluster
+from hplm.placement.placement import Group, Placement
+from hplm.placement.profile import Profile
+from hplm.placement.units import units_of
+from hplm.plot.table import Table
+from hplm.scheduling.simulation.arrivals import read_trace
+from hplm.tenants.backup import back_up, restore
+from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import State
+from hplm.tenants.verification import Part, repository_parts
+from loadtest.recorded import read_recorded
+from testing.random_store import random_level, random_stack
+from testing.toy import CONFIG, WORDS, make_toy
+from tests.placement.profiles import cluster_of, profile_of, write_cluster
+from tests.refusals.mutations import dumped
+
+SAVED = Path(__file__).parents[1] / "builder" / "importing" / "fixtures"
+Made = tuple[Path, Callable[[str], object]]  # a folder of good files, and what reads it when one of them is bad
+
+
+class Taken:
+    """Takes refusals: errors of ours, no longer than 1 KB, that name the file."""
+
+    def __init__(self, work: Path, by_users: bool) -> None:
+        self.work, self.by_users = work, by_users
+        self.folder = work
+        self.bad: str | None = None
+        self.refusals: list[str] = []
+
+    def __call__(self, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except HplmError as error:
+            self.refused(str(error))
+            assert not self.by_users or not isinstance(error, Broken | Internal), f"a file of a user is called broken: {error}"
+
+    def refused(self, said: str) -> None:
+        assert self.bad is not None, f"a good file is refused: {said}"
+        said = said.replace(str(self.work), "")
+        assert len(said.encode("utf-8", "surrogatepass")) <= 1024, f"a message of {len(said):,} characters: {said[:100]!r}"
+        named = any(part in said for part in (*self.bad.split("/"), f"/{self.folder.name}"))
+        assert named, f"{self.bad} is refused without its name: {said}"
+        self.refusals.append(said)
+
+    def verify(self, part: Part) -> None:
+        for said in part.check(part.path, lambda size: None):
+            self.refused(f"{part.path}: {said}")
+
+
+def model_folder(work: Path, take: Taken) -> Made:
+    toy = make_toy(work / "toy")
+    random_stack(toy.store, "small", 1, seed=1)
+    export(toy.store, toy.repository, ServingOptions())
+
+    def read(name: str) -> None:
+        backbone = Backbone(toy.folder, prepare=lambda table: table.index)
+        backbone.upper()
+        take(backbone.stacks)
+        lookup, view = Lookup(backbone), backbone.view
+        for tenant in view.snapshot.tenants:
+            for record in tenant.records():
+                if bank := view.banks.get(record.bank):
+                    take(lambda bank=bank, record=record: bank.read(record, bank.layout.empty()))
+            take(lambda tenant=tenant: answered(lookup, view, tenant))
+
+    return toy.folder, read
+
+
+def answered(lookup: Lookup, view: Any, tenant: Any) -> None:
+    found = lookup.resolve(view, tenant, [" ".join(WORDS[:5])], [WORDS[1]])
+    for table, base in view.forest.tables_of(found.addresses):
+        own = found.addresses - base
+        own = own[(own >= 0) & (own < table.size)]
+        if not len(table.rows.touch(own)):
+            table.rows.vectors(int(own[0]))
+
+
+def table(work: Path, take: Taken) -> Made:
+    folder = make_toy(work / "toy").folder / "plot" / "bio" / "1"
+
+    def read(name: str) -> None:
+        table = Table(folder)
+        table.find(table.index.by_row()[:9])
+        table.rows.touch(np.arange(min(table.size, 9)))
+        table.verify()
+
+    return folder, read
+
+
+def bank(work: Path, take: Taken) -> Made:
+    folder = make_toy(work / "toy").folder / "adapters"
+
+    def read(name: str) -> None:
+        bank = Bank(folder / name)
+        for index in range(min(bank.records, 4)):
+            uid, version = bank.owner(index)
+            take(lambda index=index, uid=uid, version=version: bank.weights(Record("", index, uid, version)))
+        list(bank.headers())
+        list(bank.broken(lambda size: None))
+
+    return folder, read
+
+
+def state(work: Path, take: Taken) -> Made:
+    model, known = _state(work)
+
+    def read(name: str) -> None:
+        take(lambda: Backbone(model, work / "state"))
+        manager = Manager(model, work / "state")
+        for use in (manager.current, manager.registry.audit):
+            take(use)
+        for part in repository_parts(model.parents[1], work / "state"):
+            if part.path.is_relative_to(known):
+                take.verify(part)
+
+    return known, read
+
+
+def change(work: Path, take: Taken) -> Made:
+    model, known = _state(work)
+    return known, lambda name: Manager(model, work / "state").limit("dune", in_flight=3)
+
+
+def _state(work: Path) -> tuple[Path, Path]:
+    model = make_toy(work / "toy").folder
+    manager = Manager(model, work / "state")
+    manager.limit("acme", rate=5.0)
+    manager.add_key("city")
+    return model, work / "state" / "toy"
+
+
+def backup(work: Path, take: Taken) -> Made:
+    model, _ = _state(work)
+    exported = Snapshot.load(model / "tenants.json")
+    back_up(Manager(model, work / "state"), work / "backup")
+
+    def read(name: str) -> None:
+        shutil.rmtree(work / "restored", ignore_errors=True)
+        restore(work / "backup", exported, State(work / "restored"))
+
+    return work / "backup", read
+
+
+def store(work: Path, take: Taken) -> Made:
+    made = make_toy(work / "toy").store
+    random_stack(made, "small", 1, seed=1)
+    random_level(made, made.tenant("acme"), "small", 0.3, seed=1)
+
+    def read(name: str) -> None:
+        store = Store(made.folder)
+        store.users()
+        store.branches()
+        for tenant in store.tenants():
+            take(lambda tenant=tenant: (tenant.adapter_layout(store.config), tenant.head_layout(store.config)))
+            take(lambda tenant=tenant: store.tenant_weights(tenant))
+            take(lambda tenant=tenant: [level.weights() for level in levels_of(store, tenant)])
+        for part in (store.tokenizer, store.upper, lambda: store.lower("root", 1), lambda: store.stack("small")):
+            take(part)
+
+    def read_and_verify(name: str) -> None:
+        take(lambda: read(name))
+        for part in store_parts(made.folder):
+            take.verify(part)
+
+    return made.folder, read_and_verify
+
+
+def packed_root(work: Path, take: Taken) -> Made:
+    made = make_toy(work / "toy").store
+    made.counts_folder("root", 1).mkdir(parents=True, exist_ok=True)
+    (work / "packed").mkdir()
+    pack_root(made, work / "packed" / "root.tar")
+
+    def read(name: str) -> None:
+        try:
+            unpack_root(work / "packed" / name, work / "unpacked")
+        finally:
+            shutil.rmtree(work / "unpacked", ignore_errors=True)
+            assert {path.name for path in work.iterdir()} == {"toy", "packed"}, "files beside the store"
+
+    return work / "packed", read
+
+
+def placement(work: Path, take: Taken) -> Made:
+    profile, cluster, folder = profile_of(), cluster_of(), work / "placed"
+    folder.mkdir()
+    units = units_of(profile)
+    group = Group("one", "m0", ("cpu:0",), 1, {"bert": ((0, 2),)}, tuple(unit.name for unit in units))
+    write_cluster(cluster, folder / "cluster.json")
+    profile.write(folder / "profile.json")
+    Placement.of((group,), units, cluster, profile).write(folder / "placement.json")
+
+    def read(name: str) -> None:
+        cluster, profile = Cluster.read(folder / "cluster.json"), Profile.read(folder / "profile.json")
+        placement = Placement.read(folder / "placement.json")
+        replace(placement, cluster=cluster.digest, profile=profile.digest).check(cluster, profile)
+
+    return folder, read
+
+
+def imported(work: Path, take: Taken) -> Made:
+    for name in ("peft-tag-patterns", "adapters-double", "adapters-lora-tag"):
+        shutil.copytree(SAVED / name, work / "saved" / name, ignore=shutil.ignore_patterns("expected.json"))
+
+    def read(name: str) -> None:
+        adapter, head = read_folder(work / "saved" / name.partition("/")[0], str(work), None)
+        rows = len(head.weights["weight"])
+        chosen_labels(head.task, None if head.labels else [str(row) for row in range(rows)], head.labels, rows, head.source)
+        check_head(head.weights, head.function, CONFIG, head.source)
+        upper = halves(adapter, CONFIG).upper
+        if (layout := upper_layout(adapter, upper, CONFIG)) is not None:
+            for record in records(upper, layout):
+                storable(record, layout, adapter.source)
+
+    return work / "saved", read
+
+
+LABELLED: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "classify.jsonl": (read_label, [{"text": "a b", "label": "x"}, {"text": "c", "text_pair": "d", "label": 1}]),
+    "multilabel.jsonl": (read_labels, [{"text": "a b", "labels": ["x", "y"]}, {"text": "c", "labels": []}]),
+    "regress.jsonl": (read_value, [{"text": "a b", "label": 1.5}, {"text": "c", "label": -1}]),
+    "tag.jsonl": (read_tags, [{"tokens": ["a", "b"], "tags": ["O", "X"]}]),
+    "span.jsonl": (read_answers, [{"text": "q", "text_pair": "a b", "answers": {"text": ["b"], "answer_start": [2]}}]),
+}
+
+
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def labelled(work: Path, take: Taken) -> Made:
+    folder = written(work / "data", {name: b"\n".join(map(dumped, rows)) for name, (_, rows) in LABELLED.items()})
+    return folder, lambda name: read_labelled(folder / name, LABELLED[name][0])
+
+
+def corpus(work: Path, take: Taken) -> Made:
+    lines = [" ".join(WORDS[at : at + 7]) for at in range(40)]
+    plain = {"a.txt": "\n".join(lines).encode(), "b.jsonl": b"\n".join(dumped({"text": line}) for line in lines)}
+    packed = {f"{name}.gz": gzip.compress(data) for name, data in plain.items()}
+    packed |= {f"{name}.zst": zstandard.compress(data) for name, data in plain.items()}
+    folder = written(work / "data", plain | packed)
+    return folder, lambda name: list(read_corpus([folder / name]))
+
+
+def trace(work: Path, take: Taken) -> Made:
+    rows = [
+        {"arrival": 1.5, "tokens": 9, "tenant": "x", "deadline_ms": 80, "priority": 1},
+        {"arrival": 2, "tokens": 3},
+    ]
+    folder = written(work / "data", {"trace.jsonl": b"\n".join(map(dumped, rows))})
+
+    def read(name: str) -> None:
+        take(lambda: read_trace(folder / "trace.jsonl"))
+        take(lambda: read_recorded(folder / "trace.jsonl", ["x"]))
+
+    return folder, read
+
+
+@dataclass(frozen=True)
+class Reader:
+    make: Callable[[Path, Taken], Made]
+    examples: int
+    kept: tuple[tuple[str, bytes], ...] = ()  # they once broke something, and are refused
+    only: str = ""  # a pattern of the files that are replaced
+    by_users: bool = False  # wrote the files
+
+
+LIVE = "CURRENT|registry.sqlite|snapshots/2"
+READERS = {
+    "model folder": Reader(model_folder, 12, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
+        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f")), r"[^/]+|(stacks|plot/bio)/.*|.*\.bank"),
+    "table": Reader(table, 40, (("meta.json", b"null"), ("meta.json", b'{"format": 2, "index": {}}'))),
+    "bank": Reader(bank, 50),
+    "state": Reader(state, 12, (("snapshots/2", b"null"), ("snapshots/2", b'{"format": 3}')), LIVE),
+    "change": Reader(change, 15, (("snapshots/2", b"null"),), LIVE),
+    "backup": Reader(backup, 50, (("backup.json", b"null"), ("backup.json", b'{"format": 1}')), "backup.json"),
+    "store": Reader(store, 6, (("store.json", b"null"),), r".*\.(json|safetensors)"),
+    "packed root": Reader(packed_root, 15),
+    "placement": Reader(placement, 60, by_users=True),
+    "import": Reader(imported, 25, (("adapters-lora-tag/adapter.safetensors", b""),
+        ("adapters-double/pytorch_adapter.bin", b".")), by_users=True),
+    "labelled": Reader(labelled, 100, by_users=True),
+    "corpus": Reader(corpus, 100, by_users=True),
+    "trace": Reader(trace, 80, (("trace.jsonl", b'{"arrival": [0], "tokens": 3}'), ("trace.jsonl", b"\x82"),
+                                ("trace.jsonl", b'{"arrival": 1, "tokens": 10000000000000000000000}')), by_users=True),
+}  # fmt: skip

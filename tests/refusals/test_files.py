@@ -1,0 +1,130 @@
+"""All that reads files, with bad ones: they are refused by an error of ours that names them, or read as something valid."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.engine.channel import Asks, Channel, Replies
+from hplm.errors import Broken, HplmError, Internal
+from hplm.scheduling.policy import policy
+from hplm.server import TritonServer
+from loadtest.traffic import lengths_of
+from tests.refusals.contract import ODD
+from tests.refusals.mutations import NAMES, bad
+from tests.refusals.readers import READERS, Taken
+from tests.support.message import mentioning
+from tests.support.wait import PATIENCE
+
+pytestmark = pytest.mark.slow
+DRAWN = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_bad_files_are_refused_by_their_name_or_read(what, tmp_path):
+    """Takes seconds, because it reads some hundred files."""
+    reader, taken = READERS[what], Taken(tmp_path, READERS[what].by_users)
+    folder, read = reader.make(tmp_path, taken)
+    taken.folder = folder
+    good = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = [name for name in sorted(good) if re.fullmatch(reader.only or ".*", name)]
+    for name in names:
+        read(name)  # no good file is refused
+
+    def check(name: str, data: bytes) -> None:
+        written_anew(folder, {**good, name: data})
+        taken.bad = name
+        with _limited():
+            taken(lambda: read(name))
+        written_anew(folder, good)
+
+    for case in reader.kept:
+        seen = len(taken.refusals)
+        check(*case)
+        assert len(taken.refusals) > seen, f"{case} is taken"
+    cases = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), bad(name, good[name])))
+    hypothesis.settings(max_examples=reader.examples, **DRAWN)(given(cases)(lambda case: check(*case)))()
+    assert taken.refusals, "nothing is refused"
+
+
+def written_anew(folder: Path, files: dict[str, bytes]) -> None:
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        data = files.get(path.relative_to(folder).as_posix())
+        if data is None or path.read_bytes() != data:
+            path.unlink()  # it may still be mapped
+    for name, data in files.items():
+        if not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Fails if a case hangs."""
+
+    def late(number: int, frame: object) -> None:
+        raise AssertionError(f"it hangs for {PATIENCE:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("read", [policy, lengths_of])
+@pytest.mark.parametrize("form", ["{}", "x:{}", "timely:eta={}", "das:q={}", "normal:{},20"])
+def test_odd_options_are_read_or_refused(read, form):
+    for value in [*map(str, ODD), *NAMES, "1e400", "nan", "٣", "1_0"]:
+        try:
+            read(form.format(value))
+        except HplmError as error:
+            assert len(str(error)) <= 1024 and not isinstance(error, Broken | Internal), error
+
+
+@given(end=st.integers(0, 200), pieces=st.lists(st.integers(1, 40), max_size=6))
+def test_a_channel_whose_sender_was_killed_gives_its_whole_messages(end, pieces):
+    sent = [Asks([]), Replies([])]
+    mine, other = socket.socketpair()
+    sender = Channel(mine.detach())
+    for message in sent:
+        sender.send(message)
+    sender.close()
+    with other:
+        stream = other.recv(1 << 16)
+    near, far = socket.socketpair()
+    left = stream[:end]
+    for size in (*pieces, len(left)):
+        far.sendall(left[:size])
+        left = left[size:]
+    far.close()
+    receiver = Channel(near.detach())
+    got = list(iter(receiver.receive, None))
+    receiver.close()
+    whole, ends = 0, 0
+    for _ in sent:
+        ends += 8 + struct.unpack_from("<Q", stream, ends)[0]
+        whole += ends <= end
+    assert got == sent[:whole]
+
+
+def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions())
+    config = tmp_path / "toy/1/backbone.json"
+    config.write_text(re.sub(r'"format": \d+', '"format": 99', config.read_text()))
+    with pytest.raises(HplmError, match=mentioning("backbone.json", 99, 2)):
+        TritonServer(tmp_path).start()

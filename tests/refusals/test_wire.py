@@ -1,0 +1,219 @@
+"""Bad requests over the wire: a refusal with its code and word, and the server answers the next good one."""
+
+import http.client
+import json
+import re
+import struct
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from hplm.errors import BY_WORD
+from hplm.tenants.ticket import TICKET_BYTES, Ticket
+from testing.toy import WORDS
+from tests.server.stock import LIBRARIES, STATUS, Stock
+from tests.support.message import mentioning, mentions
+from tests.support.metrics import settled
+from tests.support.servers import ADMIN_KEY
+from tests.support.wait import PATIENCE
+
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]  # which asks for a good answer after each test
+LONG, WORD = "x" * 3000, re.compile(rf"\[({'|'.join(BY_WORD)})\]")
+
+
+@pytest.fixture(params=LIBRARIES)
+def stock(request, server):
+    return Stock(server, request.param)
+
+
+def refused(stock, code, words, ask):
+    with pytest.raises(InferenceServerException) as caught:
+        ask()
+    assert caught.value.status() == STATUS[stock.protocol][code], caught.value
+    assert mentions(caught.value.message(), *words)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "texts", "tenant", "parameters"),
+    [
+        *[(400, ["[invalid_input]", 1], [text], "city", {}) for text in ("", "   ", "\n\t", "\x00")],
+        (400, ["[invalid_input]", 3, 4], [WORDS[0], WORDS[1], "", WORDS[2]], "city", {}),
+        (400, ["[invalid_input]", 102, 64, "truncate=true"], [" ".join(WORDS[:100])], "city", {}),
+        (400, ["[invalid_input]", "100,000"], ["wa " * 100_000], "city", {"truncate": True}),
+        (400, ["[invalid_input]", "TEXT", 2, "UTF-8", 3], [b"fine", b"bad\xff\xfe"], "city", {}),
+        *[(404, ["[no_tenant]"], [WORDS[0]], tenant, {}) for tenant in (None, "nobody", "ACME", "", "../city")],
+        (400, ["1024"], [WORDS[0]] * 1025, "city", {}),
+        (400, ["[invalid_input]", "'top_k'"], [WORDS[0]], "city", {"top_k": LONG}),  # its message quoted all of it
+        (400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", {"top_k": 2}),
+        (400, ["[invalid_input]", "hplm_rung", 2, "'city'"], [WORDS[0]], "city", {"hplm_rung": 2}),
+        (503, ["[deadline]", "0.001 ms"], [WORDS[0]], "city", {"timeout": 1}),
+    ],
+)
+def test_a_bad_text_tenant_or_parameter_is_refused(stock, code, words, texts, tenant, parameters):
+    refused(stock, code, words, lambda: stock.ask(texts, tenant, **parameters))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "values", "datatype"),
+    [
+        ("toy", "TEXT", np.array([[1]], dtype=np.int32), "INT32"),
+        ("toy", "TEXT", np.array([b"no batch dimension"], dtype=object), "BYTES"),
+        ("toy", "TEXT", np.array([[b"two", b"columns"]], dtype=object), "BYTES"),
+        ("toy", "TEXT", np.zeros((0, 1), dtype=object), "BYTES"),
+        ("hplm", "TEXT", np.zeros((0, 1), dtype=object), "BYTES"),
+        ("hplm", "TEXT_PAIR", np.array([[b"alone"]], dtype=object), "BYTES"),  # the ensemble behind it called this a deadlock
+        ("toy", "OTHER", np.array([[b"a"]], dtype=object), "BYTES"),
+        ("toy-admin", "TEXT", np.array([[b"a"]], dtype=object), "BYTES"),
+    ],
+)
+def test_wrong_names_types_and_shapes_are_refused(stock, model, name, values, datatype):
+    tensor = stock.tensor(name, values, datatype)
+    refused(stock, 400, [], lambda: stock.client.infer(model, [tensor], parameters={"tenant": "city"}))
+
+
+def test_pairs_of_another_number_are_refused(stock):
+    refused(stock, 400, [], lambda: stock.ask([WORDS[0]] * 2, "city", pairs=[WORDS[1]]))
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        np.zeros((1, TICKET_BYTES), dtype=np.uint8),
+        np.ones((1, 1), dtype=np.uint8),
+        np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess", b""), dtype=np.uint8)[None],
+    ],
+    ids=["zeros", "short", "forged"],
+)
+def test_upper_refuses_requests_without_a_ticket_of_lookup(stock, ticket):
+    """Its own ticket, of which any byte is changed, says which rows are read: it must not open those of another domain."""
+    text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
+    own = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"}).as_numpy("TICKET")
+    parameters = {"tenant": "city", "ticket": "please", "authorization": "Bearer x"}
+
+    def upper(ticket):
+        return stock.client.infer("toy-upper", [stock.tensor("TICKET", ticket, "UINT8")], parameters=parameters)
+
+    refused(stock, 404, ["[no_tenant]"], lambda: upper(ticket))
+    assert upper(own).as_numpy("LABEL").shape == (1, 1)
+    for place in range(0, own.shape[1], 29):
+        forged = own.copy()
+        forged[0, place] ^= 1
+        with pytest.raises(InferenceServerException, match=mentioning("[no_tenant]")):
+            upper(forged)
+
+
+def request_of(**more):
+    text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [WORDS[0]]}
+    return json.dumps({"inputs": [text | more.pop("text", {})], "parameters": {"tenant": "city"}, **more}).encode()
+
+
+TEXT = struct.pack("<I", len(WORDS[0])) + WORDS[0].encode()
+BINARY = request_of(text={"data": None, "parameters": {"binary_data_size": len(TEXT)}}).replace(b', "data": null', b"")
+SIZE = "Inference-Header-Content-Length"
+INFER, GENERATE = "/v2/models/toy/infer", "/v2/models/hplm/generate"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        *[(INFER, body, {}) for body in (b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": []}', b"\xff" * 1000, b"null")],
+        *[(INFER, request_of(text={"shape": shape}), {}) for shape in ([], [1], [1, -1], [2, 1], ["1", 1], None, [1, 1024])],
+        *[(INFER, request_of(text={"data": data}), {}) for data in ([7], [[[]]], {}, None, [None])],
+        *[(INFER, request_of(parameters=given), {}) for given in (7, [], {"tenant": 5}, {"tenant": None}, {"tenant": {}})],
+        (INFER, request_of(parameters={"tenant": LONG}), {}),
+        (INFER, request_of(parameters={"tenant": "city", "top_k": 1.5}), {}),
+        (INFER, request_of(outputs=[{"name": "NONE"}]), {}),
+        *[(INFER, BINARY + TEXT, {SIZE: size}) for size in ("", "x", "-1", "1e3", "4294967296", "9" * 20, "3")],
+        *[(INFER, BINARY + tensor, {SIZE: str(len(BINARY))}) for tensor in (b"", TEXT[:-1], TEXT + b"x", b"\xff" * len(TEXT))],
+        *[(GENERATE, body, {}) for body in (b"", b"[]", b'{"TEXT": 7}', b'{"TEXT": [[]], "tenant": "city"}', b'{"tenant": 1}')],
+        ("/v2/models/nothing/infer", request_of(), {}),
+        ("/v2/models/toy-admin/infer", request_of(text={"name": "COMMAND"}), {"authorization": f"Bearer {ADMIN_KEY}x"}),
+        ("/v2/models/toy-admin/infer", request_of(text={"name": "COMMAND"}), {"authorization": f"Bearer {ADMIN_KEY}"}),
+    ],
+)
+def test_a_bad_body_is_refused(server, path, body, headers):
+    """Triton refuses some itself, with 500 what it cannot parse. It may close the connection on bad HTTP."""
+    status, said = posted(server, path, body, headers)
+    word = WORD.search(said)
+    assert status in ((400, 404, 413) if word else (400, 404, 413, 500)), said
+    assert not word or word[1] not in ("broken", "internal"), said
+    assert len(said) <= 1100 + (0 if word else len(body) + len(path)), f"{len(said):,} characters: {said[:100]}"
+
+
+def posted(server, path, body, headers):
+    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    try:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except (ConnectionError, http.client.HTTPException) as error:
+        return 400, repr(error)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(("timeout", "word"), [(1, "[deadline]"), (-1, "[invalid_input]"), ("1", "[invalid_input]")])
+@pytest.mark.parametrize("model", ["toy", "hplm"])
+def test_a_timeout_of_generate_is_read_from_its_parameters(server, model, timeout, word):
+    for asked, expected in ((timeout, (400, word)), (60_000_000, (200, "LABEL"))):
+        body = {"TEXT": WORDS[0], "tenant": "city", "timeout": asked}
+        status, said = posted(server, f"/v2/models/{model}/generate", json.dumps(body).encode(), {})
+        assert status == expected[0] and expected[1] in said
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"raw": raw} for raw in (b"", TEXT[:3], TEXT[:-1], TEXT * 2, b"\xff" * 4)]
+    + [{"typed": typed} for typed in ([], [b"a", b"b"], [b"\xff"])]
+    + [{"shape": shape} for shape in ([], [1], [-1, 1], [1, -1], [3, 1], [1, 1 << 20])]
+    + [{"datatype": datatype} for datatype in ("UINT8", "", LONG)]
+    + [{"parameters": given} for given in ({"top_k": float("nan")}, {"truncate": LONG}, {"hplm_priority": 2**63 - 1})],
+    ids=lambda wrong: repr(wrong)[:30],
+)
+def test_a_bad_request_over_grpc_is_refused(server, wrong):
+    request = service_pb2.ModelInferRequest(model_name="toy", id=LONG)
+    for name, value in {"tenant": "city", **wrong.get("parameters", {})}.items():
+        kind = {int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+        setattr(request.parameters[name], kind, value)
+    tensor = request.inputs.add(name="TEXT", datatype=wrong.get("datatype", "BYTES"), shape=wrong.get("shape", [1, 1]))
+    if "typed" in wrong:
+        tensor.contents.bytes_contents.extend(wrong["typed"])
+    else:
+        request.raw_input_contents.append(wrong.get("raw", TEXT))
+    with grpc.insecure_channel(server.grpc_url) as channel, pytest.raises(grpc.RpcError) as caught:
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=PATIENCE)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, caught.value
+    assert len(caught.value.details().partition("[invalid_input]")[2]) <= 1024
+
+
+@pytest.mark.parametrize("command", [b"", b"\xff", b"{", b"[]", b'{"command": 7}', b'{"command": "tenant.show", "id": [1]}'])
+def test_a_bad_command_is_refused(stock, command):
+    tensor, key = stock.tensor("COMMAND", np.array([command], dtype=object)), {"authorization": f"Bearer {ADMIN_KEY}"}
+    refused(stock, 400, ["[invalid_input]"], lambda: stock.client.infer("toy-admin", [tensor], headers=key))
+
+
+def test_a_text_that_is_too_long_is_truncated_if_allowed(stock):
+    text = " ".join(WORDS[:100])
+    assert stock.ask([text], "city", truncate=True)["LABEL"].shape == (1, 1)
+    tags = stock.ask([text], "beta", truncate=True)  # truncated words have a span but no label
+    assert (tags["LABEL"][0, 62:] == b"").all() and (tags["LABEL"][0, :62] != b"").all()
+    assert tags["SPAN"][0, 99].tolist() == [text.rindex(" ") + 1, len(text)]
+
+
+def test_a_thousand_texts_in_one_request_are_answered(stock):
+    answer = stock.ask([WORDS[i % 100] for i in range(1000)], "city")
+    assert answer["LABEL"].shape == (1000, 1)
+    np.testing.assert_allclose(answer["LOGITS"][100], answer["LOGITS"][0], atol=1e-3)
+
+
+def test_a_probe_is_answered_without_a_tenant_and_not_counted(stock, server):
+    before = settled(server, {})
+    text = stock.tensor("TEXT", np.array([[b""]], dtype=object))
+    for model in ("toy", "hplm"):
+        answer = stock.client.infer(model, [text], parameters={"hplm_probe": True})
+        assert answer.as_numpy("LABEL").tolist() == [[b"ok"]]
+    stock.ask([WORDS[0]], "city")
+    settled(server, {"hplm_requests_total": 1, "hplm_lookup_requests_total": 1}, before)
