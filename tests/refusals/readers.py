@@ -90,6 +90,8 @@ def model_folder(work: Path, take: Taken) -> Made:
             for record in tenant.records():
                 if bank := view.banks.get(record.bank):
                     take(lambda bank=bank, record=record: bank.read(record, bank.layout.empty()))
+                else:  # texts that need it are refused
+                    take.refused(f"{toy.folder}/adapters/{record.bank}")
             take(lambda tenant=tenant: answered(lookup, view, tenant))
 
     return toy.folder, read
