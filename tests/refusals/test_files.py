@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import struct
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,14 @@ def _limited() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_packed_root_with_a_file_that_its_manifest_does_not_name_is_refused(tmp_path):
+    packed, read = READERS["packed root"].make(tmp_path, Taken(tmp_path, by_users=False))
+    with tarfile.open(packed / "root.tar", "a") as archive:
+        archive.addfile(tarfile.TarInfo("../more"))
+    with pytest.raises(HplmError, match=mentioning("root.tar", "../more")):
+        read("root.tar")
 
 
 @pytest.mark.parametrize("read", [policy, lengths_of])
