@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,14 +21,13 @@ from builder.publish.live import add_domain, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.views import LONGEST_PAUSE, View
-from hplm.errors import Broken, HplmError
+from hplm.engine.views import View
+from hplm.errors import HplmError
 from hplm.levels.calibration import Calibration
-from hplm.tenants.backup import back_up, restore
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import KEPT_SNAPSHOTS, Busy
-from hplm.tenants.state import REST_SECONDS, State
+from hplm.tenants.state import State
 from testing.random_store import random_store, random_table, random_tenant, random_weights
 from testing.toy import CONFIG
 from tests.support.faulty_store import Cut, FaultyStore
@@ -348,67 +346,3 @@ class World:
         tables = {f"{path.parent.name}/{path.name}" for path in self.live.tables.glob("*/*")}
         assert tables <= {f"{domain}/{version}" for domain, version in self.now.domains}
         assert len(list(self.live.snapshots.iterdir())) <= KEPT_SNAPSHOTS
-
-    def pass_time(self) -> None:
-        """No request takes so long: its records may be used again."""
-        self.check_held()
-        self.held.clear()
-        self.clock.seconds += REST_SECONDS + 1
-
-    def hide_snapshot(self) -> None:
-        """The newest snapshot cannot be read for a while. Who has read it, or an older one, serves on."""
-        file = self.live.snapshots / str(self.live.current())
-        if not file.exists():
-            return
-        aside = file.rename(self.folder / "hidden")
-        with pytest.raises(HplmError):
-            self.export.read(self.state)
-        for backbone in self.readers:
-            served = backbone.view
-            with suppress(HplmError):
-                backbone.refresh()
-            assert backbone.view is served
-        aside.rename(file)
-        self.clock.seconds += LONGEST_PAUSE
-
-    def refuse_another_export(self, change: Change) -> None:
-        """A repository that was exported again does not take the state of the one before."""
-        if self.published:
-            with pytest.raises(Broken):
-                change.make(self.manager(self.export.another), self.export)
-            with pytest.raises(Broken):
-                Backbone(self.export.another / "toy/1", self.state)
-
-    def back_up(self, call: int, happens: Callable[..., None]) -> None:
-        """Saves and restores. A backup or a restore that is interrupted is whole or can be made again."""
-        self.resolve()
-        number = len(list(self.folder.glob("saved-*[0-9]")))
-        saved, again = self.folder / f"saved-{number}", State(self.folder / f"again-{number}" / "toy")
-        self._twice(lambda: back_up(self.manager(), saved), saved, call, happens)
-        self._twice(lambda: restore(saved, self.managers[0].exported, again), again.folder, call, happens)
-        view = self.export.read(again.folder.parent).view
-        wanted = self.history[view.snapshot.generation]
-        assert seen(view) == (wanted.tenants, wanted.domains)
-        assert not list(self.folder.glob("**/*.writing"))
-
-    def _twice(self, act: Callable[[], object], target: Path, call: int, happens: Callable[..., None]) -> None:
-        try:
-            with self.store.at(call, happens):
-                act()
-        except (Cut, HplmError, OSError):
-            assert self.store.calls >= call > 0
-            self.was_cut = True
-            if not target.exists():
-                act()
-
-    def end(self) -> None:
-        """When all tenants and domains are gone, their files are too."""
-        self.check_held()
-        for name in [*self.now.tenants]:
-            assert self.change(0, Change("delete", name))
-        if ("law", 1) in self.now.domains:
-            assert self.change(0, Change("delete domain"))
-        assert self.change(0, Change("compact"))
-        assert not list(self.live.banks.glob("*")) and not list(self.live.tables.glob("law/*"))
-        log = [entry["generation"] for entry in self.manager().registry.audit()]
-        assert log == [*range(1, self.latest + 1)]
