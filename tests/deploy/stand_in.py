@@ -71,6 +71,7 @@ def http_stand_in(held: Held) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    server.handle_error = lambda *_: None  # of a client that has gone: it would be written into another test's output
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
     held.may_answer.set()

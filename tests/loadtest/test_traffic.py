@@ -9,7 +9,7 @@ import pytest
 from hplm.errors import InvalidInput
 from hplm.scheduling.simulation.arrivals import SECOND, read_trace
 from loadtest.recorded import read_recorded
-from loadtest.texts import Texts, read_texts, standard_library
+from loadtest.texts import Texts, read_texts
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, steady, texts_for, until
 from testing.toy import WORDS
 from tests.support.message import mentioning
@@ -70,13 +70,10 @@ def test_texts_have_the_given_number_of_tokens(toy) -> None:
 
 
 def test_real_texts_are_cut_to_lengths(toy) -> None:
-    found = standard_library()
-    assert len(found) > 300 and all(len(text.split()) >= 3 for text in found)
     tokenizer = toy.store.tokenizer()
     texts = Texts([" ".join(WORDS[i : i + 9]) for i in range(0, 180, 9)], toy.folder / "tokenizer.json")
     cut = [texts.of(20, number) for number in range(12)]
     assert {len(tokenizer.encode(text).tokens) for text in cut} == {20} and len(set(cut)) > 8
-    assert len(Texts(found).of(30, 5).split()) == 28 and Texts(found).whole(1) == found[1]
 
 
 def test_texts_are_read_from_files(tmp_path: Path) -> None:

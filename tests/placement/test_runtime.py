@@ -14,6 +14,7 @@ from hplm.engine.dispatch import Leaving
 from hplm.engine.engine import Computed
 from hplm.engine.overlap import Overlap
 from hplm.engine.pipeline import Pipeline
+from hplm.engine.threads import Runner
 from hplm.placement.servers import GroupServer, Serving, Stages
 from hplm.placement.simulation import run_together
 from hplm.scheduling.queue import Queue
@@ -115,7 +116,7 @@ class Served:
         self._batches = self.ended = 0  # `ended`: stages of batches
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
         in_flight = SimpleNamespace(enter=lambda batch, marks: None, leave=lambda batch: None)
-        self.pipeline = Quiet(self.line, capacity, [own], nullcontext, lambda: None, 1, in_flight)
+        self.pipeline = Quiet(self.line, capacity, [own], nullcontext, lambda: None, 1, in_flight, Runner())
 
     def state(self):
         return self.told.events, self.engine.reached, self.ended
