@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 
 import pytest
@@ -99,5 +100,5 @@ def test_a_comparison_refuses_impossible_options_too(given: str, named: list) ->
 def test_several_numbers_are_read() -> None:
     assert whole_numbers("1,10,100") == [1, 10, 100]
     for nonsense in ("10,0", "many", "1,,2", "-3"):
-        with pytest.raises(Exception, match=repr(nonsense)):
+        with pytest.raises(ArgumentTypeError, match=repr(nonsense)):
             whole_numbers(nonsense)

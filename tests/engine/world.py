@@ -54,7 +54,7 @@ class Idle(Exception):
 
 
 class Step:
-    """What would be a thread."""
+    """Stands for a thread, and goes on when a test says so."""
 
     def __init__(self, call: Callable[[], bool], closing: Callable[[], None]) -> None:
         self.call, self._closing = call, closing
@@ -197,7 +197,7 @@ class World(Runner):
         self._lookup = Lookup(self._backbone)
         self._computing = None
 
-    # What runs the service.
+    # The service and its parts.
 
     def now_ns(self) -> int:
         return self.clock()
@@ -218,7 +218,7 @@ class World(Runner):
         if not self.is_stuck:
             self.run_all()
 
-    # What goes wrong.
+    # Faults.
 
     def passes(self, place: str) -> str | None:
         """Fails if the next fault comes here. Returns a fault that the caller has to make itself."""
@@ -239,7 +239,7 @@ class World(Runner):
     def _numbers(self, staged) -> Iterable[int]:
         return [int(text.request.mark.split()[0]) for text in staged.texts]
 
-    # What the parts tell.
+    # Reports of the parts.
 
     def staged(self, staged) -> None:
         shown = {mark.number for mark in read(self._shown)}
@@ -254,7 +254,7 @@ class World(Runner):
         meanwhile()
         self._computing = staged
 
-    # What a test does.
+    # Steps of a test.
 
     def offer(self, tenant: str, texts: list[str], due_ms: int = 0, priority: int = 0, top_k: int = 0) -> int:
         """Returns the request's number. An HplmError is an answer."""

@@ -107,7 +107,7 @@ class Rooms:
 
 @pytest.mark.parametrize(("kind", "tokens", "block"), SIZES)
 def test_each_room_keeps_its_tokens_and_nothing_is_lost(kind, tokens, block):
-    """What is refused had no room, and leaves everything as it was."""
+    """A refusal means that there was no room, and it changes nothing."""
     rooms = Rooms(kind, tokens, block)
     for _ in range(600):
         rules = [rooms.take, *([rooms.take_alike, rooms.grow, rooms.give_back] if rooms.held else [])]

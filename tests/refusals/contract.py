@@ -30,7 +30,7 @@ MEANT = {
 
 @dataclass(frozen=True)
 class Row:
-    """What a table says of one name."""
+    """The line of a table about one name."""
 
     name: str
     of: str  # the ways that take it, where a table has several

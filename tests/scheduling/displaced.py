@@ -1,4 +1,4 @@
-"""Who may lose places in a full line, said without any order of the steps."""
+"""Says which texts may lose their places in a full line, in whatever order the steps come."""
 
 from __future__ import annotations
 
