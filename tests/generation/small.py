@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from hplm.generation.line import Line
 from hplm.generation.loop import Loop
 from hplm.generation.promise import NO_PROMISE
 from hplm.generation.ranges import Ranges
-from hplm.generation.request import Piece, Request, Sequence, Source
+from hplm.generation.request import Request, Sequence, Source
 from hplm.generation.room import Space, places_of
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
@@ -40,6 +39,7 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
+from tests.generation.world import Said
 from tests.plot.tables import HIDDEN, make_table
 
 CPU = torch.device("cpu")
@@ -164,36 +164,6 @@ class Poisoned(Cache):
 
     def _poison(self, at):
         self._memory[:, :, torch.tensor(at, dtype=torch.int64)] = torch.nan
-
-
-@dataclass
-class Said:
-    """Keeps the pieces that were said of a request."""
-
-    request: Request
-    pieces: list[Piece] = field(default_factory=list)
-    error: Exception | None = None
-
-    def __call__(self, piece) -> None:
-        assert self.error is None and not (self.pieces and self.pieces[-1].is_last), "something was said behind the end"
-        if isinstance(piece, Exception):
-            self.error = piece
-        else:
-            self.pieces.append(piece)
-
-    @property
-    def ended(self) -> bool:
-        return self.error is not None or bool(self.pieces and self.pieces[-1].is_last)
-
-    def text(self, choice=0) -> str:
-        return "".join(piece.text for piece in self.pieces if piece.choice == choice)
-
-    def ids(self, choice=0) -> list[int]:
-        return [token.id for piece in self.pieces if piece.choice == choice for token in piece.tokens]
-
-    def finish(self, choice=0) -> str | None:
-        (reason,) = [piece.finish for piece in self.pieces if piece.choice == choice and piece.finish]
-        return reason
 
 
 class Generating:
