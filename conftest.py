@@ -22,6 +22,8 @@ if IN_PARALLEL:  # before torch is imported; servers inherit it
 # The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.
 hypothesis.settings.register_profile("unhurried", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("unhurried")
+FOUND = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # whether, and not by how small an example: `tests/bite`
+hypothesis.settings.register_profile("found", deadline=None, derandomize=True, phases=FOUND)
 
 
 class ByGroup(LoadScopeScheduling):

@@ -38,12 +38,6 @@ def test_it_holds_only_if_the_tenant_and_the_memory_and_the_log_do(beside, memor
     assert judged(_quiet(100), beside, {"shared_memory": memory, "log": log})["holds"] is holds
 
 
-def test_where_haproxy_is_missing_the_error_says_how_to_get_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("loadtest.door.shutil.which", lambda *_, **__: None)
-    with pytest.raises(HplmError, match=mentioning("haproxy", "apt-get install haproxy")), front_door(tmp_path, "", "", "toy"):
-        pass
-
-
 @pytest.mark.slow
 def test_strangers_are_refused_and_the_quiet_tenant_is_answered(toy, capsys, monkeypatch) -> None:
     require_haproxy()

@@ -87,14 +87,6 @@ def test_a_mail_is_its_subject_and_its_words(tmp_path):
     assert all(("spam" in row["text"]) == (row["label"] == "spam") for row in rows)
 
 
-def test_missing_files_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("research.accuracy.public._installed", lambda: [])
-    with pytest.raises(InvalidInput, match=mentioning("--files")):
-        stored_public_data(tmp_path / "data", [], SIZES, 8, {})
-    with pytest.raises(InvalidInput, match=mentioning(f"--files {tmp_path / 'typo'}")):
-        stored_public_data(tmp_path / "data", [tmp_path / "typo"], SIZES, 8, {})
-
-
 def test_new_options_of_training_do_not_void_the_results():
     stored = {frozenset(finished.run["training"]) for finished in ResultFile(RESULTS)}
     options = TIERS[1].training("hplm", 6, 4, seed=0)
