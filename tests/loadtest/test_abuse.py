@@ -6,12 +6,9 @@ import json
 
 import pytest
 
-from hplm.errors import HplmError
 from loadtest import quiet
 from loadtest.abuse import LARGEST_ALLOWED, MOST_GROWTH_MB, WAYS, judged, main
-from loadtest.door import front_door
 from tests.deploy.door import require_haproxy
-from tests.support.message import mentioning
 
 SENT = 10
 OF_ONE_ADDRESS = 64  # the most connections

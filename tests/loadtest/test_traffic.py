@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.simulation.arrivals import SECOND, read_trace
+from hplm.scheduling.simulation.arrivals import SECOND
 from loadtest.recorded import read_recorded
 from loadtest.texts import Texts, read_texts
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, steady, texts_for, until
@@ -95,5 +95,3 @@ def test_a_trace_keeps_known_tenants_and_replaces_unknown_ones(tmp_path: Path) -
     path.write_text('{"arrival": 1}\n')
     with pytest.raises(InvalidInput, match=mentioning(path, 1)):
         read_recorded(path, ["acme"])
-
-

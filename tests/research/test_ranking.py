@@ -8,7 +8,7 @@ import pytest
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from demo.data import DemoTenant
-from research.ranking import Ngrams, Text, coverage_lines, unread_lines
+from research.ranking import Ngrams, Text, unread_lines
 from tests.builder.tables.test_domain import rooted
 from tests.builder.tables.test_ranking import text_counts
 from tests.builder.training.small_tenants import classified, write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -73,5 +72,3 @@ def test_a_line_that_is_no_result_is_named(results, line) -> None:
         results.get(run_of("a", 0))
     with pytest.raises(InvalidInput, match=mentioning("line 2")):
         results.put(run_of("a", 1), {"accuracy": 0.7})
-
-

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hplm.errors import InvalidInput
 from research.accuracy.public import MAILS, stored_public_data
 from research.accuracy.report import named_options
 from research.accuracy.tiers import TIERS
 from research.result_file import ResultFile
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
-from tests.support.message import mentioning
 
 RESULTS = Path(__file__).parents[3] / "research/results/accuracy.jsonl"
 SIZES = {"train": 12, "dev": 4, "test": 6}

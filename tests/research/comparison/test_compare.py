@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench.measuring.tenants import tenant_id
-from hplm.errors import HplmError, InvalidInput
-from loadtest.report import Load, Report
+from hplm.errors import InvalidInput
 from research.comparison import compare as compare_module
 from research.comparison.compare import Comparison, run, table
 from research.comparison.results import Results
 from research.comparison.served_schemes import (
     DISK,
-    ExportedScheme,
-    Served,
     Setup,
-    WeightMegabytes,
     export_compared,
     weight_megabytes,
 )
-from research.comparison.swapper import Residency
 from testing.toy import CONFIG
 from tests.support.message import mentioning
 
@@ -78,5 +67,3 @@ def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:
     assert costs["hplm"].each == 0 and costs["hplm"].swapped < costs["dedicated"].swapped / 10
     assert costs["shared"].shared > costs["hplm"].shared and costs["shared"].swapped < costs["hplm"].swapped
     assert costs["hplm"].models_in_16_gb > 10 * costs["dedicated"].models_in_16_gb
-
-

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tools.thread_spans import Span, read_journal, read_spans
+from bench.tools.thread_spans import Span, read_journal
 from hplm.errors import InvalidInput
 from research.comparison.figures import make_report
 from research.comparison.results import Results

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +12,14 @@ import pytest
 import torch
 
 from builder.publish.model_configs import ServingOptions
-from hplm.cli.main import main
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Broken, Draining, InvalidInput, NoTenant, QueueFull
 from research.baselines.models import WholeModels
 from research.baselines.worker import Worker
 from research.schemes.export import SCHEMES, export_scheme
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
-from tests.support.message import mentioning, mentions
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -170,5 +168,3 @@ def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> 
         export_scheme(store, repositories["dedicated"], OPTIONS, "hplm")
     with pytest.raises(InvalidInput, match=mentioning("'bert'", "hplm", "dedicated")):
         export_scheme(store, tmp_path / "x", OPTIONS, "bert")
-
-

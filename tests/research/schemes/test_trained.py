@@ -12,14 +12,13 @@ from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFa
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.store import Store
-from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
 from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes, whole_body
+from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
@@ -149,5 +148,3 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
     other.write_text(other.read_text().replace("left", "up"))
     with pytest.raises(InvalidInput, match=mentioning(other, "'own'")):
         compared(train_file=other)
-
-
