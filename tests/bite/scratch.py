@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bite.fault import Fault
+from tests.bite.faults import Fault
 from tests.bite.rooms import tests_of
 
 ENDED = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S.*?)(?: - (?P<said>.*))?$", re.MULTILINE)
