@@ -44,7 +44,7 @@ class Fault:
 
 
 def _read(text: str) -> Fault:
-    """A fault: a line with its name, group and rooms; what it breaks; then for each edit its file, old (-) and new (+) lines."""
+    """A line of name, group and rooms; what it breaks; then for each edit its file, its old (-) and new (+) lines."""
     head, breaks, *lines = text.splitlines()
     name, group, rooms = head.split(" | ")
     edits: list[tuple[str, dict[str, list[str]]]] = []
