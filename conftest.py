@@ -22,6 +22,8 @@ if IN_PARALLEL:  # before torch is imported; servers inherit it
 # The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.
 hypothesis.settings.register_profile("unhurried", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("unhurried")
+FOUND = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # whether, and not by how small an example: `tests/bite`
+hypothesis.settings.register_profile("found", deadline=None, derandomize=True, phases=FOUND)
 
 
 class ByGroup(LoadScopeScheduling):
@@ -44,13 +46,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts modules by their number of slow tests. A process takes the next module, so quick ones must fill the end."""
-    for item in items:
-        if server := item.get_closest_marker("server"):
-            item.add_marker(pytest.mark.xdist_group(server.args[0]))
+    servers = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("server"))}
     if not IN_PARALLEL:
+        items.sort(key=lambda item: servers.get(item, ""))  # each server is started once
         return
     slow: dict[str, int] = {}
     for item in items:
+        if item in servers:
+            item.add_marker(pytest.mark.xdist_group(servers[item]))
         module = item.nodeid.partition("::")[0]
         slow[module] = slow.get(module, 0) + (item.get_closest_marker("slow") is not None)
     items.sort(key=lambda item: -slow[item.nodeid.partition("::")[0]])

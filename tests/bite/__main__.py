@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.bite.fault import Fault
-from tests.bite.faults import FAULTS
+from tests.bite.faults import FAULTS, Fault
 from tests.bite.scratch import Outcome, Scratch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,9 +1,60 @@
-"""All faults of the bite list."""
+"""The faults that the tests should find: for each a text of the product, and what stands there instead (`faults.txt`)."""
 
 from __future__ import annotations
 
-from tests.bite.fault import Fault
-from tests.bite.historic import FAULTS as HISTORIC
-from tests.bite.mutations import FAULTS as MUTATIONS
+from dataclasses import dataclass
+from pathlib import Path
 
-FAULTS: list[Fault] = [*HISTORIC, *MUTATIONS]
+HISTORIC = "historic"  # the group of faults that this project once had; others have the name of a room
+
+
+@dataclass(frozen=True)
+class Edit:
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    group: str
+    rooms: tuple[str, ...]  # keys of `tests.bite.rooms.ROOMS`: the tests that should find it, those likeliest first
+    breaks: str  # what a user would see
+    edits: tuple[Edit, ...]
+
+    def stale(self, root: Path) -> str | None:
+        """Says which edit no longer applies exactly once; None: all do."""
+        for edit in self.edits:
+            file = root / edit.file
+            times = file.read_text("utf-8").count(edit.old) if file.exists() else 0
+            if times != 1:
+                return f"{self.name}: its text is {times} times in {edit.file}: write the edit anew, or remove the fault"
+        return None
+
+    def put_into(self, root: Path) -> dict[Path, str]:
+        """Edits the files. Returns their text before."""
+        before: dict[Path, str] = {}
+        for edit in self.edits:
+            file = root / edit.file
+            text = file.read_text("utf-8")
+            before.setdefault(file, text)
+            file.write_text(text.replace(edit.old, edit.new), "utf-8")
+        return before
+
+
+def _read(text: str) -> Fault:
+    """A line of name, group and rooms; what it breaks; then for each edit its file, its old (-) and new (+) lines."""
+    head, breaks, *lines = text.splitlines()
+    name, group, rooms = head.split(" | ")
+    edits: list[tuple[str, dict[str, list[str]]]] = []
+    for line in lines:
+        if line[0] in "-+":
+            edits[-1][1][line[0]].append(line[1:])
+        else:
+            edits.append((line, {"-": [], "+": []}))
+    found = (Edit(file, "\n".join(said["-"]), "\n".join(said["+"])) for file, said in edits)
+    return Fault(name, group, tuple(rooms.split()), breaks, tuple(found))
+
+
+FAULTS = [_read(text) for text in Path(__file__).with_name("faults.txt").read_text("utf-8").strip().split("\n\n")]

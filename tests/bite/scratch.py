@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bite.fault import Fault
+from tests.bite.faults import Fault
 from tests.bite.rooms import tests_of
 
 ENDED = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S.*?)(?: - (?P<said>.*))?$", re.MULTILINE)
@@ -105,7 +105,7 @@ class Scratch:
     def _run(self, tests: list[str], left_out: list[str], slow: bool, until: float) -> _Ran:
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
         command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        command += ["--hypothesis-seed=0", *(["-m", "slow" if slow else "not slow"] if "::" not in tests[0] else [])]
+        command += ["--hypothesis-profile=found", *(["-m", "slow" if slow else "not slow"] if "::" not in tests[0] else [])]
         command += [f"--deselect={test}" for test in left_out]
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(

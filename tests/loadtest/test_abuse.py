@@ -6,12 +6,9 @@ import json
 
 import pytest
 
-from hplm.errors import HplmError
 from loadtest import quiet
 from loadtest.abuse import LARGEST_ALLOWED, MOST_GROWTH_MB, WAYS, judged, main
-from loadtest.door import front_door
 from tests.deploy.door import require_haproxy
-from tests.support.message import mentioning
 
 SENT = 10
 OF_ONE_ADDRESS = 64  # the most connections
@@ -36,12 +33,6 @@ def _quiet(in_time: int, p99_ms: float | None = 10.0) -> dict:
 )
 def test_it_holds_only_if_the_tenant_and_the_memory_and_the_log_do(beside, memory, log, holds) -> None:
     assert judged(_quiet(100), beside, {"shared_memory": memory, "log": log})["holds"] is holds
-
-
-def test_where_haproxy_is_missing_the_error_says_how_to_get_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("loadtest.door.shutil.which", lambda *_, **__: None)
-    with pytest.raises(HplmError, match=mentioning("haproxy", "apt-get install haproxy")), front_door(tmp_path, "", "", "toy"):
-        pass
 
 
 @pytest.mark.slow

@@ -1,11 +1,8 @@
 """The chaos test counts what clients see, and a run of it on a real server ends well."""
 
-import http.server
 import json
 import subprocess
 import sys
-import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,62 +10,9 @@ import pytest
 
 from loadtest.chaos import history
 from loadtest.chaos.faults import faults
-from loadtest.chaos.history import FAILED, OK, REFUSED, UNANSWERED, WRONG, Answer, Asker, History, Question, expected_answers
-
-QUESTION = Question("acme", "text")
-
-
-class Fake(http.server.BaseHTTPRequestHandler):
-    """Answers as `said` tells it."""
-
-    said = None
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        status, body = type(self).said()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
-
-
-def logits(*values):
-    return 200, json.dumps({"outputs": [{"name": "LOGITS", "data": list(values)}]}).encode()
-
-
-def close():
-    raise ConnectionAbortedError
-
-
-@pytest.fixture
-def address(monkeypatch):
-    monkeypatch.setattr(history, "PATIENCE", 0.5)
-    monkeypatch.setattr(history, "PAUSE", 0.0)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-    server.handle_error = lambda *arguments: None
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.mark.parametrize(
-    ("said", "outcome"),
-    [
-        (lambda: logits(1.0, -1.0), OK),
-        (lambda: (503, b'{"error": "in ensemble \'toy\', [draining] later"}'), REFUSED),
-        (lambda: (500, b'{"error": "Stub process is not healthy."}'), FAILED),
-        (close, FAILED),
-        (lambda: time.sleep(2) or logits(1.0, -1.0), UNANSWERED),
-    ],
-)
-def test_what_becomes_of_a_request(address, said, outcome):
-    Fake.said = staticmethod(said)
-    assert Asker(address, "toy").ask(QUESTION).outcome == outcome
+from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
+from tests.loadtest.small_server import SmallServer, answer
+from tests.support.wait import eventually
 
 
 def test_logits_agree_within_what_bf16_may_differ_by():
@@ -78,16 +22,16 @@ def test_logits_agree_within_what_bf16_may_differ_by():
     assert not Answer(OK, logits=expected[:2]).agrees_with(expected)
 
 
-def test_another_answer_is_counted_as_wrong(address):
-    Fake.said = staticmethod(lambda: logits(1.0, -1.0))
-    expected = expected_answers(address, "toy", [QUESTION])
-    asking = History(address, ["toy"], expected, clients=2)
-    while not asking.counts()[OK]:
-        time.sleep(0.01)
-    Fake.said = staticmethod(lambda: logits(-1.0, 1.0))
-    while not asking.counts()[WRONG]:
-        time.sleep(0.01)
-    asking.stop()
+def test_another_answer_is_counted_as_wrong(monkeypatch):
+    monkeypatch.setattr(history, "PAUSE", 0.0)
+    said = [1.0, -1.0]
+    with SmallServer(lambda *_: answer(body=json.dumps({"outputs": [{"name": "LOGITS", "data": said}]}).encode())) as server:
+        address = f"127.0.0.1:{server.port}"
+        asking = History(address, ["toy"], expected_answers(address, "toy", [Question("acme", "text")]), clients=2)
+        eventually(lambda: asking.counts()[OK])
+        said.reverse()
+        eventually(lambda: asking.counts()[WRONG])
+        asking.stop()
     counts = asking.counts()
     assert asking.in_flight == 0 and set(counts) == {OK, WRONG}
     assert asking.reasons() == {"wrong: acme": counts[WRONG]}

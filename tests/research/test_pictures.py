@@ -33,19 +33,6 @@ def test_one_command_draws_all_pictures_always_the_same(tmp_path, capsys) -> Non
         assert texts_of(tmp_path / "first" / name) == texts_of(PICTURES / name), f"{name}: run `python -m research.pictures`"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("architecture.svg", ["one copy: 171.7 MB,", "a tenant: 0.62 MB,"]),
-        ("request.svg", [str(step) for step in range(1, 11)]),
-        ("tenants.svg", ["hPLM: 17.0", "dedicated, one process: 3.7", "dedicated, model control: 0.45"]),
-        ("overload.svg", ["37.0 % in time", "(96.1 % of the admitted were)"]),
-    ],
-)
-def test_a_picture_shows_the_documented_figures(name, said) -> None:
-    assert set(said) <= set(texts_of(PICTURES / name))
-
-
 def test_every_picture_that_a_page_links_to_exists() -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("research/**/*.md")]
     links = [(page, link) for page in pages for link in LINK.findall(page.read_text("utf-8")) if "://" not in link]

@@ -8,7 +8,7 @@ import pytest
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from demo.data import DemoTenant
-from research.ranking import Ngrams, Text, coverage_lines, unread_lines
+from research.ranking import Ngrams, Text, unread_lines
 from tests.builder.tables.test_domain import rooted
 from tests.builder.tables.test_ranking import text_counts
 from tests.builder.training.small_tenants import classified, write
@@ -24,14 +24,6 @@ def test_n_grams_are_ranked_as_by_the_builder(tmp_path, root):
     assert (ngrams.keys[ngrams.apart(ranking.shorter)] == expected).all()
     assert ngrams.covered(ngrams.together) == pytest.approx(1)
     assert ngrams.covered(ngrams.together[:0]) == 0
-
-
-def test_small_shares_cover_more_if_each_length_is_ranked_by_itself(tmp_path):
-    counts = text_counts(tmp_path, 20_000)
-    rows = [line.strip("| ").split(" | ") for line in coverage_lines(counts, root=False)][2:]
-    shares = {way: [float(row[-1].rstrip("%")) for row in rows if row[1] == way] for way in ("together", "apart")}
-    assert all(ours > theirs for ours, theirs in zip(shares["apart"], shares["together"], strict=True))
-    assert shares["apart"] == sorted(shares["apart"], reverse=True)
 
 
 def test_windows_found_whole_explain_everything(tmp_path):

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hplm.errors import InvalidInput
 from research.accuracy.public import MAILS, stored_public_data
 from research.accuracy.report import named_options
 from research.accuracy.tiers import TIERS
 from research.result_file import ResultFile
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
-from tests.support.message import mentioning
 
 RESULTS = Path(__file__).parents[3] / "research/results/accuracy.jsonl"
 SIZES = {"train": 12, "dev": 4, "test": 6}
@@ -85,14 +83,6 @@ def test_a_mail_is_its_subject_and_its_words(tmp_path):
     assert all(row["text"].startswith("Offer Buy now from ") and "color" not in row["text"] for row in rows)
     assert not any("@" in row["text"] or "secret" in row["text"] for row in rows)
     assert all(("spam" in row["text"]) == (row["label"] == "spam") for row in rows)
-
-
-def test_missing_files_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("research.accuracy.public._installed", lambda: [])
-    with pytest.raises(InvalidInput, match=mentioning("--files")):
-        stored_public_data(tmp_path / "data", [], SIZES, 8, {})
-    with pytest.raises(InvalidInput, match=mentioning(f"--files {tmp_path / 'typo'}")):
-        stored_public_data(tmp_path / "data", [tmp_path / "typo"], SIZES, 8, {})
 
 
 def test_new_options_of_training_do_not_void_the_results():

