@@ -89,7 +89,6 @@ def perhaps_asked(rng):
     return {"text": rng.choice(WORDS[20:]), "text_pair": passage, "answers": {"text": [], "answer_start": []}}
 
 
-MAKERS = {"classify": classified, "tag": tagged, "span": asked}
 CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is cut from their change
 TASKS = {  # task, maker, metric, the least score of a tenant that has learned it, options
     "classify": ("classify", classified, "accuracy", 0.7, {}),
@@ -108,8 +107,9 @@ def write(path, examples):
 
 
 def made(folder, task, count, seed):
-    rng = random.Random(seed)
-    return write(folder / f"{task}-{seed}.jsonl", [MAKERS[task](rng) for _ in range(count)])
+    """Writes examples of a task that a backbone learns without trouble."""
+    rng, maker = random.Random(seed), {"classify": classified, "tag": tagged, "span": asked}[task]
+    return write(folder / f"{task}-{seed}.jsonl", [maker(rng) for _ in range(count)])
 
 
 def examples(folder, name, count, seed):

@@ -52,12 +52,11 @@ def test_every_task_is_learned(trained, name):
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("patience", [1, 3])
-def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path, patience):
+def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path):
     """No weight changes, so the first epoch stays the best."""
     train = made(tmp_path, "classify", 20, 1)
-    report = store.report(learn(store, "classify", train, epochs=8, patience=patience, learning_rate=STILL))
-    assert (report["best_epoch"], report["epochs_run"]) == (1, 1 + patience)
+    report = store.report(learn(store, "classify", train, epochs=8, patience=2, learning_rate=STILL))
+    assert (report["best_epoch"], report["epochs_run"]) == (1, 3)
 
 
 def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained, learnable):
@@ -97,20 +96,21 @@ def test_scored_answers_equal_served_answers(trained, reference, tmp_path, name)
         assert same_labels(tenant.task, answered, reference.answer(example.text, name, example.pair).labels)
 
 
-def test_long_passages_are_answered(trained, tmp_path):
-    def long(rng):
-        example = asked(rng)
+def test_long_passages_are_answered_as_served(trained, reference, tmp_path):
+    rng, rows = random.Random(5), []
+    for _ in range(30):
+        row = asked(rng)
         before, after = (" ".join(rng.choices(WORDS[50:], k=rng.randint(20, 60))) for _ in range(2))
-        answers = {**example["answers"], "answer_start": [example["answers"]["answer_start"][0] + len(before) + 1]}
-        return {**example, "text_pair": f"{before} {example['text_pair']} {after}", "answers": answers}
+        starts = [start + len(before) + 1 for start in row["answers"]["answer_start"]]
+        answers = {**row["answers"], "answer_start": starts}
+        rows.append({**row, "text_pair": f"{before} {row['text_pair']} {after}", "answers": answers})
+    found = evaluate_tenant(trained[0], "span-or-none", write(tmp_path / "long.jsonl", rows), CPU, show_progress=False)
+    assert found.scores.main > 0.2
+    served = [reference.answer(row["text"], "span-or-none", row["text_pair"]).labels for row in rows]
+    assert found.answers == served
 
-    rng = random.Random(5)
-    file = write(tmp_path / "long.jsonl", [long(rng) for _ in range(60)])
-    found = evaluate_tenant(trained[0], "span-or-none", file, CPU, show_progress=False)
-    assert len(found.answers) == 60 and found.scores.main > 0.2
 
-
-@pytest.mark.parametrize("name", ["classify", "regress", "span-or-none", "cut"])
+@pytest.mark.parametrize("name", ["regress", "span-or-none", "cut"])
 def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name):
     """With a learning rate of almost 0 the next version has the same weights, also where an adapter is cut."""
     store, (task, *_, options) = trained_store, TASKS[name]
@@ -159,11 +159,13 @@ def test_a_training_that_diverges_ends_before_it_is_saved(store, tmp_path, monke
     assert store.tenants() == [] and all(weight.isfinite().all() for weight in saved.values())
 
 
-@pytest.mark.parametrize("more", [{}, {**CUT, "dropout": 0.1}], ids=["plain", "cut"])
-def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, monkeypatch, more):
-    """It is interrupted in its first and in its second epoch, and continues at the last step that was saved."""
+def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, monkeypatch):
+    """It is interrupted in its first and in its second epoch, and continues at the last step that was saved.
+
+    All weights and random numbers that any training has are in this one, whose adapter is cut.
+    """
     monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
-    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **more)
+    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **CUT, dropout=0.1)
     ground, _ = Material(store.folder, "root", 1, "classify", file, None).open(CPU)
     steps = []
 

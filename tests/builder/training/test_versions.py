@@ -5,6 +5,7 @@ import random
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.training import grid
 from builder.training.finetuning import TrainingOptions
-from builder.training.material import Material
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
@@ -23,7 +23,6 @@ from tests.builder.tables.branches import CPU, build, some_lines
 from tests.builder.training.small_tenants import (
     asked,
     change,
-    classified,
     interrupted,
     made,
     pretend,
@@ -35,6 +34,7 @@ from tests.support.message import mentioning, mentions
 pytestmark = pytest.mark.slow
 
 RATE = 2e-3  # by which `untrained` moves each bias
+SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -82,29 +82,18 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
 def test_messages_say_where_a_version_started(store, tmp_path, capsys):
     first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
     pretend(store, "classify", first)
-    shutil.copy(second, tmp_path / "moved.jsonl")
+    moved = Path(shutil.copy(second, tmp_path / "moved.jsonl"))
     for file, options, named in [
         (second, {}, ["acme", 1, "--fresh"]),
-        (tmp_path / "moved.jsonl", {}, ["acme", 2, "--fresh"]),  # nothing new
-        (tmp_path / "moved.jsonl", {"epochs": 2}, ["acme", 2, "from version 1", "--from-version"]),
+        (moved, {}, ["acme", 2, "--fresh"]),  # nothing new
+        (moved, {"epochs": 2}, ["acme", 2, "from version 1", "--from-version"]),
     ]:
         capsys.readouterr()
         pretend(store, "classify", file, **options)
         assert mentions(capsys.readouterr().err, *named)
     build(store, tmp_path, "bio", some_lines(200, seed=2))
-    moved = build_tenant(
-        store,
-        "acme",
-        "bio",
-        None,
-        tmp_path / "moved.jsonl",
-        rank=8,
-        epochs=2,
-        device=CPU,
-        show_progress=False,
-        trainer=untrained,
-    )
-    assert (moved.version, moved.domain) == (4, "bio"), "a new table is new to data that were learned"
+    there = build_tenant(store, "acme", "bio", None, moved, rank=8, epochs=2, **SILENT)
+    assert (there.version, there.domain) == (4, "bio"), "a new table is new to data that were learned"
     with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
         pretend(store, "classify", first, tenant="new", from_version=1)
 
@@ -112,18 +101,17 @@ def test_messages_say_where_a_version_started(store, tmp_path, capsys):
 def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path):
     build(store, tmp_path, "bio", some_lines(200, seed=2))
     first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
-    common = {"device": CPU, "show_progress": False, "trainer": untrained}
     form = {"adapter": "lora", "rank": 3, "places": ("query", "ffn_in"), "dtype": "bf16"}
-    old = build_tenant(store, "acme", "bio", "classify", first, **form, **common)
-    new = build_tenant(store, "acme", None, None, second, **common)
+    old = build_tenant(store, "acme", "bio", "classify", first, **form, **SILENT)
+    new = build_tenant(store, "acme", None, None, second, **SILENT)
     assert new == replace(old, version=2) and new.places == ("query", "ffn_in") and new.labels == ["left", "right"]
     more = made(tmp_path, "classify", 20, 3)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "lora", 3, 4, "--fresh")):
-        build_tenant(store, "acme", None, None, more, rank=4, **common)
-    assert build_tenant(store, "acme", None, None, more, rank=4, from_version=ANEW, **common).rank == 4
-    newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **common)
+        build_tenant(store, "acme", None, None, more, rank=4, **SILENT)
+    assert build_tenant(store, "acme", None, None, more, rank=4, from_version=ANEW, **SILENT).rank == 4
+    newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **SILENT)
     assert (newest.version, newest.adapter, newest.rank, newest.places) == (4, "bottleneck", 32, None)
-    bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **common)
+    bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **SILENT)
     adapter, head = store.tenant_weights(bare)
     assert adapter is None and head["weight"].shape == (2, store.config.hidden) and head["weight"].dtype == torch.float16
 
@@ -185,18 +173,18 @@ def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys)
     assert pretend(store, "classify", train).version == 2 and "dev" in store.report(store.tenant("acme"))
 
 
-def test_other_data_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys):
+@pytest.mark.parametrize("change_of", ["seed", "table"])
+def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys, change_of):
     train = made(tmp_path, "classify", 20, 1)
-    for number, options in enumerate([{"seed": 7}, {}]):
-        with pytest.raises(KeyboardInterrupt):
-            pretend(store, "classify", train, tenant="cut", trainer=interrupted)
-        (left := store.tenant_work_folder("cut") / "training.pt").touch()
-        if number:
-            shutil.rmtree(store.table_folder("root", 1))
-            build(store, tmp_path, "root", some_lines(200, seed=2))
-        with pytest.raises(KeyboardInterrupt):
-            pretend(store, "classify", train, tenant="cut", trainer=interrupted, **options)
-        assert not left.exists() and mentions(capsys.readouterr().err, "cut")
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, tenant="cut", trainer=interrupted)
+    (left := store.tenant_work_folder("cut") / "training.pt").touch()
+    if change_of == "table":
+        shutil.rmtree(store.table_folder("root", 1))
+        build(store, tmp_path, "root", some_lines(200, seed=2))
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, tenant="cut", trainer=interrupted, seed=7 if change_of == "seed" else 0)
+    assert not left.exists() and mentions(capsys.readouterr().err, "cut")
 
 
 def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(store, tmp_path):
@@ -229,20 +217,6 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeyp
     assert store.tenants() == []
     assert pretend(store, "classify", made(tmp_path, "classify", 20, 1), tenant="other").version == 1
     assert delete_tenant(store, "other") == [1] and not (store.folder / "removed").exists()
-
-
-def test_texts_keep_their_side_when_a_file_grows(store, tmp_path):
-    rng = random.Random(0)
-    rows = [{**classified(rng), "text": f"{rng.random()} {i}"} for i in range(300)]
-    files = [write(tmp_path / f"{count}.jsonl", rows[:count]) for count in (100, 110, 300)]
-    start = pretend(store, "classify", files[0])
-    before = Material(store.folder, "root", 1, "classify", files[0], None).read()
-    learned = {example.text for example in before.training.examples}
-    for file, count in zip(files[1:], (110, 300), strict=True):
-        grown = Material(store.folder, "root", 1, "classify", file, None, tuple(start.labels), start=start).read()
-        held_out = {example.text for example in grown.dev.examples}
-        assert not held_out & learned and {example.text for example in before.dev.examples} <= held_out
-        assert 0.05 * count < len(held_out) < 0.17 * count and grown.divided.below == before.divided.below
 
 
 def test_warnings_name_uneven_labels_and_cut_texts(store, tmp_path):
