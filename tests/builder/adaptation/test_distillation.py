@@ -137,14 +137,13 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, ada
     assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
 
 
-def test_a_goal_ends_an_adaptation(checkpoint, documents, adapted, monkeypatch):
+@pytest.mark.parametrize("more, steps", [(0, {0}), (1e-4, range(4, 30))])
+def test_a_goal_ends_an_adaptation(checkpoint, documents, adapted, monkeypatch, more, steps):
     monkeypatch.setattr(learning, "FIRST_ROUND", 8)
-    fitted = adapted[2].fitted.at_end
-    for until, steps in ((fitted, {0}), (fitted + 1e-4, range(4, 30))):
-        lower, upper = split(checkpoint)
-        report = adapt(checkpoint, lower, upper, documents, Budget(steps=30, until=until), 0, True, CPU, show_progress=False)
-        assert report.steps in steps and report.at_end.at_end >= until
-        assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
+    until = adapted[2].fitted.at_end + more
+    report = adapt(checkpoint, *split(checkpoint), documents, Budget(steps=30, until=until), 0, True, CPU, show_progress=False)
+    assert report.steps in steps and report.at_end.at_end >= until
+    assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
 
 
 def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documents):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from builder.adaptation import short_stack
 from builder.adaptation.learning import Budget
-from builder.adaptation.short_stack import StackLessons, choices, cut, shorten
+from builder.adaptation.short_stack import StackLessons, cut, shorten
 from builder.hardware import OpaqueAttention
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
@@ -38,11 +37,6 @@ def halves():
     return lower, upper
 
 
-def test_layers_are_chosen_first_last_and_evenly():
-    assert choices(4, 1) == [[0], [3]] and choices(4, 2) == [[0, 1], [2, 3], [0, 3]]
-    assert choices(6, 3) == [[0, 1, 2], [3, 4, 5], [0, 2, 5]] and choices(2, 1) == [[0], [1]]
-
-
 def test_a_cut_stack_and_its_lesson_are_computed_as_by_the_full_one(halves, documents):
     lower, upper = halves
     stack, attend = cut(upper, [0, 2]), OpaqueAttention([4], DEEP.heads, CPU)
@@ -69,10 +63,3 @@ def test_a_stack_learns_the_end_of_the_full_one_from_the_best_start(halves, docu
         assert name.startswith("layers.") or torch.equal(tensor, before[1][f"0.{name}"]), name
     with pytest.raises(InvalidInput, match=mentioning(1)):
         shorten(lower, upper, 1, documents[:1], Budget(steps=30), 0, CPU, show_progress=False)
-
-
-def test_a_stack_that_learned_nothing_is_its_start(halves, documents, monkeypatch):
-    monkeypatch.setattr(short_stack, "LEARNING_RATE", 30.0)
-    stack, report = shorten(*halves, 1, documents, Budget(steps=5), 0, CPU, show_progress=False)
-    assert not report.kept and report.at_end == report.at_start and report.steps == 5
-    assert same(weights(stack), weights(cut(halves[1], report.started_from)))

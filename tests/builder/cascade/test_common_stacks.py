@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from builder.cascade.candidates import Candidate
-from builder.cascade.common_stacks import Choice, Tenants, best
+from builder.cascade.common_stacks import Tenants, best
 from builder.cascade.ladder import choose_ladders
 from builder.cascade.levels import OWN
 from builder.cascade.profile import Profile
@@ -47,19 +47,6 @@ def profile(*plans, times=TIMES):
 ONE, TWO = candidate(0.9, (0, 2), (1.0, 0.4), cost=0.65), candidate(0.9, (1, 2), (1.0, 0.15), cost=0.65)
 
 
-def test_a_batch_takes_the_time_of_its_sheets():
-    """Each tenant has 500 of 1,000 tokens."""
-    alone = candidate(0.9, (2,), (1.0,))
-    tenants = Tenants({"a": profile(ONE), "b": profile(TWO)})
-    assert tenants.batch == 1000
-    assert tenants.seconds(tenants.alone(), 1000) == pytest.approx(0.045)
-    # 500 tokens in the first stack (10 ms), and 500 + 200 in the full one (33 ms).
-    assert tenants.seconds({"a": ONE, "b": alone}, 1000) == pytest.approx(0.043)
-    # The first and the second stack with 500 tokens each (10 and 15 ms), the full one with 200 + 75 (16 ms).
-    assert tenants.seconds({"a": ONE, "b": TWO}, 1000) == pytest.approx(0.041)
-    assert tenants.choice({"a": ONE, "b": alone}).work == pytest.approx((0.65 + 1) / 2)
-
-
 def test_tenants_that_like_different_stacks_share_one():
     """Alone, `a` is best with stack one and `b` with stack two. Together, each further stack takes 5 ms."""
     weak = candidate(0.9, (0, 2), (1.0, 0.5), cost=0.75)
@@ -74,17 +61,6 @@ def test_tenants_that_like_different_stacks_share_one():
     assert by_stacks["two",].seconds == pytest.approx(0.015 + 0.005 + 0.04 * 0.575)
     assert by_stacks["one", "two"].seconds == pytest.approx(0.041)
     assert best(list(by_stacks.values())).stacks == ("one",)
-
-
-def test_small_differences_go_to_fewer_stacks():
-    plain = Choice({}, (), 1.0, 1.0)
-    one, other, both = (
-        replace(plain, stacks=stacks, seconds=seconds)
-        for stacks, seconds in ((("a",), 0.98), (("b",), 0.95), (("a", "b"), 0.93))
-    )
-    assert best([plain, one]) == plain
-    assert best([plain, one, other, both]) == other
-    assert best([plain, one, replace(both, seconds=0.9)]).stacks == ("a", "b")
 
 
 def test_a_choice_of_stacks_without_a_plan_for_each_tenant_does_not_count():

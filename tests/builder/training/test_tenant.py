@@ -29,17 +29,42 @@ from tests.tasks import same_labels
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def reference(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repository")
+    export(trained[0], folder, ServingOptions(dtype="fp32"))
+    return Reference.open(folder / trained[0].config.name / "1")
+
+
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_is_learned(trained, name):
-    """The first of these tests trains six tenants."""
+def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, name):
+    """Answers and logits that are computed in packs equal those of the reference. The first test trains six tenants."""
     store, folder = trained
     task, _, metric, least, _ = TASKS[name]
-    scores = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False).scores
-    assert scores.metric == metric and scores.main > least
+    evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False)
+    tenant, labelled, values = evaluation.tenant, evaluation.labelled.examples, evaluation.scores.values
+    assert evaluation.scores.metric == metric and evaluation.scores.main > least
     if task in ("classify", "tag"):
-        assert scores.values["accuracy"] > scores.values["majority_share"] + 0.1
+        assert values["accuracy"] > values["majority_share"] + 0.1
     if name == "span-or-none":
-        assert scores.values["unanswerable_right"] > 0.6 and scores.values["answerable_f1"] > 0.3
+        assert values["unanswerable_right"] > 0.6 and values["answerable_f1"] > 0.3
+    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*store.tenant_weights(tenant))
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    for chosen in packed_batches(evaluation.texts.lengths, 400, 20):
+        pack = reader.pack(evaluation.texts, chosen, CPU)
+        with torch.inference_mode():
+            logits = model(PlotBody(store.upper().eval(), store.config.heads), pack)
+        expected = torch.cat([reference.forward(labelled[i].text, name, labelled[i].pair) for i in chosen])
+        assert torch.allclose(logits, expected, atol=1e-3)
+    for example, answered in zip(labelled, evaluation.answers, strict=True):
+        assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_report_tells_how_a_tenant_has_learned(trained, name):
+    store, _ = trained
+    task, _, metric, least, _ = TASKS[name]
     report = store.report(store.tenant(name))
     assert report["task"] == task and report["dev"][metric] > least
     assert report["training"]["texts"] == 360 and report["dev"]["texts"] == 60 and report["seed"] == 0
@@ -47,8 +72,7 @@ def test_every_task_is_learned(trained, name):
     best = max(report["history"], key=lambda entry: (entry["dev"], -entry["dev_loss"]))
     assert report["best_epoch"] == best["epoch"] <= report["kept_epoch"]
     assert report["epochs_run"] == 6 or report["epochs_run"] - report["best_epoch"] == 3  # the patience
-    if name == "cut":
-        assert 0.2 < report["change_held"] < 1
+    assert name != "cut" or 0.2 < report["change_held"] < 1
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -66,34 +90,6 @@ def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained,
     parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]
     assert {"tenant.json", "head.safetensors", "adapter.safetensors"} <= {part.path.name for part in parts}
     assert [wrong for part in parts for wrong in part.check(part.path, lambda done: None)] == []
-
-
-@pytest.fixture(scope="module")
-def reference(trained, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("repository")
-    export(trained[0], folder, ServingOptions(dtype="fp32"))
-    return Reference.open(folder / trained[0].config.name / "1")
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_scored_answers_equal_served_answers(trained, reference, tmp_path, name):
-    """Answers and logits that are computed in packs equal those of the reference, text by text."""
-    store, folder = trained
-    test = tmp_path / "test.jsonl"
-    test.write_text("".join((folder / f"{name}-test.jsonl").read_text().splitlines(keepends=True)[:50]))
-    evaluation = evaluate_tenant(store, name, test, CPU, show_progress=False)
-    tenant, labelled = evaluation.tenant, evaluation.labelled.examples
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    for chosen in packed_batches(evaluation.texts.lengths, 400, 20):
-        pack = reader.pack(evaluation.texts, chosen, CPU)
-        with torch.inference_mode():
-            logits = model(PlotBody(store.upper().eval(), store.config.heads), pack)
-        expected = torch.cat([reference.forward(labelled[i].text, name, labelled[i].pair) for i in chosen])
-        assert torch.allclose(logits, expected, atol=1e-3)
-    for example, answered in zip(labelled, evaluation.answers, strict=True):
-        assert same_labels(tenant.task, answered, reference.answer(example.text, name, example.pair).labels)
 
 
 def test_long_passages_are_answered_as_served(trained, reference, tmp_path):

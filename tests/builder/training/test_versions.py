@@ -5,7 +5,6 @@ import random
 import shutil
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import torch
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.training import grid
-from builder.training.finetuning import TrainingOptions
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
@@ -79,23 +77,14 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
     assert len(known) > 5
 
 
-def test_messages_say_where_a_version_started(store, tmp_path, capsys):
-    first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
-    pretend(store, "classify", first)
-    moved = Path(shutil.copy(second, tmp_path / "moved.jsonl"))
-    for file, options, named in [
-        (second, {}, ["acme", 1, "--fresh"]),
-        (moved, {}, ["acme", 2, "--fresh"]),  # nothing new
-        (moved, {"epochs": 2}, ["acme", 2, "from version 1", "--from-version"]),
-    ]:
-        capsys.readouterr()
-        pretend(store, "classify", file, **options)
-        assert mentions(capsys.readouterr().err, *named)
+def test_a_new_table_is_new_to_data_that_were_learned(store, tmp_path, capsys):
+    train = made(tmp_path, "classify", 20, 1)
+    pretend(store, "classify", train)
     build(store, tmp_path, "bio", some_lines(200, seed=2))
-    there = build_tenant(store, "acme", "bio", None, moved, rank=8, epochs=2, **SILENT)
-    assert (there.version, there.domain) == (4, "bio"), "a new table is new to data that were learned"
+    there = build_tenant(store, "acme", "bio", None, train, rank=8, **SILENT)
+    assert (there.version, there.domain) == (2, "bio") and mentions(capsys.readouterr().err, "acme", 1, "--fresh")
     with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
-        pretend(store, "classify", first, tenant="new", from_version=1)
+        pretend(store, "classify", train, tenant="new", from_version=1)
 
 
 def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path):
@@ -166,10 +155,9 @@ def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys)
     assert left.exists() and "acme" not in capsys.readouterr().err
     with pytest.raises(InvalidInput, match=mentioning("'acme'", left.parent)):
         delete_tenant(store, "acme")
-    for options, error in (({"places": ("fnf_out",)}, InvalidInput), ({"rank": -1}, InvalidInput)):
-        with pytest.raises(error):
-            pretend(store, "classify", train, **options)
-        assert left.exists()
+    with pytest.raises(InvalidInput):
+        pretend(store, "classify", train, rank=-1)
+    assert left.exists()
     assert pretend(store, "classify", train).version == 2 and "dev" in store.report(store.tenant("acme"))
 
 
@@ -219,16 +207,6 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeyp
     assert delete_tenant(store, "other") == [1] and not (store.folder / "removed").exists()
 
 
-def test_warnings_name_uneven_labels_and_cut_texts(store, tmp_path):
-    longest = store.config.positions - 2
-    rows = [{"text": f"wa {i}", "label": "rare" if i % 30 == 0 else "often"} for i in range(90)]
-    rows += [{"text": " ".join(["wa"] * length), "label": "often"} for length in (longest, longest + 1, 300)]
-    report = store.report(pretend(store, "classify", write(tmp_path / "u.jsonl", rows)))
-    assert report["imbalance"] > 20 and report["training"]["texts_cut"] + report["dev"]["texts_cut"] == 2
-    assert any(mentions(warning, "'often'") for warning in warnings_of(report))
-    assert warnings_of({**report, "imbalance": 2.0, "training": {**report["training"], "texts_cut": 0}}) == []
-
-
 def unexpected(*_, **__):
     raise AssertionError("this command has nothing to train")
 
@@ -251,17 +229,20 @@ def scored_by_rate(body, ground, options, saved, show_progress=True, *, log, mos
     return replace(found, scores=replace(found.scores, values=values))
 
 
-def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
+@pytest.fixture
+def alone(monkeypatch):
+    """Points of a grid are trained one after the other, in this process."""
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+
+
+def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch, alone):
     train, log = made(tmp_path, "classify", 20, 1), tmp_path / "log"
-    with monkeypatch.context() as alone:
-        alone.setattr(grid, "processes_that_fit", lambda wanted: 1)
-        with pytest.raises(Cut):
-            pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
-        tenant = pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log))
+    with pytest.raises(Cut):
+        pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
+    tenant = pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log))
     report, done = store.report(tenant), log.read_text().splitlines()
-    assert len(done) == len(set(done)) == 6
     tried = {(point["learning_rate"], point["batch_texts"]) for point in report["grid"]}
-    assert tried == {(rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)}
+    assert tried == {(rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)} and len(done) == len(set(done)) == 6
     assert (report["learning_rate"], report["batch_texts"]) == (4e-3, 32)
     assert report["dev"]["accuracy"] == pytest.approx(0.432)
     monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
@@ -270,8 +251,7 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     assert change(store, ("acme", 1), ("beside", 1)) == 0
 
 
-def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, alone):
     train, threads = made(tmp_path, "classify", 20, 1), torch.get_num_threads()
     fragile = partial(scored_by_rate, log=tmp_path / "log")
     report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, most=2e-3)))
@@ -279,5 +259,4 @@ def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypa
     assert report["learning_rate"] == 2e-3 and torch.get_num_threads() == threads
     with pytest.raises(HplmError, match="--learning-rate"):
         pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(fragile, most=0.0))
-    assert [point.batch_texts for point in grid.points(TrainingOptions())] == [8, 32] * 3
     assert Store(store.folder).tenant("beta") is None
