@@ -1,7 +1,7 @@
 """A tiny BERT whose neighbours matter, and documents whose words can be guessed."""
 
 import torch
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 from testing.random_store import random_documents, tokenizer_json
 
@@ -18,8 +18,7 @@ def save(folder, model):
         max_position_embeddings=40, initializer_range=0.15,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = BertForMaskedLM(config) if model == "with head" else BertForMaskedLM(config).bert
-    model.save_pretrained(folder)
+    (BertForMaskedLM if model == "with head" else BertModel)(config).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
     return folder
 

@@ -46,7 +46,7 @@ def with_stacks(store):
 @pytest.fixture
 def files(tmp_path):
     """Returns the training data and the texts for calibrations of a classifier."""
-    return examples(tmp_path, "classify", 80, "train"), examples(tmp_path, "classify", 150, "fresh")
+    return examples(tmp_path, "cut", 80, "train"), examples(tmp_path, "cut", 150, "fresh")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_same_call_changes_nothing_and_another_one_what_it_must(place, files
     built = levels(store, fresh)
     assert content(store.folder) == before
     assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(False, False)] and not built.is_calibrated
-    other = examples(tmp_path, "classify", 150, "other")
+    other = examples(tmp_path, "cut", 150, "other")
     built = levels(store, other)
     assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(False, True)]
     changed = {name for name, found in content(store.folder).items() if before.get(name) != found}
@@ -127,7 +127,7 @@ def test_a_next_version_has_no_levels_and_says_so(place, tmp_path, capsys):
     store, fresh = place
     levels(store, fresh)
     capsys.readouterr()
-    pretend(store, "classify", examples(tmp_path, "classify", 60, "more"), epochs=1)
+    pretend(store, "classify", examples(tmp_path, "cut", 60, "more"), epochs=1)
     assert mentions(capsys.readouterr().err, "acme", 2, "small", "hplm cascade build")
     assert levels_of(store, store.tenant("acme")) == []
     levels(store, fresh)

@@ -143,24 +143,6 @@ def test_a_tenant_without_a_fitting_profile_keeps_its_ladder(store, texts, capsy
     assert mentions(capsys.readouterr().err, "'pair'", "profile") and ladder_of(store, store.tenant("pair")) is None
 
 
-@pytest.mark.parametrize("tenant_id, metric", [("many", "micro_f1"), ("mark", "pearson")])
-def test_labels_and_numbers_are_profiled_and_pruned(toy, store, tmp_path, tenant_id, metric):
-    tenant, reference, path = store.tenant(tenant_id), Reference.open(toy.folder), tmp_path / "texts.jsonl"
-    with path.open("w") as file:
-        for number in range(100):
-            text = random_text(random.Random(number), 12)
-            logits = reference.forward(text, tenant_id).numpy()[0]
-            held = [label for label, logit in zip(tenant.labels, logits, strict=True) if logit > 0]
-            answer = {"labels": held} if tenant_id == "many" else {"label": float(logits[0])}
-            file.write(json.dumps({"text": text, **answer}) + "\n")
-    bins = Calibration("bins", edges=(0.0,), shares=(0.6, 0.9))
-    make_level(store, tenant, "small", calibration=bins if tenant_id == "mark" else CALIBRATION)
-    profile, _ = profiled(store, path, tenant_id)
-    assert profile.report["metric"] == metric and profile.report["levels"][0]["score"] < 0.9
-    assert (profile.own, profile.front[0].score) == (pytest.approx(1.0, abs=0.01), pytest.approx(1.0, abs=0.01))
-    assert len(list(store.tenant_folder(tenant_id, 1).glob("profile/*"))) > 2
-
-
 def test_bad_input_is_named(store, texts, tmp_path, capsys):
     (few := tmp_path / "few.jsonl").write_text("".join(texts.read_text().splitlines(keepends=True)[:99]))
     for arguments, named in [

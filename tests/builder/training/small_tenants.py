@@ -83,7 +83,6 @@ def perhaps_asked(rng):
 
 CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is cut from their change
 TASKS = {  # task, maker, metric, the least score of a tenant that has learned it, options
-    "classify": ("classify", classified, "accuracy", 0.7, {}),
     "bio": ("tag", entities, "entity_f1", 0.5, {}),
     "multilabel": ("multilabel", many, "micro_f1", 0.65, {}),
     "regress": ("regress", valued, "pearson", 0.55, {}),

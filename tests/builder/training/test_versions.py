@@ -35,6 +35,12 @@ RATE = 2e-3  # by which `untrained` moves each bias
 SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Drawing takes longer than all else here; `test_tenant.py` looks at the pictures."""
+    monkeypatch.setattr("builder.training.tenant.draw_training", lambda report, title, path: path.touch())
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
     """Many commands with few files and options, of which some are interrupted."""
@@ -82,7 +88,7 @@ def test_a_new_table_is_new_to_data_that_were_learned(store, tmp_path, capsys):
     pretend(store, "classify", train)
     build(store, tmp_path, "bio", some_lines(200, seed=2))
     there = build_tenant(store, "acme", "bio", None, train, rank=8, **SILENT)
-    assert (there.version, there.domain) == (2, "bio") and mentions(capsys.readouterr().err, "acme", 1, "--fresh")
+    assert (there.version, there.domain) == (2, "bio") and mentions(capsys.readouterr().err, "acme", "--from-version 1")
     with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
         pretend(store, "classify", train, tenant="new", from_version=1)
 
@@ -236,6 +242,7 @@ def alone(monkeypatch):
 
 
 def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch, alone):
+    """Takes seconds, because two processes import torch."""
     train, log = made(tmp_path, "classify", 20, 1), tmp_path / "log"
     with pytest.raises(Cut):
         pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
