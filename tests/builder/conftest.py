@@ -28,6 +28,12 @@ def learnable(one_thread, tmp_path_factory):
     return make_store(tmp_path_factory.mktemp("learnable") / "store", replace(CONFIG, upper_layers=3))
 
 
+@pytest.fixture
+def store(learnable, tmp_path):
+    """A copy of it, which a test may change."""
+    return Store(shutil.copytree(learnable.folder, tmp_path / "store"))
+
+
 @pytest.fixture(scope="package")
 def trained(learnable, tmp_path_factory):
     """A store with a tenant of each entry of TASKS, and the folder of their data: a test changes only copies of it."""

@@ -22,7 +22,7 @@ from builder.tables.stack import StackOptions, build_stack
 from builder.training.start import ANEW
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from tests.builder.adaptation.test_masked import save
+from tests.builder.adaptation.models import save
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel
 
 from builder.adaptation import distillation, learning
 from builder.adaptation.distillation import adapt
@@ -14,38 +14,11 @@ from builder.hardware import compiled
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
-from testing.random_store import random_documents, tokenizer_json
+from testing.random_store import random_documents
+from tests.builder.adaptation.models import CPU, VOCABULARY, same, weights
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
-
-CPU = torch.device("cpu")
-VOCABULARY = 90
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("teacher")
-    (folder / "made.json").write_text(tokenizer_json(VOCABULARY))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        initializer_range=0.15,  # far above BERT's, so that neighbours matter at this size
-    )
-    BertModel(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def checkpoint(folder):
-    return load_checkpoint(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +30,6 @@ def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
     lower, upper = start or split(checkpoint)
     report = adapt(checkpoint, lower, upper, documents, Budget(steps=steps), seed, train_upper, CPU, show_progress=False)
     return lower, upper, report
-
-
-def weights(*stacks):
-    return {f"{i}.{name}": tensor.clone() for i, stack in enumerate(stacks) for name, tensor in stack.state_dict().items()}
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +55,7 @@ def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
     assert report.at_start.at_split < report.fitted.at_split < report.at_end.at_split
     assert report.fitted.at_end < report.at_end.at_end
     assert report.last_loss < report.first_loss
-    assert len(report.curve) == report.steps == report.curve[-1][0] and report.curve[0][1] > report.curve[-1][1]
-    assert report.at_end.at_split > 0.5
-    assert report.steps == 40 and report.tokens > 20_000 and report.held_out_tokens > 500
+    assert report.at_end.at_split > 0.5 and report.steps == 40
 
 
 def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
@@ -102,30 +69,28 @@ def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapte
     assert error[lesson.positions >= 12].mean() < 0.6 * variance
 
 
-def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, adapted):
+def further(checkpoint, documents, adapted):
+    """Lets a domain's lower layers learn on."""
     lower, upper = split(checkpoint)
     lower.load_state_dict(adapted[0].state_dict())
     upper.load_state_dict(adapted[1].state_dict())
-    before_lower, before_upper = weights(lower), weights(upper)
-    _, _, report = run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
-    after = weights(lower)
-    assert all(torch.equal(tensor, weights(upper)[name]) for name, tensor in before_upper.items())
-    assert not torch.equal(before_lower["0.layers.0.qkv.weight"], after["0.layers.0.qkv.weight"])
-    assert torch.equal(before_lower["0.words.weight"], after["0.words.weight"])
-    assert all(parameter.grad is None for parameter in upper.parameters())
+    return run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
+
+
+def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, adapted):
+    lower, upper, report = further(checkpoint, documents, adapted)
+    before, after = weights(adapted[0]), weights(lower)
+    assert same(weights(upper), weights(adapted[1]))
+    assert not torch.equal(before["0.layers.0.qkv.weight"], after["0.layers.0.qkv.weight"])
+    assert torch.equal(before["0.words.weight"], after["0.words.weight"])
     assert report.fitted == report.at_start
 
 
 def test_a_branch_that_learned_nothing_stays_as_it_was(checkpoint, documents, adapted, monkeypatch):
-    lower, upper = split(checkpoint)
-    lower.load_state_dict(adapted[0].state_dict())
-    upper.load_state_dict(adapted[1].state_dict())
-    before = weights(lower)
     monkeypatch.setattr(distillation, "DOMAIN_RATE", 1.0)
-    _, _, report = run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
+    lower, _, report = further(checkpoint, documents, adapted)
     assert not report.kept and report.at_end == report.fitted and report.steps == 5
-    assert all(torch.equal(tensor, weights(lower)[name]) for name, tensor in before.items())
-    assert adapted[2].kept
+    assert same(weights(lower), weights(adapted[0])) and adapted[2].kept
 
 
 def test_with_dropped_layers_the_teacher_keeps_its_last_layers(folder, documents):
@@ -152,12 +117,6 @@ def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, docu
         assert torch.allclose(Student(lower, upper).sums(lesson), expected, atol=1e-5)
 
 
-def test_too_few_minutes_for_one_step_are_reported(checkpoint, documents, capsys):
-    lower, upper = split(checkpoint)
-    report = adapt(checkpoint, lower, upper, documents, Budget(minutes=1e-6), 0, True, CPU, show_progress=False)
-    assert report.steps == 0 and capsys.readouterr().err
-
-
 def test_the_closed_form_fits_layers_that_will_be_compiled(checkpoint, documents, adapted, monkeypatch):
     """It uses hooks, which compiled layers ignore. No code is generated here: compiled layers run unchanged."""
     compile_it = torch.nn.Module.compile
@@ -178,14 +137,13 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, ada
     assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
 
 
-def test_a_goal_ends_an_adaptation(checkpoint, documents, adapted, monkeypatch):
+@pytest.mark.parametrize("more, steps", [(0, {0}), (1e-4, range(4, 30))])
+def test_a_goal_ends_an_adaptation(checkpoint, documents, adapted, monkeypatch, more, steps):
     monkeypatch.setattr(learning, "FIRST_ROUND", 8)
-    fitted = adapted[2].fitted.at_end
-    for until, steps in ((fitted, {0}), (fitted + 1e-4, range(4, 30))):
-        lower, upper = split(checkpoint)
-        report = adapt(checkpoint, lower, upper, documents, Budget(steps=30, until=until), 0, True, CPU, show_progress=False)
-        assert report.steps in steps and report.at_end.at_end >= until
-        assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
+    until = adapted[2].fitted.at_end + more
+    report = adapt(checkpoint, *split(checkpoint), documents, Budget(steps=30, until=until), 0, True, CPU, show_progress=False)
+    assert report.steps in steps and report.at_end.at_end >= until
+    assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
 
 
 def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documents):

@@ -1,52 +1,52 @@
-"""The loop of an adaptation."""
+"""The loop of an adaptation: it ends by its budget or goal, at a loss that is no number, and goes on after an interruption."""
 
 import math
-from functools import partial
+import os
 
 import pytest
 import torch
-from tqdm import tqdm
 
 from builder.adaptation import learning as adaptation
+from builder.adaptation.distillation import adapt
 from builder.adaptation.goal import Goal
-from builder.adaptation.learning import Budget, Course, Group, Learning
+from builder.adaptation.learning import Budget, Group, Learning
+from builder.adaptation.masked import further_pretrain
+from builder.adaptation.short_stack import shorten
+from builder.store import savepoint
 from builder.store.savepoint import Savepoint
 from builder.training.model import Diverged
 from hplm.errors import InvalidInput
+from hplm.model.checkpoint import split
+from tests.builder.adaptation.models import CPU, chained
 from tests.support.message import mentioning, mentions
+
+
+def learning_of(module, budget, saved=None):
+    return Learning(module, [Group(0.1, dict(module.named_parameters()))], budget, Savepoint(saved))
 
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_a_diverging_adaptation_ends_at_once_and_is_not_saved(broken, tmp_path, monkeypatch):
-    monkeypatch.setattr("builder.store.savepoint.SECONDS_BETWEEN", 0.0)
-    module, seen = torch.nn.Linear(1, 1), []
+    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    module, seen, path = torch.nn.Linear(1, 1), [], tmp_path / "saved.pt"
 
     def loss_of(step):
         seen.append(step)
         loss = module(torch.ones(1)).square().sum()
         return (loss * math.nan if broken == "loss" else (loss - loss.detach()).abs().sqrt()) if step == 3 else loss, 1
 
-    path = tmp_path / "saved.pt"
-    learning = Learning(module, [Group(0.1, dict(module.named_parameters()))], Budget(steps=100), Savepoint(path))
     with pytest.raises(Diverged, match=mentioning("head", 4, "--seed")):
-        learning.run("fitting a head", lambda first: iter(range(first, 100)), loss_of, show_progress=False)
+        learning_of(module, Budget(steps=100), path).run(
+            "fitting a head", lambda first: iter(range(first, 100)), loss_of, False
+        )
     assert seen == [0, 1, 2, 3] and torch.load(path)["course"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-
-
-def test_a_bar_is_not_written_after_each_step(monkeypatch, capsys):
-    monkeypatch.setattr(adaptation, "tqdm", partial(tqdm, mininterval=1e9))
-    module = torch.nn.Linear(1, 1)
-    learning = Learning(module, [Group(0.1, dict(module.named_parameters()))], Budget(steps=150), Savepoint(None))
-    learning.run("adapting", lambda first: iter(range(first, 150)), lambda _: (module(torch.ones(1)).sum(), 1), True)
-    said = capsys.readouterr().err
-    assert said.count("step ") < 5 and "100%" in said and "step 150" in said
 
 
 def aimed(budget, shares):
     """Learns towards a goal. `shares`: what is explained after a number of steps."""
     module = torch.nn.Linear(1, 1)
-    learning = Learning(module, [Group(0.1, dict(module.named_parameters()))], budget, Savepoint(None))
+    learning = learning_of(module, budget)
     goal = Goal(budget, learning.course, lambda: [0.0, shares(learning.course.steps)], [0.0, shares(0)])
     if not goal.is_reached:
         learning.run(
@@ -70,31 +70,17 @@ def test_a_goal_ends_the_learning_as_soon_as_it_is_reached(monkeypatch, capsys):
     assert aimed(Budget(minutes=600, steps=4), lambda steps: 0.0)[0] == 4
 
 
-def test_rounds_follow_each_other_and_grow(monkeypatch):
+def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round(monkeypatch):
     monkeypatch.setattr(adaptation, "FIRST_ROUND", 10)
-    assert [adaptation.round_of(steps) for steps in (0, 9, 10, 24, 25, 46)] == [
-        (0, 10), (0, 10), (10, 15), (10, 15), (25, 22), (25, 22)
-    ]  # fmt: skip
     goal, plain = Budget(steps=1000, until=0.9), Budget(steps=1000)
     rates = [goal.rate(steps, 0.0) for steps in range(1000)]
-    assert rates[9] < 0.05 and rates[12] > 0.9 and rates[24] < 0.05  # it falls at the end of each round
+    assert rates[9] < 0.05 and rates[12] > 0.9 and rates[24] < 0.05
     assert all(rate <= plain.rate(steps, 0.0) + 1e-9 for steps, rate in enumerate(rates) if steps > 150)
     assert plain.rate(500, 0.0) == pytest.approx(0.5) and plain.rate(1000, 0.0) == 0
     assert Budget(minutes=1, steps=10).used(5, 3.0) == 0.5 and Budget(minutes=1, steps=10).used(5, 45.0) == 0.75
 
 
-def test_what_a_budget_amounts_to_is_said_after_the_first_steps(monkeypatch, capsys):
-    monkeypatch.setattr(adaptation, "PACE_STEPS", 3)
-    module, budget = torch.nn.Linear(1, 1), Budget(minutes=600, steps=5)
-    learning = Learning(module, [Group(0.1, dict(module.named_parameters()))], budget, Savepoint(None))
-    learning.run("adapting", lambda first: iter(range(first, 5)), lambda _: (module(torch.ones(1)).sum(), 1), True)
-    assert mentions(capsys.readouterr().err, "steps a second", "5 steps", "10.0 hours")
-    assert mentions(Budget(steps=4000).outlook(0.25), "0.25", "4,000", "4.4 hours")
-    assert mentions(Budget(minutes=60).outlook(0.25), "60 minutes", 900)
-
-
 def test_impossible_budgets_are_refused():
-    assert Budget(steps=0).empty and not Budget(minutes=1).empty
     with pytest.raises(InvalidInput, match=r"(?=.*minutes)(?=.*steps)"):
         Budget()
     for minutes in (-1, math.inf, math.nan):
@@ -104,7 +90,50 @@ def test_impossible_budgets_are_refused():
         Budget(minutes=1, until=94)
 
 
-def test_a_long_curve_is_thinned():
-    curve = Course(losses=[1.0] * 50 + [2.0] * 200).curve
-    assert len(curve) == 100 and curve[0] == [3, 1.0] and curve[-1] == [250, 2.0]
-    assert Course().curve == [] and Course(losses=[3.0]).curve == [[1, 3.0]]
+def distilled(checkpoint, documents, budget, saved):
+    lower, upper = split(checkpoint)
+    report = adapt(checkpoint, lower, upper, documents, budget, 3, True, CPU, False, saved)
+    return [lower, upper], (report.first_loss, report.at_start, report.at_end)
+
+
+def guessed(checkpoint, documents, budget, saved):
+    lower, upper = split(checkpoint)
+    head, report = further_pretrain(checkpoint.config, lower, upper, None, "", documents, budget, 3, CPU, False, saved)
+    return [lower, head], (report.first_loss, report.at_start, report.history)
+
+
+def shortened(checkpoint, documents, budget, saved):
+    stack, report = shorten(*split(checkpoint), 1, documents, budget, 3, CPU, False, saved)
+    return [stack], (report.first_loss, report.at_start, report.at_end, report.started_from)
+
+
+@pytest.mark.parametrize("learn", [distilled, guessed, shortened])
+def test_an_interrupted_adaptation_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
+    """It is interrupted twice, each time before a savepoint gets its name."""
+    documents, budget = chained(checkpoint.config, 3000, 16, seed=1), Budget(steps=8)
+    undisturbed, report = learn(checkpoint, documents, budget, None)
+    saves, begun, replace, load = 0, [], os.replace, Savepoint.load
+
+    def told(self):
+        state = load(self)
+        begun.append(state["course"]["steps"] if state is not None else 0)
+        return state
+
+    def dying(source, target):
+        nonlocal saves
+        saves += 1
+        if saves in (2, 7):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(Savepoint, "load", told)
+    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(os, "replace", dying)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            learn(checkpoint, documents, budget, tmp_path / "saved.pt")
+    found, again = learn(checkpoint, documents, budget, tmp_path / "saved.pt")
+    assert max(begun) >= 2, "it must have continued"
+    assert again == report
+    for stack, other in zip(found, undisturbed, strict=True):
+        assert all(torch.equal(part, other.state_dict()[name]) for name, part in stack.state_dict().items())

@@ -1,11 +1,12 @@
 """Further pretraining: words are masked as BERT masks them, the lower layers alone learn, and the best state is kept."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import AutoModelForMaskedLM
 
 from builder.adaptation import masked
 from builder.adaptation.learning import Budget
@@ -16,28 +17,12 @@ from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, up
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from testing.random_store import random_documents, tokenizer_json
+from testing.random_store import random_documents
+from tests.builder.adaptation.models import CPU, chained, same, save, weights
 from tests.builder.tables.branches import some_lines
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
-
-CPU = torch.device("cpu")
-VOCABULARY = 90
-
-
-def save(folder, model):
-    (folder / "made.json").write_text(tokenizer_json(VOCABULARY))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, initializer_range=0.15,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = BertForMaskedLM(config) if model == "with head" else BertForMaskedLM(config).bert
-    model.save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module", params=["with head", "without"])
@@ -45,20 +30,9 @@ def model(request, tmp_path_factory):
     return save(tmp_path_factory.mktemp("model"), request.param), request.param == "with head"
 
 
-def chained(config, tokens, length, seed):
-    """Each word determines the next one, so that masked words can be predicted."""
-    documents = random_documents(config, tokens, length, seed)
-    for document in documents:
-        for place in range(2, length - 1):
-            document[place] = 5 + (document[place - 1] * 7 + 3) % (VOCABULARY - 5)
-    return documents
-
-
-def run(checkpoint, documents, budget, head=None, seed=0, saved=None, start=None):
-    lower, upper = start or split(checkpoint)
-    found = further_pretrain(
-        checkpoint.config, lower, upper, head, "given", documents, budget, seed, CPU, show_progress=False, saved=saved
-    )
+def run(checkpoint, documents, budget, head):
+    lower, upper = split(checkpoint)
+    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, CPU, show_progress=False)
     return lower, upper, *found
 
 
@@ -113,10 +87,9 @@ def test_steps_that_make_predictions_worse_are_not_kept(model, monkeypatch):
     head = given_head(str(model[0]), checkpoint.config) or masked.MaskedHead(checkpoint.config)
     losses = iter(range(100))
     monkeypatch.setattr(masked, "_examined", lambda guesser, exam: {"loss": float(next(losses)), "right": 0.0})
-    before = split(checkpoint)[0].state_dict()
     lower, _, _, report = run(checkpoint, documents, Budget(steps=10), head)
     assert report.kept_at == 0 and report.at_end == report.at_start and report.steps == 10
-    assert all(torch.equal(tensor, lower.state_dict()[name]) for name, tensor in before.items())
+    assert same(weights(lower), weights(split(checkpoint)[0]))
 
 
 def corpus(folder, seed):
@@ -125,30 +98,30 @@ def corpus(folder, seed):
     return path
 
 
+def report_of(store, branch):
+    return json.loads((store.folder / "lower" / f"{branch}.json").read_text())
+
+
 def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
     folder, has_head = model
-    store, _ = build_root(
-        str(folder), [corpus(tmp_path, 0)], tmp_path / "store", RootOptions(name="tiny"), Budget(steps=2), CPU
-    )
+    two, options = Budget(steps=2), DomainOptions(min_tokens=1)
+    store, _ = build_root(str(folder), [corpus(tmp_path, 0)], tmp_path / "store", RootOptions(name="tiny"), two, CPU)
     assert store.masked_head("root", 1) is None
-    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=2), CPU)
-    report = json.loads((store.folder / "lower" / "bio-1.json").read_text())
+    build_domain(store, "bio", [corpus(tmp_path, 1)], options, two, CPU)
+    report = report_of(store, "bio-1")
     assert report["learn"] == "masked" and report["head"] == ("the checkpoint's" if has_head else "made here")
-    update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), Budget(steps=2), CPU)
-    report = json.loads((store.folder / "lower" / "bio-2.json").read_text())
+    update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), two, CPU)
+    report = report_of(store, "bio-2")
     assert report["head"] == "the branch's" and report["head_steps"] == 0
     first, second = store.masked_head("bio", 1), store.masked_head("bio", 2)
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-    build_domain(store, "law", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="distil"), Budget(steps=2), CPU)
-    assert json.loads((store.folder / "lower" / "law-1.json").read_text())["learn"] == "distil"
+    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # without learning
+    assert same(first, second) and same(second, store.masked_head("bio", 3))
+    build_domain(store, "law", [corpus(tmp_path, 1)], replace(options, learn="distil"), two, CPU)
+    assert report_of(store, "law-1")["learn"] == "distil" and store.masked_head("law", 1) is None
     for branch in ("bio-1", "bio-2", "law-1"):
         assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
-    assert store.masked_head("law", 1) is None
     with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
-        build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
-    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # without learning
-    kept = store.masked_head("bio", 3)
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in second.items())
+        build_domain(store, "new", [corpus(tmp_path, 1)], replace(options, learn="guess"), two, CPU)
     Store(store.folder).remove_branch("bio", 2)
     assert not list((store.folder / "lower").glob("bio-2*"))
 
@@ -161,23 +134,18 @@ def test_a_root_may_learn_masked_words_and_domains_continue_with_its_head(model,
     def rooted(name):
         return build_root(str(folder), text, tmp_path / name, options, Budget(steps=10), CPU)[0]
 
-    store = rooted("masked")
-    report = json.loads((store.folder / "lower" / "root-1.json").read_text())
-    assert report["steps"] == 5 and report["masked"]["steps"] == 5
-    assert report["masked"]["head"] == "the checkpoint's"
-    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=2), CPU)
-    assert json.loads((store.folder / "lower" / "bio-1.json").read_text())["head"] == "the branch's"
-
     def cut(*given, **named):
         guess(*given, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(root, "further_pretrain", cut)
-    with pytest.raises(KeyboardInterrupt):
+    store = rooted("masked")
+    report = report_of(store, "root-1")
+    assert (report["steps"], report["masked"]["steps"], report["masked"]["head"]) == (5, 5, "the checkpoint's")
+    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=2), CPU)
+    assert report_of(store, "bio-1")["head"] == "the branch's"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(root, "further_pretrain", cut)
         rooted("cut")
-    monkeypatch.setattr(root, "further_pretrain", guess)
     again = rooted("cut")
     for path in ("lower/root-1.safetensors", "lower/root-1.head.safetensors", "upper.safetensors"):
         assert (again.folder / path).read_bytes() == (store.folder / path).read_bytes()
-    with pytest.raises(InvalidInput, match=mentioning(1)):
-        RootOptions(masked=1)

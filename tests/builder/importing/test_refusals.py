@@ -18,7 +18,8 @@ from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import corpus
 from tests.support.message import mentioning
 
-NAMED = ImportOptions(labels=LABELS)
+PLAIN, NAMED = ImportOptions(), ImportOptions(labels=LABELS)
+CONFIG, HEAD = "adapter_config.json", "head_config.json"
 
 
 @pytest.fixture(scope="module")
@@ -37,130 +38,87 @@ def copied(folder: Path, name: str) -> Path:
     return Path(shutil.copytree(FIXTURES / name, folder / name))
 
 
-def changed(folder: Path, name: str, file: str, *path: str, value: object) -> Path:
+def changed(folder: Path, name: str, file: str, option: str, value: object) -> Path:
     """Returns a copy of a fixture with one option changed."""
     copy = copied(folder, name) / file
-    stored = inner = json.loads(copy.read_text())
-    for step in path[:-1]:
-        inner = inner[step]
-    inner[path[-1]] = value
+    stored = json.loads(copy.read_text())
+    stored.get("config", stored)[option] = value  # AdapterHub's options are one level deeper
     copy.write_text(json.dumps(stored))
     return copy.parent
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
-        ("peft_type", "LOHA", ["peft_type", "'LOHA'", "LoraConfig"]),
-        ("bias", "lora_only", ["bias='lora_only'", "bias='none'"]),
-        ("use_dora", True, ["use_dora"]),
-        ("lora_bias", True, ["lora_bias"]),
-        ("fan_in_fan_out", True, ["fan_in_fan_out"]),
-        ("layer_replication", [[0, 4]], ["layer_replication"]),
-        ("trainable_token_indices", [7], ["trainable_token_indices"]),
-        ("init_lora_weights", "pissa", ["init_lora_weights='pissa'", "init_lora_weights=True"]),
-        ("task_type", "SEQ_2_SEQ_LM", ["task_type", "'SEQ_2_SEQ_LM'", "SEQ_CLS", "TOKEN_CLS"]),
-        ("lora_alpha", None, ["adapter_config.json", "lora_alpha"]),
-        ("lora_alpha", "16", ["adapter_config.json", "lora_alpha", "'16'"]),
-        ("alpha_pattern", {"query)": 7}, ["adapter_config.json", "alpha_pattern", "'query)'"]),
-        ("alpha_pattern", {"query": "seven"}, ["adapter_config.json", "query", "'seven'"]),
-        ("alpha_pattern", ["query", 7], ["adapter_config.json", "alpha_pattern"]),
-        ("task_type", None, ["--task"]),
+OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, and what the message names
+    ("peft-everywhere", CONFIG): [
+        ("peft_type", "LOHA", "peft_type 'LOHA' LoraConfig"),
+        ("bias", "lora_only", "bias='lora_only' bias='none'"),
+        ("use_dora", True, "use_dora"),
+        ("lora_bias", True, "lora_bias"),
+        ("fan_in_fan_out", True, "fan_in_fan_out"),
+        ("layer_replication", [[0, 4]], "layer_replication"),
+        ("trainable_token_indices", [7], "trainable_token_indices"),
+        ("init_lora_weights", "pissa", "init_lora_weights='pissa' init_lora_weights=True"),
+        ("task_type", "SEQ_2_SEQ_LM", "task_type 'SEQ_2_SEQ_LM' SEQ_CLS TOKEN_CLS"),
+        ("task_type", None, "--task"),
+        ("lora_alpha", None, f"{CONFIG} lora_alpha"),
+        ("lora_alpha", "16", f"{CONFIG} lora_alpha '16'"),
+        ("alpha_pattern", {"query)": 7}, f"{CONFIG} alpha_pattern 'query)'"),
+        ("alpha_pattern", {"query": "seven"}, f"{CONFIG} query 'seven'"),
+        ("alpha_pattern", ["query", 7], f"{CONFIG} alpha_pattern"),
     ],
-)
-def test_unsupported_options_of_peft_are_refused(store, tmp_path, option, value, named):
-    refused(store, changed(tmp_path, "peft-everywhere", "adapter_config.json", option, value=value), NAMED, *named)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
-        ("original_ln_after", False, ["original_ln_after=False"]),
-        ("ln_before", True, ["ln_before=True"]),
-        ("ln_after", True, ["ln_after=True"]),
-        ("is_parallel", True, ["is_parallel=True"]),
-        ("use_gating", True, ["use_gating=True"]),
-        ("phm_layer", True, ["phm_layer=True"]),
-        ("inv_adapter", "nice", ["inv_adapter='nice'"]),
-        ("cross_adapter", True, ["cross_adapter=True"]),
-        ("non_linearity", "leakyrelu", ["non_linearity", "'leakyrelu'", "gelu"]),
-        ("non_linearity", None, ["adapter_config.json", "non_linearity"]),
-        ("scaling", "learned", ["'learned'"]),
-        ("architecture", "union", ["architecture", "'union'", "double_seq_bn"]),
+    ("adapters-double", CONFIG): [
+        ("original_ln_before", True, "original_ln_before=True double_seq_bn"),
+        ("original_ln_after", False, "original_ln_after=False"),
+        ("ln_before", True, "ln_before=True"),
+        ("ln_after", True, "ln_after=True"),
+        ("is_parallel", True, "is_parallel=True"),
+        ("use_gating", True, "use_gating=True"),
+        ("phm_layer", True, "phm_layer=True"),
+        ("inv_adapter", "nice", "inv_adapter='nice'"),
+        ("cross_adapter", True, "cross_adapter=True"),
+        ("non_linearity", "leakyrelu", "non_linearity 'leakyrelu' gelu"),
+        ("non_linearity", None, f"{CONFIG} non_linearity"),
+        ("architecture", "union", "architecture 'union' double_seq_bn"),
     ],
-)
-def test_unsupported_options_of_a_bottleneck_are_refused(store, tmp_path, option, value, named):
-    name = "adapters-stock-head" if option == "scaling" else "adapters-double"
-    refused(store, changed(tmp_path, name, "adapter_config.json", "config", option, value=value), ImportOptions(), *named)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("composition_mode", "scale"), ("use_gating", True), ("use_dora", True), ("vera_d", 0.1)]
-)
-def test_unsupported_options_of_adapterhubs_lora_are_refused(store, tmp_path, option, value):
-    folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value=value)
-    refused(store, folder, ImportOptions(), f"{option}={value!r}", "LoRAConfig")
-
-
-@pytest.mark.parametrize("option, value", [("alpha", "eight"), ("r", "eight"), ("r", 0)])
-def test_options_of_adapterhubs_lora_that_must_be_numbers_are_refused(store, tmp_path, option, value):
-    folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value=value)
-    refused(store, folder, ImportOptions(), folder / "adapter_config.json", option, repr(value))
-
-
-def test_adapterhubs_usual_bottleneck_is_refused(store):
-    refused(store, FIXTURES / "adapters-refused", ImportOptions(), "original_ln_before=True", "double_seq_bn")
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
-        ("head_type", "multiple_choice", ["head_type", "'multiple_choice'"]),
-        ("use_pooler", True, ["use_pooler=True", 3]),
-        ("activation_function", None, ["activation_function", "layers=1"]),
-        ("activation_function", "mish", ["activation_function", "'mish'"]),
-        ("label2id", {"red": 0, "green": 1, "blue": 3}, ["label2id", "--labels"]),
-        ("label2id", None, [3, "--labels"]),
-        ("label2id", {"red": 0, "green": 1}, [3, 2, "--labels"]),
+    ("adapters-stock-head", CONFIG): [("scaling", "learned", "'learned'")],
+    ("adapters-lora-tag", CONFIG): [
+        ("composition_mode", "scale", "composition_mode='scale' LoRAConfig"),
+        ("use_gating", True, "use_gating=True LoRAConfig"),
+        ("use_dora", True, "use_dora=True LoRAConfig"),
+        ("vera_d", 0.1, "vera_d=0.1 LoRAConfig"),
+        ("alpha", "eight", f"{CONFIG} alpha 'eight'"),
+        ("r", "eight", f"{CONFIG} r 'eight'"),
+        ("r", 0, f"{CONFIG} r 0"),
     ],
-)
-def test_unsupported_heads_of_adapterhub_are_refused(store, tmp_path, option, value, named):
-    folder = changed(tmp_path, "adapters-double", "head_config.json", "config", option, value=value)
-    refused(store, folder, ImportOptions(), *named)
+    ("adapters-double", HEAD): [
+        ("head_type", "multiple_choice", "head_type 'multiple_choice'"),
+        ("use_pooler", True, "use_pooler=True 3"),
+        ("activation_function", None, "activation_function layers=1"),
+        ("activation_function", "mish", "activation_function 'mish'"),
+        ("label2id", {"red": 0, "green": 1, "blue": 3}, "label2id --labels"),
+        ("label2id", None, "3 --labels"),
+        ("label2id", {"red": 0, "green": 1}, "3 2 --labels"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("labels", "named"),
-    [
-        (None, [3, "--labels"]),
-        (["a", "b"], [3, 2, "--labels"]),
-        (["a", "b", "a"], ["['a', 'b', 'a']", "--labels"]),
-    ],
+    "name, file, option, value, named", [(*saved, *case) for saved, cases in OPTIONS.items() for case in cases]
 )
-def test_wrong_labels_are_refused(store, labels, named):
-    refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=labels), *named)
+def test_options_that_change_the_numbers_are_refused(store, tmp_path, name, file, option, value, named):
+    options = NAMED if name.startswith("peft") else PLAIN
+    refused(store, changed(tmp_path, name, file, option, value), options, *named.split())
 
 
-def test_a_file_instead_of_its_folder_is_refused(store):
-    file = FIXTURES / "peft-everywhere" / "adapter_model.safetensors"
-    refused(store, file, NAMED, file / "adapter_config.json", "--from")
-
-
-def test_another_task_than_the_adapters_is_refused(store):
+def test_wrong_labels_tasks_and_folders_are_refused(store, tmp_path):
+    saved, silent = FIXTURES / "peft-everywhere", changed(tmp_path, "peft-everywhere", CONFIG, "task_type", None)
+    refused(store, FIXTURES / "adapters-refused", PLAIN, "original_ln_before=True")
+    refused(store, saved, PLAIN, 3, "--labels")
+    refused(store, saved, ImportOptions(labels=["a", "b"]), 3, 2, "--labels")
+    refused(store, saved, ImportOptions(labels=["a", "b", "a"]), "['a', 'b', 'a']", "--labels")
     refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "tag", "classify", "--task")
-
-
-def test_a_task_without_a_head_in_these_libraries_is_refused(store, tmp_path):
-    silent = changed(tmp_path, "peft-everywhere", "adapter_config.json", "task_type", value=None)
     refused(store, silent, ImportOptions(task="span"), "'span'")
     refused(store, silent, ImportOptions(task="guess"), "'guess'")
-
-
-def with_config(folder: Path, name: str, problem_type: str) -> Path:
-    """Returns a copy of a fixture with the whole model's configuration beside the adapter."""
-    copy = copied(folder, name)
-    (copy / "config.json").write_text(json.dumps({"problem_type": problem_type}))
-    return copy
+    refused(store, file := saved / "adapter_model.safetensors", NAMED, file / CONFIG, "--from")
 
 
 @pytest.mark.parametrize("name", ["peft-everywhere", "adapters-stock-head"])
@@ -174,10 +132,12 @@ def with_config(folder: Path, name: str, problem_type: str) -> Path:
     ],
 )
 def test_unsupported_kinds_of_classifiers_are_refused(store, tmp_path, name, problem_type, options, named):
-    refused(store, with_config(tmp_path, name, problem_type), ImportOptions(**{"labels": LABELS, **options}), *named)
+    """The whole model's configuration is beside the adapter."""
+    (copy := copied(tmp_path, name) / "config.json").write_text(json.dumps({"problem_type": problem_type}))
+    refused(store, copy.parent, ImportOptions(**{"labels": LABELS, **options}), *named)
 
 
-def test_adapters_of_lower_layers_are_refused(store, tmp_path):
+def test_adapters_of_layers_that_cannot_hold_them_are_refused(store, tmp_path):
     refused(store, FIXTURES / "peft-lower", NAMED, "0, 1", "layers_to_transform", 2, 3, "--as-domain")
     new = NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1)
     refused(store, FIXTURES / "adapters-lower", ImportOptions(new_domain=new), "bottleneck", "0, 1", "leave_out", 2, 3)
@@ -185,59 +145,44 @@ def test_adapters_of_lower_layers_are_refused(store, tmp_path):
     few = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)]))
     refused(store, FIXTURES / "peft-lower", few, "50,000", "--min-tokens")
     assert not store.work_folder("low", 1).exists()
+    short = Store(make_imported_store(tmp_path, lower=2, upper=1))
+    refused(short, FIXTURES / "peft-everywhere", NAMED, 3, "'tiny'", 2, 1)
 
 
-def test_layers_that_the_backbone_lacks_are_refused(tmp_path):
-    cut = Store(make_imported_store(tmp_path, lower=2, upper=1))
-    refused(cut, FIXTURES / "peft-everywhere", NAMED, 3, "'tiny'", 2, 1)
+LAYER = "bert.encoder.layer.2.attention.self.query"
+TENSORS = [  # tensors of other values, or none; and what the message names
+    ({f"{LAYER}.lora_B.weight": None}, [f"'{LAYER}'"]),
+    ({f"{LAYER}.lora_A.weight": torch.zeros(4, 48)}, ["(4, 48)", "'tiny'", "(4, 32)"]),
+    ({f"{LAYER}.lora_A.weight": torch.zeros(0, 32)}, [f"'{LAYER}'", 0]),
+    ({f"{LAYER}.lora_magnitude_vector": torch.ones(32)}, ["lora_magnitude_vector"]),
+    ({"bert.embeddings.lora_embedding_A": torch.ones(1)}, ["lora_embedding_A"]),
+    ({f"x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}, ["'x'"]),
+    ({"bert.embeddings.norm": torch.ones(32)}, ["embeddings.norm"]),
+    ({"classifier.weight": None, "classifier.bias": None}, ["modules_to_save"]),
+    ({"classifier.weight": torch.ones(3, 48)}, ["weight", "(3, 48)"]),
+    ({"classifier.weight": torch.full((3, 32), 1e6)}, ["weight", "fp16"]),
+]
 
 
-def tensors_changed(folder: Path, change) -> Path:
-    copy = copied(folder, "peft-everywhere")
-    file = copy / "adapter_model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file)
-    return copy
-
-
-LAYER = "base_model.model.bert.encoder.layer.2.attention.self.query"
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda t: t.pop(f"{LAYER}.lora_B.weight"), [f"'{LAYER.removeprefix('base_model.model.')}'"]),
-        (lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 48)}), ["(4, 48)", "'tiny'", "(4, 32)"]),
-        (
-            lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(0, 32)}),
-            [f"'{LAYER.removeprefix('base_model.model.')}'", 0],
-        ),
-        (lambda t: t.update({f"{LAYER}.lora_magnitude_vector": torch.ones(32)}), ["lora_magnitude_vector"]),
-        (lambda t: t.update({"base_model.model.bert.embeddings.lora_embedding_A": torch.ones(1)}), ["lora_embedding_A"]),
-        (lambda t: t.update({f"base_model.model.x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}), ["'x'"]),
-        (lambda t: t.update({"base_model.model.bert.embeddings.norm": torch.ones(32)}), ["embeddings.norm"]),
-        (lambda t: [t.pop(f"base_model.model.classifier.{part}") for part in ("weight", "bias")], ["modules_to_save"]),
-        (lambda t: t.update({"base_model.model.classifier.weight": torch.ones(3, 48)}), ["weight", "(3, 48)"]),
-        (lambda t: t.update({"base_model.model.classifier.weight": torch.full((3, 32), 1e6)}), ["weight", "fp16"]),
-    ],
-)
-def test_unexpected_tensors_are_refused(store, tmp_path, change, named):
-    refused(store, tensors_changed(tmp_path, change), NAMED, *named)
+@pytest.mark.parametrize("changes, named", TENSORS, ids=range(len(TENSORS)))
+def test_unexpected_tensors_are_refused(store, tmp_path, changes, named):
+    file = copied(tmp_path, "peft-everywhere") / "adapter_model.safetensors"
+    tensors = load_file(file) | {f"base_model.model.{name}": tensor for name, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+    refused(store, file.parent, NAMED, *named)
 
 
 def test_missing_and_damaged_files_are_refused(store, tmp_path):
-    refused(store, tmp_path, NAMED, tmp_path / "adapter_config.json")
+    refused(store, tmp_path, NAMED, tmp_path / CONFIG)
     folder = copied(tmp_path, "peft-everywhere")
     (folder / "adapter_model.safetensors").write_bytes(b"cut")
     refused(store, folder, NAMED, folder / "adapter_model.safetensors")
     (folder / "adapter_model.safetensors").unlink()
     refused(store, folder, NAMED, folder, "adapter_model.safetensors", "adapter_model.bin", "--from")
-    (folder / "adapter_config.json").write_text("{}")
-    refused(store, folder, NAMED, folder / "adapter_config.json", "peft", "adapters")
-    headless = copied(tmp_path, "adapters-double")
-    (headless / "head_config.json").unlink()
-    refused(store, headless, ImportOptions(), headless, "with_head=True")
+    (folder / CONFIG).write_text("{}")
+    refused(store, folder, NAMED, folder / CONFIG, "peft", "adapters")
+    (headless := copied(tmp_path, "adapters-double") / HEAD).unlink()
+    refused(store, headless.parent, PLAIN, headless.parent, "with_head=True")
 
 
 def test_a_pickle_that_would_run_code_is_refused(store, tmp_path):
@@ -252,8 +197,7 @@ def test_a_pickle_that_would_run_code_is_refused(store, tmp_path):
 
 
 def test_a_missing_pooler_is_refused(tmp_path):
-    folder = make_imported_store(tmp_path)
-    base = tmp_path / "base"
+    folder, base = make_imported_store(tmp_path), tmp_path / "base"
     tensors = {name: tensor for name, tensor in load_file(base / "model.safetensors").items() if "pooler" not in name}
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     refused(Store(folder), FIXTURES / "peft-everywhere", NAMED, "pooler", base)

@@ -1,20 +1,26 @@
-"""A LoRA is cut from what layers learned: all of it if the rank is high enough, otherwise the best of that rank."""
+"""A LoRA is cut from what layers learned: all of it if the rank is high enough, otherwise the best of that rank. Dropout."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 
-from builder.training.bodies import PlotBody
-from builder.training.cutting import cut, cuttable, hold
+from builder.training.bodies import PlotBody, RememberingBody
+from builder.training.cutting import cut, hold
+from builder.training.dropout import dropout
+from builder.training.examples import Reader
 from builder.training.model import Diverged
+from builder.training.tasks import training_task
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from testing.toy import CONFIG
+from tests.builder.training.small_tenants import CPU, classified, write
 
-LENGTHS = [5, 3]
+LENGTHS, ALL = [5, 3], tuple(PROJECTIONS)
 
 
 @pytest.fixture
@@ -28,36 +34,36 @@ def changed(body, rank):
     for layer in body.upper_layers:
         for name in dict.fromkeys(PROJECTIONS.values()):
             weight = getattr(layer, name).weight
-            # For each of the query, the key and the value.
-            for part in weight.chunk(3) if name == "qkv" else [weight]:
+            for part in weight.chunk(3) if name == "qkv" else [weight]:  # for each of the query, the key and the value
                 left, right = (torch.randn(size, rank, generator=generator) for size in part.shape)
                 part.add_(0.05 * left @ right.T)
     return body
 
 
-def said(body, layout=None, adapter=None):
+def said(body, layout=None, adapter=()):
     x = torch.randn(sum(LENGTHS), CONFIG.hidden, generator=torch.Generator().manual_seed(2))
-    every = Tiles(torch.zeros(len(x), dtype=torch.int64).numpy(), x.device)
+    every = Tiles(np.zeros(len(x), dtype=np.int64), x.device)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
-    adapt = None
-    if adapter is not None:
-        slots = [{name: weight[None] for name, weight in layer.items()} for layer in adapter]
-        adapt = [
-            lambda at, into, out, weights=weights: layout.adapt(at, into, out, every, weights) for weights in slots
-        ]  # fmt: skip
+    slots = [{name: weight[None] for name, weight in layer.items()} for layer in adapter]
+    adapt = [lambda at, into, out, weights=weights: layout.adapt(at, into, out, every, weights) for weights in slots] or None
     with torch.inference_mode():
         return body.upper(x, positions, torch.zeros_like(positions), PackedAttention(LENGTHS, CONFIG.heads), adapt)
 
 
-@pytest.mark.parametrize("rank", [3, CONFIG.hidden + 8])
-def test_a_rank_that_is_high_enough_holds_everything(before, rank):
-    after = changed(before, rank=3)
-    layout = adapter_layout(CONFIG, "lora", rank, tuple(PROJECTIONS))
+@pytest.mark.parametrize(
+    "learned, rank, places", [(3, 3, ALL), (3, CONFIG.hidden + 8, ALL), (6, 2, ALL), (6, 2, ("query", "ffn_out"))]
+)
+def test_what_the_rank_holds_is_kept_and_all_of_it_if_it_is_high_enough(before, learned, rank, places):
+    after, layout = changed(before, learned), adapter_layout(CONFIG, "lora", rank, places)
+    whole = said(after)
     adapter, share = cut(before.upper_layers, after.upper_layers, layout)
-    assert all(weights[name].shape == shape for weights in adapter for name, shape in layout.shapes.items())
+    assert not torch.allclose(said(before), whole, atol=0.1)
+    assert (share == pytest.approx(1.0)) == (rank >= learned) == torch.allclose(said(before, layout, adapter), whole, atol=1e-4)
+    hold(before.upper_layers, after.upper_layers, adapter, layout)  # what a next epoch starts from
+    again, share = cut(before.upper_layers, after.upper_layers, layout)
     assert share == pytest.approx(1.0)
-    assert torch.allclose(said(before, layout, adapter), said(after), atol=1e-4)
-    assert not torch.allclose(said(before), said(after), atol=0.1)
+    for one in (adapter, again):
+        assert torch.allclose(said(before, layout, one), said(after), atol=1e-4)
 
 
 def test_a_lower_rank_holds_the_largest_singular_values(before):
@@ -66,7 +72,6 @@ def test_a_lower_rank_holds_the_largest_singular_values(before):
     adapter, share = cut(before.upper_layers, after.upper_layers, adapter_layout(CONFIG, "lora", 2, tuple(place)))
     held = total = 0.0
     for old, new, weights in zip(before.upper_layers, after.upper_layers, adapter, strict=True):
-        assert weights.keys() == {f"{name}/{side}" for name in place for side in "ab"}
         for name, of in place.items():
             change = of(new) - of(old)
             values = torch.linalg.svdvals(change)
@@ -78,36 +83,32 @@ def test_a_lower_rank_holds_the_largest_singular_values(before):
     assert share == pytest.approx(held / total, rel=1e-4) and 0.1 < share < 0.3
 
 
-@pytest.mark.parametrize("places", [tuple(PROJECTIONS), ("query", "ffn_out")])
-def test_layers_keep_what_the_adapter_holds(before, places):
-    after, layout = changed(before, rank=6), adapter_layout(CONFIG, "lora", 2, places)
-    adapter, share = cut(before.upper_layers, after.upper_layers, layout)
-    hold(before.upper_layers, after.upper_layers, adapter, layout)
-    assert share < 0.95 and torch.allclose(said(before, layout, adapter), said(after), atol=1e-4)
-    assert not torch.allclose(said(before), said(after), atol=0.1)
-    again, share = cut(before.upper_layers, after.upper_layers, layout)
-    assert share == pytest.approx(1.0)
-    assert torch.allclose(said(before, layout, again), said(after), atol=1e-4)
-
-
-def test_weights_with_nan_are_reported(before):
-    after = changed(before, rank=1)
-    with torch.no_grad():
-        after.upper_layers[0].ffn_in.weight[0, 0] = float("nan")
-    with pytest.raises(Diverged, match="--upper-rate"):
-        cut(before.upper_layers, after.upper_layers, adapter_layout(CONFIG, "lora", 2, tuple(PROJECTIONS)))
-
-
-@pytest.mark.parametrize(
-    "places, matrices", [(tuple(PROJECTIONS), 4), (("query", "value"), 1), (("key", "attention_out", "ffn_in"), 3)]
-)
-def test_only_matrices_that_can_be_cut_are_trained(before, places, matrices):
-    learned = cuttable(before.upper_layers, adapter_layout(CONFIG, "lora", 2, places))
-    assert len(learned) == matrices * CONFIG.upper_layers
-    assert all(weight.ndim == 2 for weight in learned)
-
-
-def test_layers_that_learned_nothing_give_an_empty_lora(before):
-    layout = adapter_layout(CONFIG, "lora", 4, tuple(PROJECTIONS))
+def test_weights_with_nan_are_reported_and_layers_that_learned_nothing_give_an_empty_lora(before):
+    layout, after = adapter_layout(CONFIG, "lora", 4, ALL), changed(before, rank=1)
     adapter, share = cut(before.upper_layers, before.upper_layers, layout)
     assert share == 1.0 and all(not weights[f"{place}/b"].any() for weights in adapter for place in PROJECTIONS)
+    after.upper_layers[0].ffn_in.weight[0, 0] = float("nan")
+    with pytest.raises(Diverged, match="--upper-rate"):
+        cut(before.upper_layers, after.upper_layers, layout)
+
+
+def test_dropout_leaves_out_the_share_that_its_seed_chooses_and_nothing_of_it_remains(store, tmp_path):
+    rng, task = random.Random(1), training_task("classify")
+    labelled = task.read(write(tmp_path / "texts.jsonl", [classified(rng) for _ in range(200)]))
+    reader = Reader(store, "root", 1)
+    pack = reader.pack(reader.read(labelled, task, task.labels(labelled), show_progress=False), np.arange(200), CPU)
+
+    @torch.no_grad()
+    def hidden(body, share, seed):
+        with dropout(body, share, (seed,)):
+            return body(pack, None)
+
+    body = PlotBody(store.upper(), store.config.heads)
+    whole, dropped = hidden(body, 0.0, 1), hidden(body, 0.25, 1)
+    assert 0.23 < (dropped == 0).float().mean() < 0.27 and not (whole == 0).any()
+    assert torch.equal(hidden(body, 0.25, 1), dropped) and torch.equal(hidden(body, 0.0, 1), whole)
+    assert not torch.equal(dropped == 0, hidden(body, 0.25, 2) == 0)
+    remembering = RememberingBody(PlotBody(store.upper(), store.config.heads))
+    dropped = hidden(remembering, 0.5, 1)
+    assert torch.equal(hidden(remembering, 0.0, 1), whole), "it remembers whole results"
+    assert torch.equal(dropped[dropped != 0], 2 * whole[dropped != 0]), "what is kept makes up for what is left out"

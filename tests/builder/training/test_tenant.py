@@ -29,17 +29,42 @@ from tests.tasks import same_labels
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def reference(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repository")
+    export(trained[0], folder, ServingOptions(dtype="fp32"))
+    return Reference.open(folder / trained[0].config.name / "1")
+
+
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_is_learned(trained, name):
-    """The first of these tests trains six tenants."""
+def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, name):
+    """Answers and logits that are computed in packs equal those of the reference. The first test trains five tenants."""
     store, folder = trained
     task, _, metric, least, _ = TASKS[name]
-    scores = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False).scores
-    assert scores.metric == metric and scores.main > least
+    evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False)
+    tenant, labelled, values = evaluation.tenant, evaluation.labelled.examples, evaluation.scores.values
+    assert evaluation.scores.metric == metric and evaluation.scores.main > least
     if task in ("classify", "tag"):
-        assert scores.values["accuracy"] > scores.values["majority_share"] + 0.1
+        assert values["accuracy"] > values["majority_share"] + 0.1
     if name == "span-or-none":
-        assert scores.values["unanswerable_right"] > 0.6 and scores.values["answerable_f1"] > 0.3
+        assert values["unanswerable_right"] > 0.6 and values["answerable_f1"] > 0.3
+    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*store.tenant_weights(tenant))
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    for chosen in packed_batches(evaluation.texts.lengths, 400, 20):
+        pack = reader.pack(evaluation.texts, chosen, CPU)
+        with torch.inference_mode():
+            logits = model(PlotBody(store.upper().eval(), store.config.heads), pack)
+        expected = torch.cat([reference.forward(labelled[i].text, name, labelled[i].pair) for i in chosen])
+        assert torch.allclose(logits, expected, atol=1e-3)
+    for example, answered in zip(labelled, evaluation.answers, strict=True):
+        assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_report_tells_how_a_tenant_has_learned(trained, name):
+    store, _ = trained
+    task, _, metric, least, _ = TASKS[name]
     report = store.report(store.tenant(name))
     assert report["task"] == task and report["dev"][metric] > least
     assert report["training"]["texts"] == 360 and report["dev"]["texts"] == 60 and report["seed"] == 0
@@ -47,17 +72,15 @@ def test_every_task_is_learned(trained, name):
     best = max(report["history"], key=lambda entry: (entry["dev"], -entry["dev_loss"]))
     assert report["best_epoch"] == best["epoch"] <= report["kept_epoch"]
     assert report["epochs_run"] == 6 or report["epochs_run"] - report["best_epoch"] == 3  # the patience
-    if name == "cut":
-        assert 0.2 < report["change_held"] < 1
+    assert name != "cut" or 0.2 < report["change_held"] < 1
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("patience", [1, 3])
-def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path, patience):
+def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path):
     """No weight changes, so the first epoch stays the best."""
     train = made(tmp_path, "classify", 20, 1)
-    report = store.report(learn(store, "classify", train, epochs=8, patience=patience, learning_rate=STILL))
-    assert (report["best_epoch"], report["epochs_run"]) == (1, 1 + patience)
+    report = store.report(learn(store, "classify", train, epochs=8, patience=2, learning_rate=STILL))
+    assert (report["best_epoch"], report["epochs_run"]) == (1, 3)
 
 
 def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained, learnable):
@@ -69,48 +92,21 @@ def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained,
     assert [wrong for part in parts for wrong in part.check(part.path, lambda done: None)] == []
 
 
-@pytest.fixture(scope="module")
-def reference(trained, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("repository")
-    export(trained[0], folder, ServingOptions(dtype="fp32"))
-    return Reference.open(folder / trained[0].config.name / "1")
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_scored_answers_equal_served_answers(trained, reference, tmp_path, name):
-    """Answers and logits that are computed in packs equal those of the reference, text by text."""
-    store, folder = trained
-    test = tmp_path / "test.jsonl"
-    test.write_text("".join((folder / f"{name}-test.jsonl").read_text().splitlines(keepends=True)[:50]))
-    evaluation = evaluate_tenant(store, name, test, CPU, show_progress=False)
-    tenant, labelled = evaluation.tenant, evaluation.labelled.examples
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    for chosen in packed_batches(evaluation.texts.lengths, 400, 20):
-        pack = reader.pack(evaluation.texts, chosen, CPU)
-        with torch.inference_mode():
-            logits = model(PlotBody(store.upper().eval(), store.config.heads), pack)
-        expected = torch.cat([reference.forward(labelled[i].text, name, labelled[i].pair) for i in chosen])
-        assert torch.allclose(logits, expected, atol=1e-3)
-    for example, answered in zip(labelled, evaluation.answers, strict=True):
-        assert same_labels(tenant.task, answered, reference.answer(example.text, name, example.pair).labels)
-
-
-def test_long_passages_are_answered(trained, tmp_path):
-    def long(rng):
-        example = asked(rng)
+def test_long_passages_are_answered_as_served(trained, reference, tmp_path):
+    rng, rows = random.Random(5), []
+    for _ in range(30):
+        row = asked(rng)
         before, after = (" ".join(rng.choices(WORDS[50:], k=rng.randint(20, 60))) for _ in range(2))
-        answers = {**example["answers"], "answer_start": [example["answers"]["answer_start"][0] + len(before) + 1]}
-        return {**example, "text_pair": f"{before} {example['text_pair']} {after}", "answers": answers}
+        starts = [start + len(before) + 1 for start in row["answers"]["answer_start"]]
+        answers = {**row["answers"], "answer_start": starts}
+        rows.append({**row, "text_pair": f"{before} {row['text_pair']} {after}", "answers": answers})
+    found = evaluate_tenant(trained[0], "span-or-none", write(tmp_path / "long.jsonl", rows), CPU, show_progress=False)
+    assert found.scores.main > 0.2
+    served = [reference.answer(row["text"], "span-or-none", row["text_pair"]).labels for row in rows]
+    assert found.answers == served
 
-    rng = random.Random(5)
-    file = write(tmp_path / "long.jsonl", [long(rng) for _ in range(60)])
-    found = evaluate_tenant(trained[0], "span-or-none", file, CPU, show_progress=False)
-    assert len(found.answers) == 60 and found.scores.main > 0.2
 
-
-@pytest.mark.parametrize("name", ["classify", "regress", "span-or-none", "cut"])
+@pytest.mark.parametrize("name", ["regress", "span-or-none", "cut"])
 def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name):
     """With a learning rate of almost 0 the next version has the same weights, also where an adapter is cut."""
     store, (task, *_, options) = trained_store, TASKS[name]
@@ -119,9 +115,11 @@ def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name)
     report = store.report(learn(store, task, more, dev, tenant=name, epochs=1, **still))
     assert report["from_version"] == 1 and report["at_start"]["dev"] == pytest.approx(report["history"][0]["dev"], abs=1e-3)
     if name != "cut":
-        largest = max(float(part.abs().max()) for part in weights(store, name, 1).values())
-        allowed = 0.5 if name == "span-or-none" else 2e-3  # its threshold is chosen anew; values are normalised, and rounded
-        assert change(store, (name, 1), (name, 2)) <= allowed * largest
+        before, after = weights(store, name, 1), weights(store, name, 2)
+        largest = max(float(part.abs().max()) for part in before.values())
+        for place, part in before.items():
+            kept = slice(2 if len(part) == 3 else None)  # the threshold of no answer is chosen anew
+            assert (part[kept] - after[place][kept]).abs().max() <= 2e-3 * largest  # values are normalised, and rounded
         return
     assert report["change_held"] > 0.999
     (old, _), (new, _) = (store.tenant_weights(store.tenant_version(name, version)) for version in (1, 2))
@@ -142,12 +140,12 @@ def test_a_tenant_that_was_not_trained_here_is_trained_on(store, tmp_path):
 
 def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, tmp_path):
     store = trained_store
-    more, dev = examples(tmp_path, "classify", 40, "more"), examples(tmp_path, "classify", 60, "new dev")
-    ruined = learn(store, "classify", more, dev, tenant="classify", epochs=1, learning_rate=0.5, doubt=0.0)
+    more, dev = examples(tmp_path, "multilabel", 40, "more"), examples(tmp_path, "multilabel", 60, "new dev")
+    ruined = learn(store, "multilabel", more, dev, tenant="multilabel", epochs=1, learning_rate=0.5, doubt=0.0)
     report = store.report(ruined)
     assert (report["best_epoch"], report["kept_epoch"]) == (0, 0)
     assert report["history"][0]["dev"] < report["at_start"]["dev"]
-    assert change(store, ("classify", 1), ("classify", 2)) == 0
+    assert change(store, ("multilabel", 1), ("multilabel", 2)) == 0
     assert any(mentions(warning, 1) for warning in warnings_of(report))
 
 
@@ -159,11 +157,13 @@ def test_a_training_that_diverges_ends_before_it_is_saved(store, tmp_path, monke
     assert store.tenants() == [] and all(weight.isfinite().all() for weight in saved.values())
 
 
-@pytest.mark.parametrize("more", [{}, {**CUT, "dropout": 0.1}], ids=["plain", "cut"])
-def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, monkeypatch, more):
-    """It is interrupted in its first and in its second epoch, and continues at the last step that was saved."""
+def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, monkeypatch):
+    """It is interrupted in its first and in its second epoch, and continues at the last step that was saved.
+
+    All weights and random numbers that any training has are in this one, whose adapter is cut.
+    """
     monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
-    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **more)
+    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **CUT, dropout=0.1)
     ground, _ = Material(store.folder, "root", 1, "classify", file, None).open(CPU)
     steps = []
 

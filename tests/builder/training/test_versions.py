@@ -12,8 +12,6 @@ import torch
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.training import grid
-from builder.training.finetuning import TrainingOptions
-from builder.training.material import Material
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
@@ -23,7 +21,6 @@ from tests.builder.tables.branches import CPU, build, some_lines
 from tests.builder.training.small_tenants import (
     asked,
     change,
-    classified,
     interrupted,
     made,
     pretend,
@@ -35,6 +32,13 @@ from tests.support.message import mentioning, mentions
 pytestmark = pytest.mark.slow
 
 RATE = 2e-3  # by which `untrained` moves each bias
+SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Drawing takes longer than all else here; `test_tenant.py` looks at the pictures."""
+    monkeypatch.setattr("builder.training.tenant.draw_training", lambda report, title, path: path.touch())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -79,51 +83,30 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
     assert len(known) > 5
 
 
-def test_messages_say_where_a_version_started(store, tmp_path, capsys):
-    first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
-    pretend(store, "classify", first)
-    shutil.copy(second, tmp_path / "moved.jsonl")
-    for file, options, named in [
-        (second, {}, ["acme", 1, "--fresh"]),
-        (tmp_path / "moved.jsonl", {}, ["acme", 2, "--fresh"]),  # nothing new
-        (tmp_path / "moved.jsonl", {"epochs": 2}, ["acme", 2, "from version 1", "--from-version"]),
-    ]:
-        capsys.readouterr()
-        pretend(store, "classify", file, **options)
-        assert mentions(capsys.readouterr().err, *named)
+def test_a_new_table_is_new_to_data_that_were_learned(store, tmp_path, capsys):
+    train = made(tmp_path, "classify", 20, 1)
+    pretend(store, "classify", train)
     build(store, tmp_path, "bio", some_lines(200, seed=2))
-    moved = build_tenant(
-        store,
-        "acme",
-        "bio",
-        None,
-        tmp_path / "moved.jsonl",
-        rank=8,
-        epochs=2,
-        device=CPU,
-        show_progress=False,
-        trainer=untrained,
-    )
-    assert (moved.version, moved.domain) == (4, "bio"), "a new table is new to data that were learned"
+    there = build_tenant(store, "acme", "bio", None, train, rank=8, **SILENT)
+    assert (there.version, there.domain) == (2, "bio") and mentions(capsys.readouterr().err, "acme", "--from-version 1")
     with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
-        pretend(store, "classify", first, tenant="new", from_version=1)
+        pretend(store, "classify", train, tenant="new", from_version=1)
 
 
 def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path):
     build(store, tmp_path, "bio", some_lines(200, seed=2))
     first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
-    common = {"device": CPU, "show_progress": False, "trainer": untrained}
     form = {"adapter": "lora", "rank": 3, "places": ("query", "ffn_in"), "dtype": "bf16"}
-    old = build_tenant(store, "acme", "bio", "classify", first, **form, **common)
-    new = build_tenant(store, "acme", None, None, second, **common)
+    old = build_tenant(store, "acme", "bio", "classify", first, **form, **SILENT)
+    new = build_tenant(store, "acme", None, None, second, **SILENT)
     assert new == replace(old, version=2) and new.places == ("query", "ffn_in") and new.labels == ["left", "right"]
     more = made(tmp_path, "classify", 20, 3)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "lora", 3, 4, "--fresh")):
-        build_tenant(store, "acme", None, None, more, rank=4, **common)
-    assert build_tenant(store, "acme", None, None, more, rank=4, from_version=ANEW, **common).rank == 4
-    newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **common)
+        build_tenant(store, "acme", None, None, more, rank=4, **SILENT)
+    assert build_tenant(store, "acme", None, None, more, rank=4, from_version=ANEW, **SILENT).rank == 4
+    newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **SILENT)
     assert (newest.version, newest.adapter, newest.rank, newest.places) == (4, "bottleneck", 32, None)
-    bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **common)
+    bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **SILENT)
     adapter, head = store.tenant_weights(bare)
     assert adapter is None and head["weight"].shape == (2, store.config.hidden) and head["weight"].dtype == torch.float16
 
@@ -178,25 +161,24 @@ def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys)
     assert left.exists() and "acme" not in capsys.readouterr().err
     with pytest.raises(InvalidInput, match=mentioning("'acme'", left.parent)):
         delete_tenant(store, "acme")
-    for options, error in (({"places": ("fnf_out",)}, InvalidInput), ({"rank": -1}, InvalidInput)):
-        with pytest.raises(error):
-            pretend(store, "classify", train, **options)
-        assert left.exists()
+    with pytest.raises(InvalidInput):
+        pretend(store, "classify", train, rank=-1)
+    assert left.exists()
     assert pretend(store, "classify", train).version == 2 and "dev" in store.report(store.tenant("acme"))
 
 
-def test_other_data_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys):
+@pytest.mark.parametrize("change_of", ["seed", "table"])
+def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys, change_of):
     train = made(tmp_path, "classify", 20, 1)
-    for number, options in enumerate([{"seed": 7}, {}]):
-        with pytest.raises(KeyboardInterrupt):
-            pretend(store, "classify", train, tenant="cut", trainer=interrupted)
-        (left := store.tenant_work_folder("cut") / "training.pt").touch()
-        if number:
-            shutil.rmtree(store.table_folder("root", 1))
-            build(store, tmp_path, "root", some_lines(200, seed=2))
-        with pytest.raises(KeyboardInterrupt):
-            pretend(store, "classify", train, tenant="cut", trainer=interrupted, **options)
-        assert not left.exists() and mentions(capsys.readouterr().err, "cut")
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, tenant="cut", trainer=interrupted)
+    (left := store.tenant_work_folder("cut") / "training.pt").touch()
+    if change_of == "table":
+        shutil.rmtree(store.table_folder("root", 1))
+        build(store, tmp_path, "root", some_lines(200, seed=2))
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, tenant="cut", trainer=interrupted, seed=7 if change_of == "seed" else 0)
+    assert not left.exists() and mentions(capsys.readouterr().err, "cut")
 
 
 def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(store, tmp_path):
@@ -231,30 +213,6 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeyp
     assert delete_tenant(store, "other") == [1] and not (store.folder / "removed").exists()
 
 
-def test_texts_keep_their_side_when_a_file_grows(store, tmp_path):
-    rng = random.Random(0)
-    rows = [{**classified(rng), "text": f"{rng.random()} {i}"} for i in range(300)]
-    files = [write(tmp_path / f"{count}.jsonl", rows[:count]) for count in (100, 110, 300)]
-    start = pretend(store, "classify", files[0])
-    before = Material(store.folder, "root", 1, "classify", files[0], None).read()
-    learned = {example.text for example in before.training.examples}
-    for file, count in zip(files[1:], (110, 300), strict=True):
-        grown = Material(store.folder, "root", 1, "classify", file, None, tuple(start.labels), start=start).read()
-        held_out = {example.text for example in grown.dev.examples}
-        assert not held_out & learned and {example.text for example in before.dev.examples} <= held_out
-        assert 0.05 * count < len(held_out) < 0.17 * count and grown.divided.below == before.divided.below
-
-
-def test_warnings_name_uneven_labels_and_cut_texts(store, tmp_path):
-    longest = store.config.positions - 2
-    rows = [{"text": f"wa {i}", "label": "rare" if i % 30 == 0 else "often"} for i in range(90)]
-    rows += [{"text": " ".join(["wa"] * length), "label": "often"} for length in (longest, longest + 1, 300)]
-    report = store.report(pretend(store, "classify", write(tmp_path / "u.jsonl", rows)))
-    assert report["imbalance"] > 20 and report["training"]["texts_cut"] + report["dev"]["texts_cut"] == 2
-    assert any(mentions(warning, "'often'") for warning in warnings_of(report))
-    assert warnings_of({**report, "imbalance": 2.0, "training": {**report["training"], "texts_cut": 0}}) == []
-
-
 def unexpected(*_, **__):
     raise AssertionError("this command has nothing to train")
 
@@ -277,17 +235,21 @@ def scored_by_rate(body, ground, options, saved, show_progress=True, *, log, mos
     return replace(found, scores=replace(found.scores, values=values))
 
 
-def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
+@pytest.fixture
+def alone(monkeypatch):
+    """Points of a grid are trained one after the other, in this process."""
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+
+
+def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch, alone):
+    """Takes seconds, because two processes import torch."""
     train, log = made(tmp_path, "classify", 20, 1), tmp_path / "log"
-    with monkeypatch.context() as alone:
-        alone.setattr(grid, "processes_that_fit", lambda wanted: 1)
-        with pytest.raises(Cut):
-            pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
-        tenant = pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log))
+    with pytest.raises(Cut):
+        pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
+    tenant = pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log))
     report, done = store.report(tenant), log.read_text().splitlines()
-    assert len(done) == len(set(done)) == 6
     tried = {(point["learning_rate"], point["batch_texts"]) for point in report["grid"]}
-    assert tried == {(rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)}
+    assert tried == {(rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)} and len(done) == len(set(done)) == 6
     assert (report["learning_rate"], report["batch_texts"]) == (4e-3, 32)
     assert report["dev"]["accuracy"] == pytest.approx(0.432)
     monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
@@ -296,8 +258,7 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     assert change(store, ("acme", 1), ("beside", 1)) == 0
 
 
-def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, alone):
     train, threads = made(tmp_path, "classify", 20, 1), torch.get_num_threads()
     fragile = partial(scored_by_rate, log=tmp_path / "log")
     report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, most=2e-3)))
@@ -305,5 +266,4 @@ def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypa
     assert report["learning_rate"] == 2e-3 and torch.get_num_threads() == threads
     with pytest.raises(HplmError, match="--learning-rate"):
         pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(fragile, most=0.0))
-    assert [point.batch_texts for point in grid.points(TrainingOptions())] == [8, 32] * 3
     assert Store(store.folder).tenant("beta") is None

@@ -12,7 +12,7 @@ from research.accuracy.report import Report
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of
 from research.accuracy.tiers import Tier
 from research.result_file import ResultFile
-from tests.builder.adaptation.test_masked import CPU, save
+from tests.builder.adaptation.models import CPU, save
 from tests.builder.tables.branches import some_lines
 from tests.builder.training.small_tenants import classified, tagged, write
 from tests.support.message import mentions

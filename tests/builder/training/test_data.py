@@ -1,0 +1,210 @@
+"""Labelled files and corpora: what is read, how they are divided, and how what cannot be learned is refused, by its line."""
+
+import json
+import random
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from builder.evaluation.tenant import evaluate_tenant
+from builder.store.resumable import write_json
+from builder.store.store import TenantFile
+from builder.training.examples import Divided, split_off
+from builder.training.labelled import Example, Labelled, read_corpus
+from builder.training.material import Material
+from builder.training.tasks import training_task
+from hplm.errors import InvalidInput
+from testing.random_store import random_tenant
+from tests.builder.training.small_tenants import CPU, learn, made, pretend, write
+from tests.support.message import mentioning
+
+SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
+
+
+def raw(folder, content, name="data.jsonl"):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "task, content, read",
+    [
+        ("classify", '\ufeff{"text": "a b", "label": "x"}\r\n\n', {"line": 1, "text": "a b", "pair": None, "labels": ("x",)}),
+        ("classify", '\n\n{"text": "c", "text_pair": "d", "label": 3}', {"line": 3, "pair": "d", "labels": ("3",)}),
+        ("tag", '{"tokens": ["in", "São"], "tags": ["O", "B"]}', {"text": "in São", "labels": ("O", "B")}),
+        ("multilabel", '{"text": "a", "labels": ["x", 2, "x"]}', {"labels": ("x", "2")}),
+        ("multilabel", '{"text": "a", "labels": []}', {"labels": ()}),
+        ("regress", '{"text": "a", "text_pair": "b", "label": 3}', {"value": 3.0, "pair": "b"}),
+        ("span", json.dumps(SQUAD), {"answers": ((4, 11), (8, 11))}),
+        ("span", json.dumps({**SQUAD, "answers": {"text": [], "answer_start": []}}), {"answers": ()}),
+    ],
+)
+def test_each_task_reads_its_own_form(tmp_path, task, content, read):
+    (example,) = training_task(task).read(raw(tmp_path, content)).examples
+    assert {name: getattr(example, name) for name in read} == read
+
+
+@pytest.mark.parametrize(
+    "task, content, named",
+    [
+        ("classify", "\n  \n", "data.jsonl"),
+        ("classify", '{"text": "a", "label": "x"}\nnot json', "data.jsonl:2 JSON"),
+        ("classify", '["a", "x"]', "data.jsonl:1 JSON list"),
+        ("classify", '{"text": "a"}', "data.jsonl:1 'label' 'text'"),
+        ("classify", '{"text": " ", "label": "x"}', "data.jsonl:1 'text'"),
+        ("classify", '{"text": 5, "label": "x"}', "data.jsonl:1 'text' int"),
+        ("classify", '{"text": "a", "text_pair": "", "label": "x"}', "data.jsonl:1 'text_pair'"),
+        ("classify", '{"text": "a", "label": null}', "data.jsonl:1 label None"),
+        ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label ''"),
+        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 3"),
+        ("classify", b'{"text": "a", "label": "x"}\n\x00\x01\x02', "data.jsonl:2"),
+        ("classify", b'{"text": "caf\xe9", "label": "x"}', "data.jsonl:1 UTF-8 14"),
+        ("tag", '{"tokens": ["a", "b"], "tags": ["O"]}', "data.jsonl:1 2 tags"),
+        ("tag", '{"tokens": [], "tags": []}', "data.jsonl:1 'tokens'"),
+        ("tag", '{"tokens": ["a", "b c"], "tags": ["O", "O"]}', "data.jsonl:1 2 'b c'"),
+        ("tag", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "data.jsonl:1 2 ''"),
+        ("tag", '{"tokens": "a b", "tags": ["O", "O"]}', "data.jsonl:1 'tokens' 'tags'"),
+        ("multilabel", '{"text": "a", "labels": "x"}', "data.jsonl:1 'labels' str"),
+        ("multilabel", '{"text": "a", "label": "x"}', "data.jsonl:1 'labels' 'label'"),
+        ("regress", '{"text": "a", "label": "3"}', "data.jsonl:1 label '3'"),
+        ("regress", '{"text": "a", "label": true}', "data.jsonl:1 label True"),
+        ("regress", '{"text": "a", "label": NaN}', "data.jsonl:1 label nan"),
+        ("span", json.dumps({**SQUAD, "text_pair": ""}), "data.jsonl:1 'text_pair'"),
+        ("span", json.dumps({**SQUAD, "answers": ["old"]}), "data.jsonl:1 'answers' 'answer_start'"),
+        ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": [3]}}), "data.jsonl:1 'old' 3"),
+        ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": []}}), "data.jsonl:1 0"),
+        ("span", json.dumps({**SQUAD, "answers": {"text": [""], "answer_start": [0]}}), "data.jsonl:1 ''"),
+        ("corpus", "\n\n", "data.jsonl"),
+        ("corpus", b'{"text": "a"}\n\x89PNG\x00\x00', "data.jsonl:2"),
+        ("corpus", b'{"text": "a"}\n\xff\xfe', "data.jsonl:2 UTF-8"),
+        ("corpus", "plain text", "data.jsonl:1 JSON"),
+        ("corpus", '{"text": "a"}\n{"body": "b"}', "data.jsonl:2 'text' 'body'"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path, task, content, named):
+    path = raw(tmp_path, content)
+    with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))):
+        list(read_corpus([path])) if task == "corpus" else training_task(task).read(path)
+
+
+def test_a_corpus_is_lines_or_jsonl(tmp_path):
+    lines = raw(tmp_path, "one document\n\n{braces} are no JSON\nlast", "corpus.txt")
+    objects = raw(tmp_path, "\n" + json.dumps({"text": "two\nlines"}) + "\n" + json.dumps({"text": "x", "id": 4}), "c2.txt")
+    assert list(read_corpus([lines, objects])) == ["one document", "{braces} are no JSON", "last", "two\nlines", "x"]
+    for missing, read in ((tmp_path / "none", training_task("classify").read), (tmp_path, lambda path: [*read_corpus([path])])):
+        with pytest.raises(InvalidInput, match=mentioning(missing)):
+            read(missing)
+
+
+def divided(path, task):
+    """Returns the examples for training and for dev, of one file."""
+    parts = Material(path.parent, "root", 1, task, path, None).read()
+    return parts.training.examples, parts.dev.examples
+
+
+@pytest.mark.parametrize(
+    "task, row, shared, both",
+    [
+        ("classify", lambda i: {"text": f"text {i % 30}"}, "text", 0),
+        ("classify", lambda i: {"text": f"query {i % 20}", "text_pair": f"candidate {i}"}, "text", 0),
+        ("classify", lambda i: {"text_pair": f"query {i % 20}", "text": f"candidate {i}"}, "pair", 0),
+        ("span", lambda i: {"text": f"question {i}", "text_pair": f"end of {i % 20}"}, "pair", 0),
+        ("span", lambda i: {"text": f"question {i}", "text_pair": f"end of {i % 2}"}, "pair", 2),  # too few to set one apart
+    ],
+)
+def test_examples_that_share_a_text_are_all_in_training_or_all_in_dev(tmp_path, task, row, shared, both):
+    answer = {"answers": {"text": ["end"], "answer_start": [0]}}
+    rows = [{**row(i), **(answer if task == "span" else {"label": "ab"[i % 2]})} for i in range(120)]
+    parts = divided(write(tmp_path / "data.jsonl", rows), task)
+    training, dev = ({getattr(example, shared) for example in part} for part in parts)
+    assert (len(parts[0]), len(parts[1])) == (108, 12) and len(training & dev) == both
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_learned_text_never_comes_to_dev_in_later_versions(seed):
+    """Not when its label gets more examples, its group becomes a small one, or the new examples share texts."""
+    chance = random.Random(seed)
+    texts = [f"{seed} {chance.randrange(150) if number >= 100 else number}" for number in range(400)]
+    examples = [Example(n, text, labels=(str(int(chance.expovariate(0.2))),)) for n, text in enumerate(texts)]
+    learned, divided = set(), None
+    for start, stop in ((0, 50), (0, 90), (90, 100), (0, 150), (0, 400)):
+        labelled = Labelled(Path("file"), examples[start:stop])
+        training, dev, now = split_off(labelled, 0.1, divided)
+        assert not learned & {example.text for example in dev.examples}
+        learned |= {example.text for example in training.examples}
+        divided = Divided.of(json.loads(json.dumps({"divided": asdict(now)})))
+        assert split_off(labelled, 0.1, divided)[:2] == (training, dev)  # which cascades rely on
+
+
+def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
+    train = write(tmp_path / "a.jsonl", [{"text": str(i), "label": "ab"[i % 2]} for i in range(20)])
+    start = TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 0)
+    random_tenant(store, start, 0.3, seed=1)
+    for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
+        write_json(store.tenant_folder("acme", 1) / "report.json", report)
+        material = Material(store.folder, "root", 1, "classify", train, None, ("a", "b"), start=start)
+        with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
+            assert len(material.read().dev.examples) == 2
+
+
+def numbers(*values):
+    return [{"text": str(i), "label": value} for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    "task, rows, dtype, named",
+    [
+        ("classify", [{"text": text, "label": "x"} for text in "ab"], "fp16", ["'x'"]),
+        ("multilabel", [{"text": "a", "labels": []}] * 3, "fp16", []),
+        ("multilabel", [{"text": "a", "labels": [str(i) for i in range(4097)]}], "fp16", ["4,097", "4,096"]),
+        ("regress", numbers(2, 2, 2), "fp16", [2]),
+        ("regress", numbers(*range(2000, 2005)), "fp16", [2002]),  # 16 bits cannot tell them apart
+        ("regress", numbers(1e-7, 2e-7), "fp16", ["fp16"]),
+        ("regress", numbers(1e6, 0), "fp16", ["fp16"]),
+        ("regress", numbers(50, 51), "bf16", ["bf16"]),
+        ("regress", numbers(10**400), "fp16", [10**400]),
+    ],
+)
+def test_data_that_no_head_can_learn_are_refused_before_training(tmp_path, task, rows, dtype, named):
+    path = write(tmp_path / "data.jsonl", rows)
+    with pytest.raises(InvalidInput, match=mentioning(path, *named)):
+        Material(tmp_path, "root", 1, task, path, path, dtype=dtype).read()
+
+
+def test_values_are_checked_without_the_dev_part(tmp_path):
+    path = tmp_path / "values.jsonl"
+    (held,) = divided(write(path, numbers(*range(10))), "regress")[1]
+    odd = int(held.text)  # of these texts, this one goes to dev
+    with pytest.raises(InvalidInput, match=mentioning(path, 2)):
+        divided(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
+    training, dev = divided(write(path, numbers(*(2 if i == odd else i % 2 for i in range(10)))), "regress")
+    assert {example.value for example in training} == {0, 1} and [example.value for example in dev] == [2]
+
+
+@pytest.mark.slow
+def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path):
+    train, long = made(tmp_path, "classify", 60, 1), [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}]
+    other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "left"}, {"text": "b", "label": "up"}])
+    few, far = write(tmp_path / "few.jsonl", [*long[:1], {"text": "b", "label": "y"}]), write(tmp_path / "far.jsonl", long)
+    for given, options, named in [
+        ((train, other), {}, [f"{other}:2", "'up'", train]),
+        ((few,), {}, [few, "--dev"]),
+        ((far, far), {}, [f"{far}:2", "100,000"]),
+        ((train,), {"body_rate": 1e-4}, ["'bottleneck'", "lora"]),
+        ((train,), {"rank": 0, "body_rate": 1e-4}, ["--rank"]),
+    ]:
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            learn(store, "classify", *given, **options)
+    counts = dict.fromkeys(("epochs", "patience", "batch_texts"), 0)
+    for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1, "dropout": 1.0}.items():
+        with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
+            learn(store, "classify", train, **{name: value})
+    with pytest.raises(InvalidInput, match="'guess'"):
+        learn(store, "guess", few)
+    pretend(store, "classify", train)
+    for tenant, named in (("acme", [f"{other}:2", "'up'", "'acme'"]), ("nobody", ["'nobody'", store.folder])):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            evaluate_tenant(store, tenant, other, CPU, show_progress=False)
