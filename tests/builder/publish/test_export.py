@@ -243,7 +243,7 @@ def test_a_measurement_compares_with_what_auto_takes_otherwise(toy, monkeypatch)
 @pytest.mark.parametrize("speed, name", [(1.75, "int8"), (0.75, "fp32")])
 def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys, monkeypatch, speed, name):
     measured = []
-    monkeypatch.setattr(precision, "measure_eight_bits", lambda *_: measured.append(1) or EightBits("fp32", speed, 0.043))
+    monkeypatch.setattr(precision, "measure_eight_bits", lambda *_, **__: measured.append(1) or EightBits("fp32", speed, 0.043))
     command = ["export", "--store", str(toy.store.folder), "--device", "cpu", "--repository"]
     assert main([*command, str(tmp_path / "a")]) == 0
     config = tmp_path / "a/toy-upper/config.pbtxt"
