@@ -94,6 +94,7 @@ def test_a_dirichlet_map_is_chosen_where_one_class_is_answered_too_seldom():
     assert error_of(found.confidences, cases) < 0.05
     even = fitted(drawn(3000, 40, temperature=2.0))  # a map of so many classes would be large
     assert even.calibration.kind == "temperature"
+    assert fitted(drawn(80, 8, temperature=2.0)).calibration.kind == "temperature"  # a map would learn so few by heart
 
 
 def test_the_calibration_error_is_the_mean_distance_over_bins_of_equal_width():

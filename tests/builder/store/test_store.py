@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from builder.evaluation.tenant import find_tenant
 from builder.store.pack import MANIFEST, pack_root, unpack_root
@@ -18,6 +19,7 @@ from builder.store.verification import store_parts
 from builder.tables.domain import UpdateOptions, update_domain
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
+from hplm.model.weights import load_weights
 from hplm.model.windows import TRIGRAMS
 from hplm.plot.room import NoSpace
 from testing.random_store import random_stack, random_table, random_tenant
@@ -86,6 +88,11 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     else:
         with pytest.raises(Broken, match=mentioning(path)):
             READERS[name](store)
+
+
+def test_weights_of_earlier_versions_have_no_checksum_and_are_read(tmp_path):
+    save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
+    assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
 
 
 def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
