@@ -146,6 +146,7 @@ def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_
     table = build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU)
     assert (table.meta.parent, table.meta.parent_version) == ("bio", 1)
     assert store.users()["bio", 1] == ["domain cells version 1"]
+    assert grow(store, tmp_path, "cells", 4).meta.parent_branch == ("bio", 1)  # as an update does
 
 
 def test_after_an_old_version_is_deleted_an_interrupted_update_continues(tmp_path, monkeypatch):
