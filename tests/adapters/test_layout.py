@@ -1,5 +1,7 @@
 """Every kind of adapter and head gives the results of a loop over rows; file names, shapes and refused layouts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -80,20 +82,13 @@ def test_heads_equal_a_loop_over_rows(function):
 
 
 def test_different_layouts_have_different_file_names():
-    layouts = [
-        Layout("bottleneck", 8, 8, 2, ("attention_out",)),
-        Layout("bottleneck", 8, 8, 1, ("attention_out",)),
-        Layout("bottleneck", 8, 8, 2, ("ffn_out",)),
-        Layout("bottleneck", 8, 8, 2, ("attention_out",), function="gelu"),
-        Layout("bottleneck", 8, 8, 2, ("attention_out",), dtype="bf16"),
-        Layout("bottleneck", 4, 8, 2, ("attention_out",)),
-        Layout("lora", 8, 8, 2, ("query", "value")),
-        Layout("lora", 8, 8, 2, ("value",)),
-        Layout("head", 16, 8, 1),
-        Layout("head2", 16, 8, 1, function="tanh"),
-    ]
+    one = Layout("bottleneck", 8, 8, 2, ("attention_out",))
+    lora = Layout("lora", 8, 8, 2, ("value",))
+    changes = {"layers": 1, "places": ("ffn_out",), "function": "gelu", "dtype": "bf16", "size": 4}
+    layouts = [one, lora, replace(lora, places=("query", "value")), Layout("head", 16, 8, 1), Layout("head2", 16, 8, 1)]
+    layouts += [replace(one, **{name: value}) for name, value in changes.items()]
     assert len({layout.file_name for layout in layouts}) == len(layouts)
-    assert layouts[0].file_name == "bottleneck-8x2.bank" and layouts[7].file_name == "lora-8x2-value.bank"
+    assert layouts[0].file_name == "bottleneck-8x2.bank" and lora.file_name == "lora-8x2-value.bank"
 
 
 def test_unpacking_returns_the_packed_weights():
@@ -104,17 +99,17 @@ def test_unpacking_returns_the_packed_weights():
             assert all(torch.equal(layer[name].to(layout.torch_dtype), stored[name]) for name in layer)
 
 
-def test_unknown_kinds_places_functions_and_dtypes_are_refused():
-    with pytest.raises(InvalidInput, match=mentioning("'prefix'", "bottleneck", "lora", "head", "head2")):
-        Layout("prefix", 8, 8, 2)
-    with pytest.raises(InvalidInput, match="'pooler'"):
-        Layout("lora", 8, 8, 2, ("pooler",))
-    with pytest.raises(InvalidInput, match="query, query"):
-        Layout("lora", 8, 8, 2, ("query", "query"))
-    with pytest.raises(InvalidInput, match="'swish'"):
-        Layout("bottleneck", 8, 8, 2, ("attention_out",), function="swish")
-    with pytest.raises(InvalidInput, match=mentioning("'int4'", "fp16", "bf16")):
-        Layout("head", 8, 8, 1, dtype="int4")
-    with pytest.raises(InvalidInput, match=mentioning("'head'", "bottleneck", "lora")):
-        adapter_layout(CONFIG, "head", 8)
-    assert adapter_layout(CONFIG, "lora", 0) is None
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        (lambda: Layout("prefix", 8, 8, 2), ["'prefix'", "bottleneck", "lora", "head", "head2"]),
+        (lambda: Layout("lora", 8, 8, 2, ("pooler",)), ["'pooler'"]),
+        (lambda: Layout("lora", 8, 8, 2, ("query", "query")), ["query, query"]),
+        (lambda: Layout("bottleneck", 8, 8, 2, ("attention_out",), function="swish"), ["'swish'"]),
+        (lambda: Layout("head", 8, 8, 1, dtype="int4"), ["'int4'", "fp16", "bf16"]),
+        (lambda: adapter_layout(CONFIG, "head", 8), ["'head'", "bottleneck", "lora"]),
+    ],
+)
+def test_unknown_kinds_places_functions_and_dtypes_are_refused(wrong, named):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        wrong()

@@ -1,13 +1,14 @@
-"""Slots: which records are evicted, which stay, and that a batch waits for its weights layer by layer."""
+"""Banks and slots: whose record is read, which records are evicted, and that a batch waits for its weights layer by layer."""
 
 import pytest
 import torch
 
-from hplm.adapters.bank import Bank, write_bank
+from hplm.adapters.bank import Bank, record_bytes, write_bank, write_record
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots, SlotsTaken
 from hplm.errors import Broken
+from tests.support.message import mentioning
 
 LAYOUT = Layout("bottleneck", 3, 8, 2, ("attention_out",))
 CPU = torch.device("cpu")
@@ -29,18 +30,58 @@ def _record(i):
     return Record(LAYOUT.file_name, i, 100 + i, 7)
 
 
+def test_a_record_comes_back_in_its_shapes(bank):
+    layers = bank.weights(_record(3))
+    assert [{name: tuple(t.shape) for name, t in layer.items()} for layer in layers] == [LAYOUT.shapes] * 2
+    for layer, stored in zip(layers, LAYOUT.unpack(_numbers(3).half()), strict=True):
+        assert all(torch.equal(tensor, stored[name]) for name, tensor in layer.items())
+
+
+def test_a_record_of_another_tenant_is_never_used(bank):
+    for index, uid, version in ((3, 102, 7), (3, 103, 8), (5, 105, 7)):
+        with pytest.raises(Broken, match=mentioning(index, LAYOUT.file_name)):
+            bank.weights(Record(LAYOUT.file_name, index, uid, version))
+
+
+def test_damage_fails_only_its_own_records(bank):
+    data = bytearray(bank.path.read_bytes())
+    data[4096 + record_bytes(LAYOUT) + 100] ^= 1
+    bank.path.write_bytes(data[:-1])
+    damaged = Bank(bank.path)
+    for broken in (1, 4):
+        with pytest.raises(Broken, match=mentioning(broken, LAYOUT.file_name)):
+            damaged.weights(_record(broken))
+    assert damaged.weights(_record(2)) and damaged.weights(_record(3))
+    with pytest.raises(Broken, match=mentioning(bank.path.with_name("none.bank"))):
+        Bank(bank.path.with_name("none.bank"))
+
+
+def test_a_bank_grows_and_its_readers_see_it(bank):
+    write_record(bank.path, LAYOUT, 5, 200, 1, torch.full((LAYOUT.layers, LAYOUT.layer_size), 9.0))
+    assert (bank.weights(Record(LAYOUT.file_name, 5, 200, 1))[0]["attention_out/down"] == 9).all()
+    write_record(bank.path, LAYOUT, 2, 201, 1, torch.full((LAYOUT.layers, LAYOUT.layer_size), 8.0))
+    with pytest.raises(Broken, match=mentioning(2, LAYOUT.file_name)):
+        bank.weights(_record(2))
+    assert (bank.weights(Record(LAYOUT.file_name, 2, 201, 1))[1]["attention_out/up_bias"] == 8).all()
+    assert bank.weights(_record(4))
+
+
+@pytest.mark.parametrize("broken", [b'"size": null', b'"size": 3.0', b'"size": true', b'"size": -3'])
+def test_a_bank_whose_header_has_no_whole_numbers_is_broken(bank, broken):
+    head, rest = bank.path.read_bytes()[:4096], bank.path.read_bytes()[4096:]
+    bank.path.write_bytes(head.replace(b'"size": 3', broken).rstrip(b"\0").ljust(4096, b"\0") + rest)
+    with pytest.raises(Broken, match=mentioning(bank.path)):
+        Bank(bank.path)
+
+
 def _holds(slots, slot, i, bank):
     own = bank.weights(_record(i))
     return all(
-        torch.equal(_corner(layer[name][slot], tensor), tensor.float())
+        torch.equal(layer[name][slot][tuple(map(slice, tensor.shape))], tensor.float())
         and layer[name][slot].count_nonzero() == tensor.count_nonzero()
         for layer, stored in zip(slots.layers, own, strict=True)
         for name, tensor in stored.items()
     )
-
-
-def _corner(slot, tensor):
-    return slot[tuple(map(slice, tensor.shape))]
 
 
 def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
@@ -60,18 +101,11 @@ def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
     slots.release(first)
     slots.release(second)
     assert hold(2) == second  # still there
-    assert hold(1) == first
+    slots.release(second)
+    assert hold(1) == first  # though both were free: 2 was used later than 0
 
 
-def test_several_records_of_a_batch_arrive_together(bank):
-    slots = Slots(bank.layout, 4, CPU, torch.float32)
-    held = [slots.hold(_record(i), bank) for i in (3, 1, 3, 4)]
-    slots.fill()
-    assert held[0] == held[2] and len(set(held)) == 3
-    assert all(_holds(slots, slot, i, bank) for slot, i in zip(held, (3, 1, 3, 4), strict=True))
-
-
-def test_records_held_for_a_dropped_batch_are_copied_with_the_next_one(bank):
+def test_records_of_a_batch_arrive_together_and_those_of_a_dropped_one_do_not(bank):
     slots = Slots(bank.layout, 2, CPU, torch.float32)
     lost, kept = slots.hold(_record(0), bank), slots.hold(_record(1), bank)
     slots.release(lost)
@@ -79,6 +113,10 @@ def test_records_held_for_a_dropped_batch_are_copied_with_the_next_one(bank):
     assert slots.hold(_record(2), bank) == lost and slots.hold(_record(1), bank) == kept
     slots.fill()
     assert _holds(slots, lost, 2, bank) and _holds(slots, kept, 1, bank)
+    slots = Slots(bank.layout, 4, CPU, torch.float32)
+    held = [slots.hold(_record(i), bank) for i in (3, 1, 3, 4)]
+    slots.fill()
+    assert held[0] == held[2] and all(_holds(slots, slot, i, bank) for slot, i in zip(held, (3, 1, 3, 4), strict=True))
 
 
 def test_a_broken_record_takes_no_slot(bank):
@@ -132,7 +170,6 @@ def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(ban
     slots.hold(_record(0), bank)
     slots.fill()  # copies nothing, but marks earlier copies
     assert events[4:] == ["begin", "mark 2", "mark 3", "end"]
-    slots.hold(_record(1), bank)
-    assert events[8:] == ["synchronize 3"]
-    slots.hold(_record(2), bank)
-    assert events[8:] == ["synchronize 3"]
+    for other in (1, 2):
+        slots.hold(_record(other), bank)
+        assert events[8:] == ["synchronize 3"]

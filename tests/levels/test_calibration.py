@@ -10,7 +10,7 @@ import pytest
 
 from hplm.levels.calibration import BINS, DIRICHLET, UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
-from hplm.levels.fitting import Cases, fit_dirichlet, fit_temperature, fitted
+from hplm.levels.fitting import Cases, fit_temperature, fitted
 from hplm.levels.reliability import Bin, bins_of, calibration_error, debiased_error
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
@@ -41,6 +41,8 @@ def test_softmax_and_temperature_give_the_values_of_the_paper():
     halved = 6**0.5 / (6**0.5 + 3**0.5 + 1)
     assert Calibration(temperature=2.0).confidence(of_first_row(row)) == pytest.approx(halved)  # Eq. 3
     assert Calibration(temperature=0.5).confidence(of_first_row(row)) == pytest.approx(36 / 46)
+    both = Evidence(np.log(np.array([[0.5, 0.5], [0.8, 0.2]])), np.array([0, 0]))  # right only if both choices are
+    assert Calibration().confidence(both) == pytest.approx(0.4)
 
 
 def test_a_dirichlet_map_gives_the_probability_of_the_answered_label_even_if_another_one_is_likelier():
@@ -53,11 +55,6 @@ def test_a_dirichlet_map_gives_the_probability_of_the_answered_label_even_if_ano
 
 def test_a_number_has_the_share_of_its_bin():
     assert [NUMBERS.confidence(of_first_row(np.array([[at]]))) for at in (-3.0, 1.0, 1.9, 2.0)] == [0.9, 0.5, 0.5, 0.2]
-
-
-def test_an_answer_of_several_choices_is_right_if_all_are():
-    logits = np.log(np.array([[0.5, 0.5], [0.8, 0.2]]))
-    assert Calibration().confidence(Evidence(logits, np.array([0, 0]))) == pytest.approx(0.4)
 
 
 def test_the_least_certain_word_and_label_count():
@@ -89,14 +86,6 @@ def test_a_fit_recovers_the_temperature(temperature):
     assert fit_temperature(cases).temperature == pytest.approx(temperature, rel=0.08)
 
 
-def test_logits_that_are_too_sure_are_calibrated():
-    cases = drawn(3000, 2, temperature=4.0)
-    found, plain = fitted(cases), cases.confidences(Calibration())
-    assert found.calibration.kind == "temperature"
-    assert error_of(found.confidences, cases) < 0.3 * error_of(plain, cases)
-    assert found.losses.mean() < 0.8 * cases.losses(Calibration()).mean()
-
-
 def test_a_dirichlet_map_is_chosen_where_one_class_is_answered_too_seldom():
     cases = drawn(3000, 4, temperature=2.0, bias=6.0)
     found = fitted(cases)
@@ -105,45 +94,7 @@ def test_a_dirichlet_map_is_chosen_where_one_class_is_answered_too_seldom():
     assert error_of(found.confidences, cases) < 0.05
     even = fitted(drawn(3000, 40, temperature=2.0))  # a map of so many classes would be large
     assert even.calibration.kind == "temperature"
-
-
-def test_few_texts_that_are_all_right_give_finite_numbers():
-    logits = np.eye(3)[np.arange(60) % 3] * 8
-    for calibration in (
-        fit_temperature(cases_of(logits, np.arange(60) % 3)),
-        fit_dirichlet(cases_of(logits, np.arange(60) % 3), 0.1),
-    ):
-        assert Calibration.read(json.loads(json.dumps(asdict(calibration)))) == calibration
-        assert calibration.confidence(of_first_row(logits[:1])) > 0.9
-
-
-def test_numbers_with_larger_errors_are_less_certain():
-    rng = np.random.default_rng(0)
-    values = rng.uniform(0, 10, 4000)
-    error = rng.normal(0, 0.1 + 0.1 * values)
-    evidence = [of_first_row(np.array([[value]])) for value in values]
-    cases = Cases.of(evidence, (np.abs(error) <= 0.5).tolist())
-    found = fitted(cases, 0.5)
-    assert (found.calibration.kind, found.calibration.delta) == (BINS, 0.5)
-    assert len(found.calibration.shares) > 2 and list(found.calibration.shares) == sorted(found.calibration.shares)[::-1]
-    assert error_of(found.confidences, cases) < 0.05
-    flat = fitted(Cases.of(evidence, (np.abs(rng.normal(0, 1, 4000)) <= 1).tolist()), 1.0)
-    assert flat.calibration.shares == pytest.approx([0.683] * len(flat.calibration.shares), abs=0.05)
-
-
-def test_products_of_several_choices_are_fitted_to_right_and_wrong_answers():
-    rng = np.random.default_rng(0)
-    evidence, right = [], []
-    for _ in range(1500):
-        logits = rng.normal(0, 4, (2, int(rng.integers(3, 9))))
-        chosen = logits.argmax(1)
-        p = np.exp(logits / 3)
-        right.append(bool(rng.random() < np.prod(p.max(1) / p.sum(1))))
-        evidence.append(Evidence(logits, chosen))
-    cases = Cases.of(evidence, right)
-    assert fit_temperature(cases).temperature == pytest.approx(3, rel=0.1)
-    one = Calibration(temperature=2.0)
-    assert cases.confidences(one).tolist() == pytest.approx([one.confidence(own) for own in evidence])
+    assert fitted(drawn(80, 8, temperature=2.0)).calibration.kind == "temperature"  # a map would learn so few by heart
 
 
 def test_the_calibration_error_is_the_mean_distance_over_bins_of_equal_width():
@@ -167,11 +118,6 @@ def test_the_debiased_error_is_freed_of_chance():
     assert true == pytest.approx(0, abs=3e-4) and off == pytest.approx(0.01, abs=1e-3) and plain > 0.05
 
 
-def test_the_debiased_error_of_a_bin():
-    sure, right = np.array([0.6, 0.8, 0.7, 0.7]), np.array([True, True, True, False])
-    assert debiased_error(sure, right, 1) == pytest.approx((0.7 - 0.75) ** 2 - 0.75 * 0.25 / 3)
-
-
 @pytest.mark.parametrize("calibration", [Calibration(temperature=1.7), MAP, NUMBERS], ids=lambda one: one.kind)
 def test_a_calibration_is_read_as_it_was_written(calibration):
     assert Calibration.read(json.loads(json.dumps(asdict(calibration)))) == calibration
@@ -188,7 +134,3 @@ def test_a_calibration_is_read_as_it_was_written(calibration):
 def test_a_calibration_with_other_numbers_is_refused(wrong):
     with pytest.raises(TypeError):
         Calibration.read({**asdict(Calibration()), **wrong})
-
-
-def test_a_calibration_suits_a_number_of_labels():
-    assert MAP.suits(3) and not MAP.suits(4) and NUMBERS.suits(1) and not NUMBERS.suits(2) and Calibration().suits(7)

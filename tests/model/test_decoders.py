@@ -12,8 +12,6 @@ from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
-from hplm.model.config import BackboneConfig
-from hplm.model.eightbit import to_eight_bits
 from hplm.model.windows import Window
 from tests.model.decoders import END, LAYERS, MADE, START, VOCABULARY, drawn, gpt2, llama, opt, saved, tokens
 from tests.support.message import mentioning
@@ -82,29 +80,6 @@ def test_a_split_decoder_has_the_same_logits_while_its_windows_see_everything(mo
 
 
 @torch.no_grad()
-def test_a_token_changes_no_logit_before_it(folder):
-    lower, upper = split(load_checkpoint(folder, lower=LOWER, window=Window(N)))
-    text = tokens(12)
-    before = upper_logits(upper, lower(windows_of(text, N))[:, 0])
-    changed = [*text[:7], 3, *text[8:]]
-    after = upper_logits(upper, lower(windows_of(changed, N))[:, 0])
-    assert torch.equal(before[:7], after[:7]) and not torch.allclose(before[7:], after[7:], atol=0.1)
-
-
-@torch.no_grad()
-def test_texts_that_are_packed_together_do_not_see_each_other(folder):
-    lower, upper = split(load_checkpoint(folder, lower=0, window=Window(1)))
-    texts = [tokens(9, 1), tokens(9, 2), tokens(4, 3)]
-    alone = [upper_logits(upper, lower(windows_of(text, 1))[:, 0]) for text in texts]
-    sums = torch.cat([lower(windows_of(text, 1))[:, 0] for text in texts])
-    positions = torch.cat([torch.arange(len(text)) for text in texts])
-    attend = PackedAttention([len(text) for text in texts], upper.config.heads, causal=True)
-    rows = torch.tensor([9, 23, 24])
-    assert torch.allclose(upper.logits(upper(sums, positions, None, attend)), torch.cat(alone), atol=1e-4)
-    assert torch.allclose(upper.logits(upper(sums, positions, None, attend, None, rows)), torch.cat(alone)[rows], atol=1e-4)
-
-
-@torch.no_grad()
 def test_an_adapter_on_every_projection_is_a_change_of_the_weights(model, folder):
     """The widths of queries and keys differ, and a gate is computed beside the inner projection."""
     checkpoint = load_checkpoint(folder, lower=0, window=Window(1))
@@ -125,70 +100,48 @@ def test_an_adapter_on_every_projection_is_a_change_of_the_weights(model, folder
     assert not torch.allclose(adapted, upper_logits(upper, words), atol=0.1)
 
 
-@torch.no_grad()
-def test_products_in_eight_bits_are_close(folder):
-    (lower, upper), (_, rounded) = (split(load_checkpoint(folder, lower=0, window=Window(1))) for _ in range(2))
-    to_eight_bits(rounded.layers)
-    words = lower(windows_of(tokens(20), 1))[:, 0]
-    exact, close = upper_logits(upper, words), upper_logits(rounded, words)
-    assert 1e-6 < (exact - close).norm() / exact.norm() < 0.2
+def without_a_start_id(folder):
+    path = saved(llama(), folder)
+    for name, entry in (("config.json", "bos_token_id"), ("tokenizer_config.json", "bos_token")):
+        file = folder / name
+        file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), entry: None}), "utf-8")
+    return path
 
 
-def test_a_configuration_is_read_as_it_was_saved(folder, tmp_path):
-    config = load_checkpoint(folder, lower=LOWER).config
-    config.save(tmp_path / "backbone.json")
-    assert BackboneConfig.load(tmp_path / "backbone.json") == config
-
-
-def test_a_decoder_learns_nothing_yet(folder):
-    with pytest.raises(InvalidInput, match="--minutes 0"):
-        full_stack(load_checkpoint(folder, lower=LOWER))
+def with_fewer_words(folder):
+    model = llama()
+    model.resize_token_embeddings(VOCABULARY - 4)
+    return saved(model, folder)
 
 
 @pytest.mark.parametrize(
     "make, named",
     [
-        (lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), "'linear'"),
-        (lambda: llama(attention_bias=True), "biases"),
-        (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), "attention scaled by layer"),
-        (lambda: opt(do_layer_norm_before=False), "norms behind"),
-        (lambda: opt(word_embed_proj_dim=16), "words of another width"),
+        (lambda to: saved(llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), to), ["'linear'"]),
+        (lambda to: saved(llama(attention_bias=True), to), ["biases"]),
+        (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), ["attention scaled by layer"]),
+        (lambda to: saved(opt(do_layer_norm_before=False), to), ["norms behind"]),
+        (lambda to: saved(opt(word_embed_proj_dim=16), to), ["words of another width"]),
+        (lambda to: saved(LlamaModel(llama().config), to), ["lm_head.weight"]),
+        (without_a_start_id, ["bos_token_id"]),
+        (with_fewer_words, [VOCABULARY - 4, VOCABULARY - 1]),
     ],
 )
 def test_what_cannot_be_computed_is_refused(tmp_path, make, named):
-    folder = saved(make(), tmp_path / "m")
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", named)):
-        load_checkpoint(folder, lower=0, window=Window(1))
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        load_checkpoint(make(tmp_path / "m"), lower=0, window=Window(1))
 
 
-def test_a_decoder_needs_a_start_id(tmp_path):
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        *(({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))),
+        ({"lower": 0, "window": Window(2)}, ["--lower 0", 2]),
+    ],
+)
+def test_impossible_splits_are_refused(tmp_path, options, named):
     folder = saved(llama(), tmp_path / "m")
-    for name, entry in (("config.json", "bos_token_id"), ("tokenizer_config.json", "bos_token")):
-        path = tmp_path / "m" / name
-        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), entry: None}), "utf-8")
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", "bos_token_id")):
-        load_checkpoint(folder, lower=0, window=Window(1))
-
-
-@pytest.mark.parametrize("lower, upper", [(-1, 2), (LAYERS, None), (3, 3)])
-def test_impossible_splits_are_refused(folder, lower, upper):
-    with pytest.raises(InvalidInput, match=mentioning(LAYERS, lower)):
-        load_checkpoint(folder, lower=lower, upper=upper)
-
-
-def test_a_table_of_words_has_no_windows(folder):
-    with pytest.raises(InvalidInput, match=mentioning("--lower 0", 2)):
-        load_checkpoint(folder, lower=0, window=Window(2))
-
-
-def test_a_decoder_without_its_last_matrix_is_refused(tmp_path):
-    folder = saved(LlamaModel(llama().config), tmp_path / "m")
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "m", "lm_head.weight")):
-        load_checkpoint(folder, lower=0, window=Window(1))
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
-    model = llama()
-    model.resize_token_embeddings(VOCABULARY - 4)
-    with pytest.raises(InvalidInput, match=mentioning(VOCABULARY - 4, VOCABULARY - 1)):
-        load_checkpoint(saved(model, tmp_path / "m"), lower=0, window=Window(1))
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        load_checkpoint(folder, **options)
+    with pytest.raises(InvalidInput, match="--minutes 0"):  # a decoder learns nothing yet
+        full_stack(load_checkpoint(folder, lower=LOWER))

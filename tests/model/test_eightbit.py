@@ -1,4 +1,4 @@
-"""Products in 8 bits: exact, row by row, on CPUs with and without VNNI."""
+"""Products in 8 bits, exact, row by row, on CPUs with and without VNNI; and with weights in oneDNN's own order."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ from hplm.model import eightbit
 from hplm.model import kernel as kernels
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
-from hplm.model.eightbit import MOST_ROWS, EightBit, to_eight_bits, weight_levels
-from hplm.model.sizes import rounded_up
+from hplm.model.eightbit import MOST_ROWS, EightBit, weight_levels
+from hplm.model.prepacked import Prepacked, can_prepack, prepacked
 from testing.toy import CONFIG
 
 INPUTS, OUTPUTS = 48, 80
@@ -82,42 +82,17 @@ def test_every_row_of_a_large_batch_is_that_of_the_row_alone():
 
 
 @torch.inference_mode()
-def test_a_row_that_is_no_number_spoils_no_other():
-    in_eight_bits = EightBit(nn.Linear(INPUTS, OUTPUTS))
+def test_a_row_that_is_no_number_spoils_no_other_and_zeros_give_the_bias(linear, in_eight_bits):
     x = tokens(3)
     before = in_eight_bits(x)
     x[1, 5] = torch.nan
     after = in_eight_bits(x)
-    assert torch.equal(after[[0, 2]], before[[0, 2]])
-    assert after[1].isnan().all()
-
-
-@torch.inference_mode()
-def test_a_row_of_zeros_and_weights_of_zeros_give_the_bias():
-    linear = nn.Linear(INPUTS, OUTPUTS)
-    linear.weight[3] = 0
-    in_eight_bits = EightBit(linear)
-    assert torch.equal(in_eight_bits(torch.zeros(2, INPUTS))[1], linear.bias)
-    assert torch.equal(in_eight_bits(tokens(2))[:, 3], linear.bias[3].expand(2))
-
-
-@given(rows=st.integers(1, MOST_ROWS))
-def test_few_different_numbers_of_rows_are_computed_and_little_in_vain(rows):
-    assert rows <= rounded_up(rows) <= max(rows + 15, rows * 9 / 8)
-    assert len({rounded_up(rows) for rows in range(1, MOST_ROWS + 1)}) == 48
-
-
-@torch.inference_mode()
-def test_layers_in_eight_bits_are_near_those_in_32_bits_and_independent_of_the_batch():
-    (_, upper), (_, same) = random_backbone(CONFIG), random_backbone(CONFIG)
-    to_eight_bits(upper.layers)
-    assert not any(isinstance(module, nn.Linear) for module in upper.modules())
-    x, lengths = torch.randn(4 + 4 + 9, CONFIG.hidden), [4, 4, 9]
-    mixed = upper.through(x, PackedAttention(lengths, CONFIG.heads))
-    expected = same.through(x, PackedAttention(lengths, CONFIG.heads))
-    assert 0 < float((mixed - expected).norm() / expected.norm()) < 0.02
-    for own, alone in zip(mixed.split(lengths), x.split(lengths), strict=True):
-        assert torch.equal(own, upper.through(alone, PackedAttention([len(alone)], CONFIG.heads)))
+    assert torch.equal(after[[0, 2]], before[[0, 2]]) and after[1].isnan().all()
+    x[1] = 0
+    assert torch.equal(in_eight_bits(x)[1], linear.bias)
+    without = nn.Linear(INPUTS, OUTPUTS)
+    without.weight.zero_()
+    assert torch.equal(EightBit(without)(before.new_ones(2, INPUTS)), without.bias.expand(2, -1))
 
 
 @needs_kernel
@@ -138,18 +113,6 @@ def test_the_kernel_rounds_as_torch_does(rows, inputs, seed, threads):
         found.append(scales)
         assert ((numbers.double() - 128) - x.double() / scales.double()).abs().max() <= 0.5 + 1e-4
     assert torch.equal(*found)
-
-
-def test_without_the_kernel_torch_rounds_and_the_log_says_so(linear, tmp_path, monkeypatch, caplog):
-    kernels.kernel.cache_clear()
-    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernel.so")
-    try:
-        with torch.inference_mode():
-            off = (EightBit(linear)(tokens(20)) - exact(linear, tokens(20))).abs()
-        assert (off <= 1e-5 * tokens(20).abs().amax(1, keepdim=True)).all()
-    finally:
-        kernels.kernel.cache_clear()
-    assert str(tmp_path) in caplog.text
 
 
 WITHOUT_VNNI = """
@@ -174,3 +137,33 @@ def test_the_largest_products_do_not_overflow_without_vnni():
     levels, off = ended.stdout.split()
     assert int(levels) == 63
     assert float(off) < 1e-3
+
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_it_equals_the_layer_that_it_is_made_of(rows, bias, dtype, tolerance):
+    if dtype is torch.bfloat16 and not can_prepack(CPU, dtype):
+        pytest.skip("this CPU has no products in bf16")
+    torch.manual_seed(rows)
+    linear = nn.Linear(96, 80, bias=bias).to(dtype).requires_grad_(False)
+    x = torch.randn(rows, 96, dtype=dtype)
+    with torch.inference_mode():
+        found = Prepacked(linear)(x)
+        assert found.dtype == dtype
+        assert torch.allclose(found.float(), linear(x).float(), atol=tolerance, rtol=tolerance)
+
+
+def test_a_stack_is_prepacked_and_the_other_one_stays_as_it_is():
+    stack = random_backbone(CONFIG)[1].eval().requires_grad_(False)
+    packed = prepacked(stack)
+    products = [sum(isinstance(part, nn.Linear) for part in one.modules()) for one in (stack, packed)]
+    assert products == [4 * CONFIG.upper_layers, 0]
+    assert packed.norm.weight is stack.norm.weight
+    x, attend = torch.randn(33, CONFIG.hidden), PackedAttention([20, 13], CONFIG.heads)
+    with torch.inference_mode():
+        assert torch.allclose(packed.through(x, attend), stack.through(x, attend), atol=1e-4, rtol=1e-4)

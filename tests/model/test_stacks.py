@@ -1,11 +1,12 @@
-"""The lower stack computes windows of all lengths together, each as if it were alone and had no absent tokens."""
+"""Windows of tokens, and the lower stack, which computes them together, each as if it were alone."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from hplm.errors import Broken
+from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.stacks import UpperStack
@@ -13,6 +14,34 @@ from hplm.model.weights import save_weights
 from hplm.model.windows import Window
 from testing.toy import CHAT, CONFIG
 from tests.support.message import mentioning
+
+
+@pytest.mark.parametrize(
+    "window, windows, levels",
+    [
+        (Window(3), [[0, 1, 12], [1, 12, 13], [12, 13, 0], [0, 21, 0]], [[1, 1, 1], [0, 1, 1], [0, 1, 0]]),
+        (Window(2), [[0, 1], [1, 12], [12, 13], [0, 21]], [[1, 1], [0, 1]]),
+        (Window(1), [[1], [12], [13], [21]], [[1]]),
+        (
+            Window(4),  # one more token before than after
+            [[0, 0, 1, 12], [0, 1, 12, 13], [1, 12, 13, 0], [0, 0, 21, 0]],
+            [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 0]],
+        ),
+        (Window(3, causal=True), [[0, 0, 1], [0, 1, 12], [1, 12, 13], [0, 0, 21]], [[1, 1, 1], [0, 1, 1], [0, 0, 1]]),
+    ],
+    ids=str,
+)
+def test_windows_stop_at_the_ends_of_a_text_and_lose_their_outermost_token_first(window, windows, levels):
+    """Token 0 is a token, too."""
+    assert window.of(np.array([0, 11, 12, 20]), np.array([3, 1])).tolist() == windows
+    assert window.levels().astype(int).tolist() == levels
+
+
+def test_windows_have_one_to_five_tokens():
+    for n in (0, 6):
+        with pytest.raises(InvalidInput, match=mentioning(n, 5)):
+            Window(n)
+
 
 WINDOWS = [[0, 8, 0], [5, 6, 7], [0, 6, 7], [9, 3, 0], [5, 6, 7], [0, 9, 0], [2, 2, 2]]
 
@@ -48,14 +77,6 @@ def test_each_window_is_computed_as_if_it_were_alone(causal):
     assert expected.abs().max() > 0.1
 
 
-def test_layers_see_only_tokens_that_are_present():
-    lower, rows = stack(Window(3)), []
-    for layer in lower.layers:
-        layer.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    lower(torch.tensor(WINDOWS))
-    assert rows == [sum(token > 0 for window in WINDOWS for token in window)] * len(lower.layers)
-
-
 def test_absent_tokens_get_zeros_and_no_gradient():
     lower = stack(Window(3))
     vectors = lower(torch.tensor(WINDOWS))
@@ -75,17 +96,3 @@ def test_a_shorter_stack_has_the_layers_that_its_file_has(tmp_path, config):
         read = UpperStack.shorter(tmp_path / "stack", full)
         assert read.config == replace(full, upper_layers=layers)
         assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in stack.state_dict().items())
-
-
-def test_a_stack_that_does_not_fit_is_broken(tmp_path):
-    def weights(**sizes):
-        return random_backbone(replace(CONFIG, **sizes))[1].state_dict()
-
-    other, gap = weights(upper_layers=1), weights(upper_layers=1)
-    other["more"] = torch.zeros(1)
-    gap |= {name.replace("layers.0.", "layers.1."): gap.pop(name) for name in list(gap) if name.startswith("layers.")}
-    bare = {name: tensor for name, tensor in weights().items() if not name.startswith("layers.")}
-    for found in (weights(upper_layers=2), bare, weights(upper_layers=1, hidden=16), other, gap, {}):
-        save_weights(found, tmp_path / "stack")
-        with pytest.raises(Broken, match=mentioning(tmp_path / "stack", "export it")):
-            UpperStack.shorter(tmp_path / "stack", CONFIG, "export it")

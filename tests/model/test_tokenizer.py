@@ -1,8 +1,17 @@
+"""Tokens are those of the library, whether a text is read by words, cut where it is long, or in windows."""
+
+import json
+
 import numpy as np
 import pytest
-from tokenizers import Encoding
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from hplm.errors import InvalidInput
+from hplm.model import tokenizer as tokenizer_module
+from hplm.model import words
 from hplm.model.tokenizer import MOST_IN_WINDOWS, Tokenizer, first_tokens, words_of
 from testing.random_store import tokenizer_json, word
 from testing.toy import CONFIG, WORDS
@@ -14,41 +23,18 @@ def tokenizer(toy):
     return toy.store.tokenizer()
 
 
-def test_offsets_are_code_points(tokenizer):
-    text = f"日本 {word(3)}"
-    encoded = tokenizer.encode(text)
-    assert text[slice(*encoded.offsets[-2])] == word(3)
-
-
 def test_first_token_of_each_word(tokenizer):
-    text = f"{word(1)},{word(2)}  {word(3)} \x00 {word(4)}"
-    encoded = tokenizer.encode(text)
-    spans = words_of(text)
+    text = f"{word(1)},{word(2)}  {word(3)} \x00 日本 {word(4)}"
+    encoded, spans = tokenizer.encode(text), words_of(text)
     tokens = first_tokens(encoded, spans)
-    assert [text[start:stop] for start, stop in spans] == [f"{word(1)},{word(2)}", word(3), "\x00", word(4)]
+    assert [text[start:stop] for start, stop in spans] == [f"{word(1)},{word(2)}", word(3), "\x00", "日本", word(4)]
     assert tokens[2] == -1  # it has no token
-    assert [encoded.offsets[token][0] for token in tokens[[0, 1, 3]]] == [spans[0][0], spans[1][0], spans[3][0]]
-
-
-def test_an_unreadable_text_beside_a_readable_pair_has_no_tokens(tokenizer):
-    encoded = tokenizer.encode("\u200b \u200b", word(1))
-    assert (first_tokens(encoded, words_of("\u200b \u200b")) == [-1, -1]).all()
-
-
-def test_truncated_words_have_no_token(tokenizer):
-    text = " ".join(word(i) for i in range(100))
-    tokens = first_tokens(tokenizer.encode(text, truncate=True), words_of(text))
+    assert [encoded.offsets[token][0] for token in tokens[[0, 1, 3, 4]]] == [spans[i][0] for i in (0, 1, 3, 4)]
+    beside_a_pair = tokenizer.encode("\u200b \u200b", word(1))
+    assert (first_tokens(beside_a_pair, words_of("\u200b \u200b")) == -1).all()
+    long = " ".join(word(i) for i in range(100))
+    tokens = first_tokens(tokenizer.encode(long, truncate=True), words_of(long))
     assert (tokens[:62] == range(1, 63)).all() and (tokens[62:] == -1).all()
-
-
-@pytest.mark.parametrize("lengths", [(100, 3), (3, 100), (100, 100), (31, 31), (30, 31)])
-def test_a_truncated_pair_fills_the_model_and_keeps_both(tokenizer, lengths):
-    first, second = (" ".join(word(i) for i in range(length)) for length in lengths)
-    encoded = tokenizer.encode(first, second, truncate=True)
-    assert len(encoded.tokens) == min(64, sum(lengths) + 3)
-    assert (encoded.segments == 0).sum() - 2 >= min(lengths[0], 30)
-    assert (encoded.segments == 1).sum() - 1 >= min(lengths[1], 30)
-    assert encoded.tokens[-1] == 3
 
 
 @pytest.mark.parametrize("text, named", [("", []), ("  \n", []), ("\x00", []), ("wa " * 63, [65, 64, "truncate=true"])])
@@ -67,7 +53,7 @@ def test_a_long_document_is_split_into_pieces_without_loss(tokenizer):
     assert [piece.tolist() for piece in tokenizer.encode_documents([WORDS[0]])] == [short.tolist()]
 
 
-@pytest.mark.parametrize("lengths", [(100, None), (100, 3), (3, 100), (80, 90), (70, 0)])
+@pytest.mark.parametrize("lengths", [(100, None), (100, 3), (3, 100), (80, 90), (70, 0), (30, 31)])
 def test_truncation_is_that_of_the_library(tokenizer, lengths):
     first, second = (None if length is None else "x" if length == 0 else " ".join(WORDS[:length]) for length in lengths)
     encoded = tokenizer.encode(first, second, truncate=True)
@@ -78,6 +64,8 @@ def test_truncation_is_that_of_the_library(tokenizer, lengths):
     assert encoded.tokens.tolist() == theirs.ids and encoded.segments.tolist() == theirs.type_ids
     assert encoded.offsets.tolist() == [list(span) for span in theirs.offsets]
     assert encoded.special.tolist() == list(map(bool, theirs.special_tokens_mask))
+    both = tokenizer.encode(" ".join(WORDS[:100]), " ".join(WORDS[:100]), truncate=True)
+    assert len(both.tokens) == 64 and (both.segments == 1).sum() in (31, 32)
 
 
 @pytest.mark.parametrize("words", [10, 58, 59, 87, 88, 89, 150, 400])
@@ -112,14 +100,149 @@ def test_a_pair_of_too_many_characters_is_not_read_in_windows(tokenizer):
     assert tokenizer.encode(WORDS[1], longest + "x", truncate=True, in_windows=True).lengths.tolist() == [64]
 
 
-def test_a_long_text_with_a_long_pair_costs_the_sum_of_both(tokenizer):
-    """The library also encodes pieces that it cuts off, and for a pair all their combinations: here some hundred thousand."""
-    long = " ".join(WORDS * 200)
-    assert len(tokenizer.encode(long, long, truncate=True).tokens) == tokenizer.positions
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LONG_TOKEN = "[a.b.c.d.e.f]"
+PIECES = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;!?[]'-", "the", "there", "un", "日", "本", "語", "。", "ᄒ", "ᅡ", "ᆫ", "σ"]
+POSITIONS = 12
+# A cut might break these: words that go on, marks and conjoining letters that belong to the character before them, characters
+# that are removed, all kinds of white space, and tokens that are found before words are.
+ODD = [
+    " ", "  ", "\t", "\n", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2003", "\u3000", "\u2028",
+    "\x00", "\u200b", "\u200d", "\ufeff", "\ufffd", "\xad", "\u0301", "\u0327", "\u0338", "\u302e", "\U0001d165", "\U0001d16d",
+    "é", "ﬁ", "İ", "ß", "Σ", "ς", "한", "ᄒ", "ᅡ", "ᆫ", "日本語", "。", "·", "…", "\U0001f469\u200d\U0001f467", "-", "'", "...",
+    "[", "]", "[MASK]", "[MA", "SK]", "[SEP]", LONG_TOKEN, "the", "there", "unthere", "Xylophone", "a" * 30, "zz top", "3.14",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(ODD) | st.text(max_size=3), min_size=1, max_size=150).map("".join)
 
 
-def test_truncated_parts_are_not_kept_in_memory(tokenizer):
-    text = " ".join(word(i) for i in range(100))
-    cut, whole = tokenizer.encode(text, truncate=True), Tokenizer(tokenizer_json(CONFIG.vocabulary), 10_000).encode(text)
-    assert not any(isinstance(held, Encoding) for held in vars(cut).values())
-    assert (cut.offsets[:63] == whole.offsets[:63]).all() and len(cut.offsets) == len(cut.special) == 64
+def made(normalizer=None, added=(), **flags) -> str:
+    """Returns a tokenizer.json. `added` are tokens that are found before words are."""
+    pieces = [*SPECIAL, *PIECES, *(f"##{piece}" for piece in PIECES)]
+    entries = {token: number for number, token in enumerate(pieces)}
+    tokenizer = HuggingFaceTokenizer(models.WordPiece(entries, unk_token="[UNK]", max_input_chars_per_word=20))
+    tokenizer.normalizer = normalizer or normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", entries["[SEP]"]), ("[CLS]", entries["[CLS]"]))
+    tokenizer.add_special_tokens(list(added))
+    stored = json.loads(tokenizer.to_str())
+    stored["added_tokens"] = [{**token, **flags} for token in stored["added_tokens"]]
+    return json.dumps(stored)
+
+
+KINDS = {
+    "no added tokens": made(),
+    "special tokens": made(added=SPECIAL),
+    "a long token": made(added=[LONG_TOKEN]),
+    "special tokens with spaces": made(added=SPECIAL, lstrip=True, rstrip=True),
+    "special tokens as words": made(added=SPECIAL, single_word=True),
+    "cased": made(normalizers.BertNormalizer(lowercase=False, clean_text=False), added=SPECIAL),
+}
+
+
+def outcome(tokenizer: Tokenizer, text: str, pair: str | None) -> list | type:
+    try:
+        encoded = tokenizer.encode(text, pair, truncate=True)
+    except InvalidInput as error:
+        return type(error)
+    return [part.tolist() for part in (encoded.tokens, encoded.segments, encoded.offsets, encoded.special)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100)
+@example(text="the " * 200, pair=None)
+@example(text="the " * 200, pair="there, " * 150)
+@example(text="日本語" * 100, pair="x")
+@example(text=f"a a a a a a {LONG_TOKEN} the end of this, then more", pair=None)
+@example(text="a" * 1000 + " the", pair=None)
+@example(text="\x00" * 1000 + " the" * 100, pair="\u200b" * 500)
+@given(text=TEXTS, pair=st.none() | TEXTS)
+def test_a_cut_text_has_the_tokens_of_the_whole_text(kind, text, pair):
+    cutting, whole = Tokenizer(KINDS[kind], POSITIONS), Tokenizer(KINDS[kind], POSITIONS)
+    assert cutting._added_length is not None
+    whole._added_length = None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tokenizer_module, "CHARACTERS_A_TOKEN", 2)
+        patched.setattr(tokenizer_module, "GROWTH", 2)
+        assert outcome(cutting, text, pair) == outcome(whole, text, pair)
+
+
+class Counting:
+    """Counts the characters that the library tokenises."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._library, self.characters = tokenizer._tokenizer, 0
+        tokenizer._tokenizer = self
+
+    def encode(self, text, **options):
+        self.characters += len(text)
+        return self._library.encode(text, **options)
+
+    def encode_batch(self, given):
+        self.characters += sum(len(one) if isinstance(one, str) else sum(map(len, one)) for one in given)
+        return self._library.encode_batch(given)
+
+
+LONG = "the unthere, " * 8000
+
+
+@pytest.mark.parametrize("pair", [None, "there", LONG], ids=["alone", "short pair", "long pair"])
+@pytest.mark.parametrize("text", [LONG, "日本語" * 33_000], ids=["words", "no spaces"])
+def test_little_of_a_long_text_is_tokenised(text, pair):
+    tokenizer = Tokenizer(KINDS["special tokens"], 512)
+    counting = Counting(tokenizer)
+    assert len(tokenizer.encode(text, pair, truncate=True).tokens) == 512
+    assert counting.characters < 20_000
+    with pytest.raises(InvalidInput, match=mentioning("512", "truncate=true")):
+        tokenizer.encode(text, pair)
+    assert counting.characters < 40_000
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        made(normalizers.Sequence([normalizers.NFKC(), normalizers.BertNormalizer()])),
+        made(added=["[MASK]", "new york"], normalized=True),
+    ],
+    ids=["another normalizer", "tokens found in normalized text"],
+)
+def test_a_text_that_cannot_be_cut_safely_is_tokenised_whole(kind):
+    tokenizer = Tokenizer(kind, 512)
+    counting = Counting(tokenizer)
+    assert len(tokenizer.encode(LONG, truncate=True).tokens) == 512
+    assert counting.characters == len(LONG)
+
+
+READ_BY_WORDS = [name for name, kind in KINDS.items() if Tokenizer(kind, 64)._words is not None]
+UNUSUAL = ["…", ",", "\u0301", "\x1c", "\u200b", "\ufffd", "\0", "水水", "é", "ΑΣ", "İ", "\t", "\n", "x" * 40]
+PARTS = st.one_of(st.sampled_from([*PIECES, *SPECIAL, LONG_TOKEN, *UNUSUAL]), st.text(max_size=6))
+SPACES = st.sampled_from(["", " ", "  ", "\u00a0", "\u2003", "\n"])
+SPACED = st.lists(st.tuples(PARTS, SPACES), max_size=12).map(lambda parts: "".join(part + space for part, space in parts))
+
+
+@pytest.mark.parametrize("kind", READ_BY_WORDS)
+@settings(max_examples=60)
+@given(texts=st.lists(SPACED, min_size=1, max_size=5))
+@example(texts=["the [MASK] a", "a\x1cthe a", " a  the ", f"a {LONG_TOKEN} the"])
+def test_tokens_are_those_of_the_library(kind, texts):
+    library = HuggingFaceTokenizer.from_str(KINDS[kind])
+    read = words.Words(library)
+    for _ in range(2):  # the second time from memory
+        for text, tokens in zip(texts, read.tokens(texts), strict=True):
+            assert tokens.tolist() == library.encode(text).ids
+
+
+def test_tokens_that_take_spaces_are_left_to_the_library():
+    assert "special tokens with spaces" not in READ_BY_WORDS
+    assert {"no added tokens", "special tokens", "cased"} <= set(READ_BY_WORDS)
+
+
+def test_few_words_are_remembered_and_frequent_ones_come_back(monkeypatch):
+    monkeypatch.setattr(words, "MOST", 4)
+    library = HuggingFaceTokenizer.from_str(KINDS["no added tokens"])
+    read = words.Words(library)
+    for number in range(20):
+        text = f"the a{number} there{number} the"
+        assert read.tokens([text])[0].tolist() == library.encode(text).ids
+        assert len(read._known) <= 4
+    assert read.tokens(["x" * 50])[0].tolist() == library.encode("x" * 50).ids
+    assert "x" * 50 not in read._known

@@ -1,6 +1,7 @@
-"""Lookup and gathering against plain dictionaries; chains, broken tables, addresses."""
+"""Lookup and gathering against plain dictionaries, with the compiled kernel and without; chains, broken tables, addresses."""
 
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
+from hplm.plot import kernel as kernels
+from hplm.plot import summing
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
@@ -93,28 +96,6 @@ def test_a_forged_address_at_a_boundary_does_not_reach_the_neighbour(tmp_path):
     assert (sums[:2] == 0).all() and (sums[2:] != 0).any()
 
 
-def test_gathering_from_many_domains_reads_each_tokens_tables_only(tmp_path, monkeypatch):
-    """It does not read every table for every token."""
-    rng, grams = np.random.default_rng(0), [(a, b, c) for a in range(1, 6) for b in range(1, 6) for c in range(1, 6)]
-    domains = [f"d{number}" for number in range(20)]
-    tables = [make_table(tmp_path, "root", None, SPACE, UNIGRAMS)]
-    tables += [make_table(tmp_path, name, "root", SPACE, grams, seed=number) for number, name in enumerate(domains)]
-    forest = Forest([tmp_path], assign_addresses(tables))
-    texts = [rng.integers(0, 5, 6) for _ in domains]
-    addresses = np.concatenate(
-        [forest.chain(name, 1).lookup(text, np.array([6])).addresses for name, text in zip(domains, texts, strict=True)]
-    )
-    asked, bags = [], StoredRows.bags
-    monkeypatch.setattr(StoredRows, "bags", lambda self, index, dtype: (asked.append(len(index)), bags(self, index, dtype))[1])
-    lengths = np.full(len(domains), 6)
-    sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
-    assert sum(asked) <= 2 * len(addresses)
-    for number, name in enumerate(domains):
-        own = addresses[6 * number : 6 * number + 6]
-        alone = Gatherer(CPU, torch.float32).sums(forest, own, np.array([6]))
-        assert torch.allclose(sums[6 * number : 6 * number + 6], alone, atol=1e-6), name
-
-
 def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path, monkeypatch, caplog):
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
     forest, copy = Forest([tmp_path], assign_addresses([root])), StoredRows.copy
@@ -133,13 +114,10 @@ def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path,
     assert caplog.text.count(str(root.folder)) == 1
 
 
-def test_a_missing_parent_is_named(tmp_path):
+def test_a_missing_parent_and_a_token_in_no_table_are_named(tmp_path):
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
     with pytest.raises(InvalidInput, match=mentioning("'leaf'", "'root'", 1)):
         Forest([tmp_path], assign_addresses([leaf])).chain("leaf", 1)
-
-
-def test_a_token_in_no_table_is_named(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
     with pytest.raises(InvalidInput, match=mentioning(3)):
         Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
@@ -158,23 +136,12 @@ def test_a_broken_table_fails_only_its_own_chains(tmp_path):
     assert len(forest.failures()) == 1
 
 
-def test_a_new_forest_shares_open_tables_with_the_old_one(tmp_path):
-    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
-    first = Forest([tmp_path], assign_addresses([root]))
-    leaf = make_table(tmp_path / "live", "leaf", "root", SPACE, [(1, 2, 3)])
-    second = Forest([tmp_path, tmp_path / "live"], assign_addresses([root, leaf]), before=first)
-    assert second.chain("root", 1).links[0][0] is first.chain("root", 1).links[0][0]
-    assert [table.meta.domain for table, _ in second.chain("leaf", 1).links] == ["leaf", "root"]
-
-
 def test_where_lookups_end_is_counted_by_name(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, [*UNIGRAMS, (0, 1, 2), (3, 4, 5)])
     stem = make_table(tmp_path, "stem", "root", SPACE, [(2, 3, 4)])
     leaf = make_table(tmp_path, "leaf", "stem", SPACE, [(1, 2, 3), (0, 4, 5)])
     chain = Forest([tmp_path], assign_addresses([root, stem, leaf])).chain("leaf", 1)
-    hits = chain.lookup(
-        np.array([0, 1, 2, 3, 4]), np.array([5])
-    )  # 012 123 234 345 450; the last one is 50 at the end of its text
+    hits = chain.lookup(np.arange(5), np.array([5]))  # 012 123 234 345 450; the last one is 50 at the end of its text
     wanted = {"domain": 1, "parent": 1, "root": 2, "2-gram": 1, "1-gram": 0}
     assert dict(count_levels(chain, ends(chain, hits))) == wanted
     tally = Tally()
@@ -190,3 +157,74 @@ def test_of_two_tables_with_one_name_the_first_is_used(tmp_path):
     forest = Forest([tmp_path], [*assign_addresses([root]), *assign_addresses([root], first=1000)])
     assert forest.chain("root", 1).links[0][1] == 0
     assert [base for _, base in forest.tables_of(np.array([1, 1001]))] == [0, 1000]
+
+
+VOCABULARY = 5
+needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
+
+
+def _forest(folder, window, dtype, domains=1):
+    """Returns tables of all single tokens and some windows."""
+    space = KeySpace(VOCABULARY, window)
+    generator = np.random.default_rng(0)
+    unigrams = [tuple(gram) for gram in space.unpack(space.unigrams()).tolist()]
+    whole = {tuple(gram) for gram in generator.integers(1, VOCABULARY + 1, (60, window.n)).tolist()}
+    tables = [make_table(folder, f"d{i}", None, space, sorted({*unigrams, *whole}), dtype, i) for i in range(domains)]
+    return Forest([folder], assign_addresses(tables))
+
+
+@pytest.fixture(scope="module")
+def forests(tmp_path_factory):
+    made = {}
+
+    def forest(*given):
+        if given not in made:
+            made[given] = _forest(tmp_path_factory.mktemp("tables"), *given)
+        return made[given]
+
+    return forest
+
+
+texts = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+windows = st.sampled_from([Window(1), Window(3), Window(3, True), Window(5), Window(4)])
+
+
+@needs_kernel
+@settings(deadline=None, max_examples=60)
+@given(window=windows, dtype=st.sampled_from(["fp16", "bf16", "int8"]), lengths=texts, seed=st.integers(0, 99))
+def test_the_kernel_gathers_the_same_bits_as_torch(forests, window, dtype, lengths, seed):
+    forest = forests(window, dtype)
+    tokens, lengths = np.random.default_rng(seed).integers(0, VOCABULARY, sum(lengths)), np.array(lengths)
+    chain = forest.chain("d0", 1)
+    hits, by_arrays = chain.lookup(tokens, lengths), chain.lookup_by_arrays(tokens, lengths)
+    assert (hits.addresses == by_arrays.addresses).all() and (hits.tries == by_arrays.tries).all()
+    expected = Gatherer(CPU, torch.float32, compiled=False).sums(forest, hits.addresses, lengths)
+    for instructions in range(1, kernels.kernel().instructions + 1):
+        with patch.object(kernels.kernel(), "instructions", instructions):
+            assert torch.equal(Gatherer(CPU, torch.float32).sums(forest, hits.addresses, lengths), expected)
+            # torch rounds a 16-bit sum twice: first to the stored type.
+            assert torch.equal(Gatherer(CPU, torch.bfloat16).sums(forest, hits.addresses, lengths), expected.bfloat16())
+
+
+@needs_kernel
+@settings(deadline=None, max_examples=30)
+@given(lengths=texts, more=texts, seed=st.integers(0, 99), threads=st.integers(1, 5))
+def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(forests, lengths, more, seed, threads):
+    forest, generator = forests(Window(3), "fp16", 3), np.random.default_rng(seed)
+    both = np.array(lengths + more)
+    domains = generator.integers(0, 3, len(both))
+    asked = [(forest.chain(f"d{d}", 1), generator.integers(0, VOCABULARY, n)) for d, n in zip(domains, both, strict=True)]
+    addresses = [chain.lookup(tokens, np.array([len(tokens)])).addresses for chain, tokens in asked]
+    alone = [Gatherer(CPU, torch.bfloat16).sums(forest, mine, np.array([len(mine)])) for mine in addresses]
+    with patch.object(summing, "PIECE", 2), patch.object(torch, "get_num_threads", lambda: threads):
+        together = Gatherer(CPU, torch.bfloat16).sums(forest, np.concatenate(addresses), both)
+    assert torch.equal(together, torch.cat(alone))
+
+
+@needs_kernel
+def test_texts_that_do_not_match_their_lengths_are_refused(forests):
+    chain = forests(Window(3), "fp16").chain("d0", 1)
+    with pytest.raises(ValueError, match=mentioning(3, 4)):
+        chain.lookup(np.zeros(3, np.int64), np.array([4]))
+    with pytest.raises(ValueError, match=mentioning(3, 4)):
+        Gatherer(CPU, torch.float32).sums(forests(Window(3), "fp16"), np.ones(3, np.int64), np.array([4]))

@@ -1,9 +1,11 @@
-"""Writing tables: continued after an interruption to the same bytes, a full disk, and rows of an older version."""
+"""Tables are written, and go on after an interruption, to the same bytes; damaged ones are refused, a row when it is read."""
 
+import itertools
+import json
+import multiprocessing
+import os
 import resource
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,38 +13,24 @@ import numpy as np
 import pytest
 import torch
 
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
+from hplm.plot import rows as rows_module
+from hplm.plot import writing
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
+from hplm.plot.values import CODINGS, LEAST_COSINE, closeness, coding
+from hplm.plot.widths import vector_bytes
 from hplm.plot.writing import write_table
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
+from tests.support.killed import content
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
 SPACE = KeySpace(300, Window(3))
 KEYS = SPACE.unigrams()
-
-# Kills itself in the middle of the given call, without any clean-up.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import hplm.plot.writing as writing
-from tests.plot.test_writing import write
-module, name, call = sys.argv[2].split(":")
-place = getattr(writing, module) if module else writing
-real, calls = getattr(place, name), 0
-def dying(*a, **k):
-    global calls
-    calls += 1
-    if calls == int(call):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*a, **k)
-setattr(place, name, dying)
-write(Path(sys.argv[1]), resume=True)
-"""
 
 
 def write(folder: Path, resume: bool, computed=None, **more) -> Table:
@@ -56,24 +44,31 @@ def write(folder: Path, resume: bool, computed=None, **more) -> Table:
     return write_table(folder / "d" / "1", spec_of("d", None, SPACE), KEYS, values_of, batch=32, resume=resume, **more)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.mark.parametrize(
-    "where", [":Encoder:1", "_Drafts:append:1", "_Drafts:_add:8", "_Drafts:_add:21", ":write_index:1", ":_sync:1", ":_sync:6"]
-)
-def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, where):
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "cut"), where], timeout=120, cwd=Path(__file__).parents[2]
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "cut/d/1").exists()
+    "place, name, call",
+    [
+        (writing, "Encoder", 1), (writing._Drafts, "append", 1), (writing._Drafts, "_add", 8), (writing._Drafts, "_add", 21),
+        (writing, "write_index", 1), (writing, "_sync", 1), (writing, "_sync", 6),
+    ],
+)  # fmt: skip
+def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, monkeypatch, place, name, call):
+    """`tests/builder/test_killed.py` kills where files get their names; here it is between two parts of one file."""
+    calls, real = itertools.count(1), getattr(place, name)
+
+    def dying(*given, **options):
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, dying)
+        child = multiprocessing.get_context("fork").Process(target=write, args=(tmp_path / "cut", True))
+        child.start()
+        child.join(120)
+    assert child.exitcode == -signal.SIGKILL and not (tmp_path / "cut/d/1").exists()
     write(tmp_path / "cut", resume=True)
     write(tmp_path / "whole", resume=False)
-    assert content(tmp_path / "cut/d/1") == content(tmp_path / "whole/d/1")
-    assert set(content(tmp_path / "cut/d/1")) == {"meta.json", *Table(tmp_path / "cut/d/1").meta.sizes()}
-    assert not list(tmp_path.glob("cut/d/*.writing"))
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
 def test_finished_values_are_computed_again_only_if_they_are_damaged(tmp_path, monkeypatch):
@@ -113,7 +108,7 @@ def test_a_full_disk_keeps_finished_values_and_says_how_much_is_needed(tmp_path)
     assert not (tmp_path / "d/1").exists()
     write(tmp_path, resume=True)
     write(tmp_path / "whole", resume=False)
-    assert content(tmp_path / "d/1") == content(tmp_path / "whole/d/1")
+    assert content(tmp_path / "d") == content(tmp_path / "whole/d")
 
 
 def test_known_rows_are_copied_byte_for_byte(tmp_path):
@@ -133,25 +128,93 @@ def test_known_rows_are_copied_byte_for_byte(tmp_path):
         table.verify()
 
 
-def test_vectors_that_int8_cannot_represent_are_refused(tmp_path):
-    spec = replace(spec_of("d", None, SPACE, "int8"), hidden=4096)
+def outliers(windows):
     vectors = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0))
     vectors[:, 0], vectors[:, 1] = 2000, -2000  # two numbers take the whole range
-    with pytest.raises(InvalidInput, match=mentioning("int8", "'d'", "--dtype", "fp16", "bf16")):
-        write_table(tmp_path / "d/1", spec, KEYS, lambda windows: vectors.expand(len(windows), -1, -1))
+    return vectors.expand(len(windows), -1, -1)
 
 
-@pytest.mark.parametrize("number", [float("nan"), 1e6])  # the second is more than fp16 holds
-def test_nan_and_numbers_too_large_are_refused(tmp_path, number):
+def with_a(number):
     def values_of(windows):
         values = torch.ones(len(windows), 3, HIDDEN)
         values[-1, 1, 2] = number
         return values
 
-    with pytest.raises(InvalidInput, match=mentioning("fp16", "'d'", "nan")):
-        write_table(tmp_path / "d/1", spec_of("d", None, SPACE), KEYS, values_of)
+    return values_of
 
 
-def test_int8_reports_how_close_stored_values_are(tmp_path):
-    table = make_table(tmp_path, "d", None, SPACE, [(0, i, 0) for i in range(1, 301)], "int8")
-    assert 0.999 <= table.meta.least_cosine < 1
+@pytest.mark.parametrize(
+    "dtype, hidden, values, named",
+    [
+        ("int8", 4096, outliers, ["int8", "--dtype", "fp16", "bf16"]),
+        ("fp16", HIDDEN, with_a(float("nan")), ["fp16", "nan"]),
+        ("fp16", HIDDEN, with_a(1e6), ["fp16", "nan"]),  # more than fp16 holds
+    ],
+)
+def test_vectors_that_the_type_cannot_hold_are_refused(tmp_path, dtype, hidden, values, named):
+    spec = replace(spec_of("d", None, SPACE, dtype), hidden=hidden)
+    with pytest.raises(InvalidInput, match=mentioning("'d'", *named)):
+        write_table(tmp_path / "d/1", spec, KEYS, values)
+
+
+GRAMS = [(0, i, 0) for i in range(1, 51)]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return make_table(tmp_path, "root", None, KeySpace(50, Window(3)), GRAMS)
+
+
+def test_a_file_with_a_flipped_bit_or_without_its_end_is_refused_by_name(table):
+    for name in ("values", "checksums", "keys", "rows", "starts"):
+        path = table.folder / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2])
+        with pytest.raises(Broken, match=mentioning(path, len(whole) - 2, len(whole))):
+            Table(table.folder)
+        if name in ("keys", "rows", "starts"):
+            path.write_bytes(whole[:9] + bytes([whole[9] ^ 4]) + whole[10:])
+            with pytest.raises(Broken, match=mentioning(path)):
+                _ = Table(table.folder).index
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("vocabulary", [None, 0, "many", 2**70])
+def test_a_vocabulary_that_no_key_can_hold_is_refused(table, vocabulary):
+    path = table.folder / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocabulary": vocabulary}))
+    with pytest.raises(Broken, match=mentioning(path)):
+        Table(table.folder)
+
+
+def test_a_flipped_bit_is_found_by_verify_or_when_its_row_is_first_read(table):
+    table.verify()
+    values = table.folder / "values"
+    content = bytearray(values.read_bytes())
+    content[7 * table.meta.row_bytes + 3] ^= 1
+    values.write_bytes(content)
+    broken = Table(table.folder)
+    with pytest.raises(Broken, match=mentioning(7, values)):
+        broken.verify()
+    assert not len(broken.rows.touch(np.array([1, 6, 8, 8, 50, 0])))
+    for _ in range(2):
+        assert broken.rows.touch(np.array([1, 7, 8])).tolist() == [7]
+
+
+def test_the_error_of_locking_too_much_says_how_much_is_needed(table, monkeypatch):
+    table.rows.lock(10)  # some kilobytes: every machine allows it
+    monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
+    with pytest.raises(InvalidInput, match=mentioning(51, "ulimit -l")):
+        table.rows.lock(1_000_000)
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_stored_values_are_close_to_computed_ones(name):
+    vectors = torch.randn(200, 3, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 200)[:, None, None]
+    vectors[5, 1] = 0
+    kind = coding(name)
+    typed = kind.typed(kind.encode(vectors))
+    assert typed.shape[0] == 600 and kind.encode(vectors).shape[1] == vector_bytes(name, 64)
+    decoded = kind.decode(typed).view_as(vectors)
+    assert closeness(vectors, decoded) >= LEAST_COSINE
+    assert (decoded[5, 1] == 0).all()

@@ -1,27 +1,34 @@
+"""An export: what it writes, that it replaces the old one whole or not at all, its precision, and what it refuses."""
+
 import json
 import re
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from builder.publish import precision
 from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, check_name
+from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.publish.precision import EightBits, measure_eight_bits
+from builder.store.store import Store, TenantFile, check_name
 from hplm.adapters.bank import Bank
+from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
+from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
-from hplm.model.config import FORMAT
+from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from research.schemes.export import export_scheme
 from testing.random_store import random_stack, random_store, random_tenants, random_values
-from testing.toy import CONFIG, TENANTS
+from testing.toy import CHAT, CONFIG, TENANTS
 from tests.support.message import mentioning, mentions
 
 
@@ -40,6 +47,8 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
         if stored is not None:
             weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
             assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
+    modes = {path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
+    assert len(modes) == 1  # in the container, the server runs as another user than the export
 
 
 def test_all_models_that_answer_list_the_same_outputs(toy):
@@ -55,45 +64,33 @@ def test_all_models_that_answer_list_the_same_outputs(toy):
     assert re.findall(r'output_map \{ key: "(\w+)" +value: "\1"', ensemble) == [name for name, *_ in listed["toy"]]
 
 
-def test_all_exported_files_have_the_same_permissions(toy):
-    """In the container, the server runs as another user than the export."""
-    modes = {path: path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
-    ours = (toy.folder / "tenants.json").stat().st_mode & 0o777
-    assert all(mode == ours for mode in modes.values()), modes
+def test_an_export_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
+    repository, version = tmp_path / "repository", tmp_path / "repository/toy/1"
+    store, fewer = (random_store(tmp_path / str(n), CONFIG, random_tenants(n, 2, 2), corpus_tokens=500) for n in (2, 1))
+    export(store, repository, ServingOptions())
+    inode, rename = (version / "tenants.json").stat().st_ino, Path.rename
 
-
-def test_exporting_again_replaces_the_old_export(tmp_path):
-    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
-    export(store, tmp_path / "repository", ServingOptions())
-    old = Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino
-    export(store, tmp_path / "repository", ServingOptions(policy="fcfs", slots=8))
-    assert Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino != old
-    assert [path.name for path in Path(tmp_path / "repository/toy").iterdir() if path.is_dir()] == ["1"]
-    assert '"8"' in Path(tmp_path / "repository/toy-upper/config.pbtxt").read_text()
-
-
-def test_an_export_that_was_killed_between_its_renames_loses_no_copy(tmp_path, monkeypatch):
-    store, rename = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2)), Path.rename
-    export(store, tmp_path / "repository", ServingOptions())
-    version = tmp_path / "repository/toy/1"
-    inode = (version / "tenants.json").stat().st_ino
+    def full(*_):
+        raise OSError(28, "No space left on device")
 
     def killed(path, target):
         if path.name == "1.new":
             raise KeyboardInterrupt
         return rename(path, target)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", killed)
-        with pytest.raises(KeyboardInterrupt):
-            export(store, tmp_path / "repository", ServingOptions())
-    assert not version.exists()
-    fewer = random_store(tmp_path / "fewer", CONFIG, random_tenants(1, 2, 2))
-    with pytest.raises(InvalidInput, match=mentioning("tenant-1", "--replace")):
-        export(fewer, tmp_path / "repository", ServingOptions())
-    assert (version / "tenants.json").stat().st_ino == inode
-    export(store, tmp_path / "repository", ServingOptions())
+    for place, method, error in (("builder.publish.records.write_bank", full, OSError), (Path, killed, KeyboardInterrupt)):
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(place, method) if isinstance(place, str) else patch.setattr(place, "rename", method)
+            export(store, repository, ServingOptions())
+        assert version.exists() == (error is OSError)
+    with pytest.raises(InvalidInput, match=mentioning(1, "tenant-1", "--replace")):
+        export(fewer, repository, ServingOptions())
+    assert (version / "tenants.json").stat().st_ino == inode and Backbone(version).view.snapshot.tenants
+    export(store, repository, ServingOptions(policy="fcfs", slots=8))
+    assert (version / "tenants.json").stat().st_ino != inode
     assert sorted(path.name for path in version.parent.iterdir() if path.is_dir()) == ["1"]
+    assert '"8"' in (repository / "toy-upper/config.pbtxt").read_text()
+    assert export(fewer, repository, ServingOptions(), replace=True).tenants == 1
 
 
 def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch):
@@ -112,7 +109,7 @@ def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch)
     assert name(tmp_path / "e") != first
 
 
-def test_stacks_are_exported_and_name_the_export(tmp_path):
+def test_stacks_are_exported_and_name_the_export(tmp_path, caplog):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500)
     folder = tmp_path / "repository/toy/1"
 
@@ -120,74 +117,44 @@ def test_stacks_are_exported_and_name_the_export(tmp_path):
         export(store, tmp_path / "repository", ServingOptions())
         return Snapshot.load(folder / "tenants.json").export
 
-    without = exported()
+    names = [exported()]
     assert not (folder / "stacks").exists() and Backbone(folder).stacks() == {}
-    random_stack(store, "small", 1, seed=1)
+    store.stack_file("small").parent.mkdir(exist_ok=True)
     store.stack_file("large").with_suffix(".safetensors.writing").write_bytes(b"unfinished")
-    first = exported()
+    for seed in (1, 2):
+        random_stack(store, "small", 1, seed)
+        names.append(exported())
     assert [path.name for path in (folder / "stacks").iterdir()] == ["small.safetensors"]
-    (name, stack), *others = Backbone(folder).stacks().items()
-    wanted = store.stack("small").state_dict()
-    assert name == "small" and not others and len(stack.layers) == 1
+    (stack,), wanted = Backbone(folder).stacks().values(), store.stack("small").state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in stack.state_dict().items())
-    random_stack(store, "small", 1, seed=2)
-    second = exported()
-    store.stack_file("small").rename(store.stack_file("tiny"))
-    assert len({without, first, second, exported()}) == 4
-    store.stack_file("tiny").unlink()
-    assert exported() == without
-
-
-def test_a_stack_that_does_not_fit_the_export_is_named_and_left_out(tmp_path, caplog):
-    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 2, 2), corpus_tokens=500)
-    random_stack(store, "deep", CONFIG.upper_layers, seed=1)
-    random_stack(store, "small", 1, seed=1)
-    export(store, tmp_path / "repository", ServingOptions())
-    assert list(Backbone(tmp_path / "repository/toy/1").stacks()) == ["small"]
-    assert mentions(caplog.text, tmp_path / "repository/toy/1/stacks/deep.safetensors", 2, "export")
-
-
-def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
-    export(store, tmp_path / "repository", ServingOptions())
-    before = Path(tmp_path / "repository/toy/1/tenants.json").read_text()
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("builder.publish.records.write_bank", full)
-    with pytest.raises(OSError, match="No space left"):
-        export(store, tmp_path / "repository", ServingOptions())
-    assert Path(tmp_path / "repository/toy/1/tenants.json").read_text() == before
-    assert Backbone(tmp_path / "repository/toy/1").view.snapshot.tenants
-
-
-def test_tenants_of_the_repository_are_removed_only_with_replace(tmp_path):
-    export(random_store(tmp_path / "a", CONFIG, random_tenants(3, 2, 2)), tmp_path / "r", ServingOptions())
-    smaller = random_store(tmp_path / "b", CONFIG, random_tenants(2, 2, 2))
-    with pytest.raises(InvalidInput, match=mentioning(1, "tenant-2", "--replace")):
-        export(smaller, tmp_path / "r", ServingOptions())
-    assert export(smaller, tmp_path / "r", ServingOptions(), replace=True).tenants == 2
+    random_stack(store, "deep", CONFIG.upper_layers, seed=1)  # it does not fit, and is left out
+    names.append(exported())
+    assert list(Backbone(folder).stacks()) == ["small"]
+    assert mentions(caplog.text, folder / "stacks/deep.safetensors", 2, "export")
+    for name in ("small", "deep"):
+        store.stack_file(name).unlink()
+    assert len(set(names)) == 4 and exported() == names[0]
 
 
 @pytest.mark.parametrize(
-    "options, named",
+    "scheme, options, named",
     [
-        (ServingOptions(batch_tokens=10), ["batch_tokens", 10, 64]),
-        (ServingOptions(slots=1), ["'slots'", "'1'", 2]),
-        (ServingOptions(plot_hot=-1), ["'plot_hot'", "'-1'"]),
-        (ServingOptions(threads=-1), ["'threads'", "'-1'"]),
-        (ServingOptions(queue_texts=0), ["'queue_texts'", "'0'"]),
-        (ServingOptions(deadline_ms=-5.0), ["'deadline_ms'", "'-5.0'"]),
-        (ServingOptions(packing="dense"), ["packing", "'dense'"]),
-        (ServingOptions(device="gpu"), ["device", "'gpu'"]),
-        (ServingOptions(journal="journal.jsonl"), ["'journal'", "'journal.jsonl'"]),
+        *((scheme, {"batch_tokens": 10}, ["batch_tokens", 10, 64]) for scheme in ("hplm", "plot")),
+        *((scheme, {"deadline_ms": -5.0}, ["'deadline_ms'", "'-5.0'"]) for scheme in ("hplm", "plot")),
+        ("hplm", {"packing": "dense"}, ["packing", "'dense'"]),
+        ("plot", {"device": "gpu"}, ["device", "'gpu'"]),
+        ("hplm", {"journal": "journal.jsonl"}, ["'journal'", "'journal.jsonl'"]),
+        ("dedicated_inprocess", {"dtype": "int8"}, ["'dedicated_inprocess'", "int8"]),  # whole models have 16 bits at least
+        ("chat", {"dtype": "int8"}, ["int8"]),
+        ("chat", {"cache_tokens": CHAT.positions - 1}, ["cache_tokens", CHAT.positions]),
+        ("chat", {"cache_tokens": 255, "cache": "paged"}, ["cache_tokens", 256]),  # a block on CUDA
+        ("chat", {"seats": 0}, ["seats"]),
     ],
 )
-@pytest.mark.parametrize("scheme", ["hplm", "plot"])
-def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, tmp_path, options, named, scheme):
+def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, chat, tmp_path, scheme, options, named):
+    store, scheme = (chat, "hplm") if scheme == "chat" else (toy.store, scheme)
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        export_scheme(toy.store, tmp_path, options, scheme)
+        export_scheme(store, tmp_path, ServingOptions(**options), scheme)
     assert not list(tmp_path.iterdir())
 
 
@@ -207,30 +174,17 @@ def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_i
     assert (tmp_path / "toy-admin/config.pbtxt").exists()
 
 
-def test_a_store_without_tenants_is_not_exported(tmp_path):
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "store", "hplm build tenant")):
-        export(random_store(tmp_path / "store", CONFIG, []), tmp_path / "r", ServingOptions())
-
-
-def test_more_labels_than_the_largest_head_are_refused(tmp_path):
-    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 0, 5000))
-    with pytest.raises(InvalidInput, match=mentioning(5000)):
-        export(store, tmp_path / "r", ServingOptions())
-
-
-def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
+def test_stores_that_cannot_be_exported_are_refused(toy, tmp_path):
+    for tenants, named in (([], [tmp_path / "0", "hplm build tenant"]), (random_tenants(1, 0, 5000), [5000])):
+        store = random_store(tmp_path / str(len(tenants)), CONFIG, tenants, corpus_tokens=500)
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            export(store, tmp_path / "r", ServingOptions())
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm build root")):
+        Store(tmp_path)
     copy = shutil.copytree(toy.store.folder, tmp_path / "store")
     (copy / "store.json").write_text(json.dumps({"format": 99, "model": "m"}))
     with pytest.raises(InvalidInput, match=mentioning(copy / "store.json", 99)):
         Store(copy)
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm build root")):
-        Store(tmp_path)
-    version = shutil.copytree(toy.folder, tmp_path / "1")
-    (version / "backbone.json").write_text(
-        (version / "backbone.json").read_text().replace(f'"format": {FORMAT}', '"format": 99')
-    )
-    with pytest.raises(InvalidInput, match=mentioning(version / "backbone.json", 99)):
-        Backbone(version)
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "a/b", "../x", "-a", "a" * 65, "ü", "a b"])
@@ -248,3 +202,52 @@ def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_p
             pytest.skip("the store is on this file system")
         with pytest.raises(NoSpace, match=mentioning("GB", there)):
             export(toy.store, Path(there), ServingOptions())
+
+
+CHATS = [TenantFile("plain", 1, "root", 1, "generate", [], 0)]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    return random_store(tmp_path_factory.mktemp("chat") / "store", CHAT, CHATS, corpus_tokens=300)
+
+
+def test_a_decoder_is_one_decoupled_model_and_shares_its_name_with_no_encoder(chat, toy, tmp_path):
+    export(chat, tmp_path / "r", ServingOptions(cache_tokens=512, seats=3, cache="paged"))
+    assert {config.parent.name for config in (tmp_path / "r").glob("*/config.pbtxt")} == {CHAT.name, ALIAS}
+    text = (tmp_path / "r" / CHAT.name / "config.pbtxt").read_text("utf-8")
+    assert "decoupled: true" in text and "$" not in text
+    assert parameters_of(tmp_path / "r" / CHAT.name / "config.pbtxt")["cache"] == "paged"
+    store = random_store(tmp_path / "store", replace(CONFIG, name=CHAT.name), random_tenants(1, 0, 2), corpus_tokens=300)
+    for first, second in ((chat, store), (store, chat)):
+        repository = tmp_path / f"repository-{first is store}"
+        export(first, repository, ServingOptions())
+        with pytest.raises(InvalidInput, match=mentioning(CHAT.name, "--repository")):
+            export(second, repository, ServingOptions(), replace=True)
+
+
+@pytest.mark.parametrize(
+    "speed, change, auto", [(1.5, 0.05, "int8"), (1.05, 0.05, "auto"), (0.5, 0.0, "auto"), (1.5, 0.2, "auto")]
+)
+def test_auto_is_int8_only_if_that_is_faster_and_close(speed, change, auto):
+    assert EightBits("fp32", speed, change).auto == auto
+
+
+def test_a_measurement_compares_with_what_auto_takes_otherwise(toy, monkeypatch):
+    measured = measure_eight_bits(toy.store, threads=1)
+    assert measured.other in ("fp32", "bf16") and measured.speed > 0 and 0 < measured.change < 0.02
+    monkeypatch.setattr(toy.store, "tenants", list)  # without tenants it is measured on the root
+    assert 0 < measure_eight_bits(toy.store, threads=1).change < 0.02
+
+
+@pytest.mark.parametrize("speed, name", [(1.75, "int8"), (0.75, "fp32")])
+def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys, monkeypatch, speed, name):
+    measured = []
+    monkeypatch.setattr(precision, "measure_eight_bits", lambda *_, **__: measured.append(1) or EightBits("fp32", speed, 0.043))
+    command = ["export", "--store", str(toy.store.folder), "--device", "cpu", "--repository"]
+    assert main([*command, str(tmp_path / "a")]) == 0
+    config = tmp_path / "a/toy-upper/config.pbtxt"
+    assert (Settings.read(parameters_of(config)).precision.name == "int8") == (name == "int8")
+    for said in (config.read_text(), capsys.readouterr().out):
+        assert mentions(said, "int8", f"{speed:.2f}", "4.3%")
+    assert main([*command, str(tmp_path / "b"), "--dtype", "int8"]) == 0 and len(measured) == 1

@@ -9,20 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builder.publish.config_changes import with_backbones, with_parameters
+from builder.publish.config_changes import with_parameters
 from builder.publish.export import export
-from builder.publish.groups import emit, gaps
+from builder.publish.groups import emit
 from builder.publish.live import add_tenant, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.settings import Settings, read_all
 from hplm.errors import InvalidInput, NoTenant
-from hplm.levels.calibration import Calibration
-from hplm.levels.plan import Plan, Step
 from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
-from hplm.tenants.link import Link
 from hplm.tenants.manager import Manager
 from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot
@@ -31,7 +28,7 @@ from testing.toy import CONFIG, TENANTS, WORDS, make_chat
 from tests.backbones import CUT as BOTH_CUT
 from tests.backbones import WHOLE, make_two, placement_of_two
 from tests.places import knowledge, learn, make_place
-from tests.support.message import mentioning, mentions
+from tests.support.message import mentioning
 
 CUT = {"toy": ((0, CONFIG.upper_layers - 1),)}
 TWO = {"toy": ((0, 0), (1, 1))}
@@ -48,16 +45,12 @@ def placement_of(folder, *groups, units=UNITS):
     return Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile")
 
 
-@pytest.fixture
-def emitted(toy, tmp_path):
-    placement = placement_of(
-        toy.folder, group("one", "toy/root", "toy/bio/acme"), group("two", "toy/bio", "toy/law", "toy/root", devices=("cpu:1",))
-    )
-    emit(placement, toy.repository, tmp_path / "groups")
-    return tmp_path / "groups"
-
-
-def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(emitted, toy, reference):
+def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(toy, reference, tmp_path):
+    groups = group("one", "toy/root", "toy/bio/acme"), group("two", "toy/bio", "toy/law", "toy/root", devices=("cpu:1",))
+    placement = placement_of(toy.folder, *groups)
+    commands = [found.command for found in emit(placement, toy.repository, tmp_path / "groups")]
+    assert "--http-port 8000" in commands[0] and "--http-port 8010" in commands[1]
+    emitted = tmp_path / "groups"
     one, two = (Reference.open(emitted / name / "toy/1") for name in ("one", "two"))
     assert {tenant.id for tenant in one.backbone.view.snapshot.tenants} == {"acme", "beta", "echo", "hugo"}
     assert {tenant.id for tenant in two.backbone.view.snapshot.tenants} == {tenant.id for tenant in TENANTS} - {"acme"}
@@ -66,27 +59,16 @@ def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(emitted, t
             assert torch.equal(own.forward(TEXT, tenant.id), reference.forward(TEXT, tenant.id))
     with pytest.raises(NoTenant):
         two.forward(TEXT, "acme")
-
-
-def test_a_group_has_only_the_tables_that_its_tenants_need(emitted):
-    assert sorted(path.name for path in (emitted / "one/toy/1/plot").iterdir()) == ["bio", "root"]
-    assert sorted(path.name for path in (emitted / "two/toy/1/plot").iterdir()) == ["bio", "law", "root"]
-
-
-def test_files_are_linked_but_configurations_are_not(emitted, toy):
-    for file in (
-        "upper.safetensors",
-        "plot/root/1/values",
-        *(f"adapters/{path.name}" for path in toy.folder.glob("adapters/*")),
-    ):
-        for name in ("one", "two"):
-            path = emitted / name / "toy/1" / file
-            assert not path.exists() or os.path.samefile(path, toy.folder / file)
-    assert os.path.samefile(emitted / "one/toy/1/upper.safetensors", emitted / "two/toy/1/upper.safetensors")
-    config = emitted / "one/toy-upper/config.pbtxt"
-    assert not os.path.samefile(config, toy.repository / "toy-upper/config.pbtxt")
-    assert parameters_of(config)["threads"] == "1" and parameters_of(config)["device"] == "cpu"
-    assert {path.name for path in (emitted / "one").iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
+    for name, tables in (("one", ["bio", "root"]), ("two", ["bio", "law", "root"])):
+        assert sorted(path.name for path in (emitted / name / "toy/1/plot").iterdir()) == tables
+        assert {path.name for path in (emitted / name).iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
+        for file in ("upper.safetensors", "plot/root/1/values"):
+            assert os.path.samefile(emitted / name / "toy/1" / file, toy.folder / file)
+        config = emitted / name / "toy-upper/config.pbtxt"
+        assert not os.path.samefile(config, toy.repository / "toy-upper/config.pbtxt")
+        assert parameters_of(config)["threads"] == "1" and parameters_of(config)["device"] == "cpu"
+    with pytest.raises(InvalidInput, match=mentioning(emitted)):
+        emit(placement, toy.repository, emitted)
 
 
 def test_a_group_on_several_cores_has_as_many_threads(toy, tmp_path):
@@ -111,13 +93,6 @@ def test_a_group_of_several_stages_has_the_layers_of_each_device(toy, tmp_path, 
     assert "stages" not in parameters_of(toy.repository / "toy-upper/config.pbtxt")
 
 
-def test_groups_of_one_machine_have_different_ports(toy, tmp_path):
-    one, two = emit(
-        placement_of(toy.folder, group("one", "toy/root"), group("two", "toy/root")), toy.repository, tmp_path / "groups"
-    )
-    assert "--http-port 8000" in one.command and "--http-port 8010" in two.command
-
-
 @pytest.mark.slow
 def test_a_group_has_what_a_live_state_serves_now(tmp_path):
     store, repository, state = make_place(tmp_path)
@@ -127,7 +102,8 @@ def test_a_group_has_what_a_live_state_serves_now(tmp_path):
     update_tenant(live, store, "tenant-0")
     folder, out = repository / "toy/1", tmp_path / "groups"
     placement = placement_of(folder, group("one", "toy/root"), units=(Unit("toy/root", 3),))
-    placement = replace(placement, precisions={"toy": served_precision(repository)})
+    found = parameters_of(repository / "toy-upper/config.pbtxt")
+    placement = replace(placement, precisions={"toy": Settings.read(found).precision.name})
     emit(placement, repository, out, state)
     now, emitted = Reference.open(folder, state), Reference.open(out / "one/toy/1")
     assert {tenant.id for tenant in emitted.backbone.view.snapshot.tenants} == {"tenant-0", "tenant-1", "new-c"}
@@ -139,10 +115,6 @@ def test_a_group_has_what_a_live_state_serves_now(tmp_path):
     live_banks = list((state / "toy/adapters").iterdir())
     for bank in live_banks:  # a manager writes into them
         assert not os.path.samefile(bank, out / "one/toy/1/adapters" / bank.name)
-
-
-def served_precision(repository):
-    return Settings.read(parameters_of(repository / "toy-upper/config.pbtxt")).precision.name
 
 
 @pytest.mark.parametrize(
@@ -181,28 +153,6 @@ def test_stages_that_the_export_leaves_no_batches_for_are_refused(toy, tmp_path,
     assert not (tmp_path / "groups").exists()
 
 
-def test_tenants_without_a_group_and_links_out_of_a_group_are_named(toy, tmp_path):
-    repository = tmp_path / "repository"
-    shutil.copytree(toy.repository, repository)
-    snapshot = Snapshot.load(repository / "toy/1/tenants.json")
-    link = Link("large", "gaia", 1, Plan((Step(0, 0.7, 4.0, 0.5), Step(1, weight=0.6))))
-    linked = [
-        replace(one, link=link, calibration=Calibration(temperature=2.0)) if one.id == "acme" else one
-        for one in snapshot.tenants
-    ]
-    Snapshot(0, snapshot.branches, linked, snapshot.export).save(repository / "toy/1/tenants.json")
-    some = placement_of(repository / "toy/1", group("one", "toy/bio/acme", "toy/bio"), group("two", "toy/root"))
-    unserved, leading = gaps(some, repository)
-    assert mentions(unserved, 2, "toy/city", "toy/flux") and mentions(leading, "'one'", "toy/acme", "large/gaia")
-    whole = placement_of(toy.folder, group("one", *(unit.name for unit in UNITS)))
-    assert gaps(whole, toy.repository) == []
-
-
-def test_a_folder_that_exists_is_not_overwritten(emitted, toy):
-    with pytest.raises(InvalidInput, match=mentioning(emitted)):
-        emit(placement_of(toy.folder, group("one", "toy/root")), toy.repository, emitted)
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     repository, _ = make_two(tmp_path_factory.mktemp("two"))
@@ -227,52 +177,26 @@ def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path, monk
     assert found.tenants == 2 * len(TENANTS)
 
 
-def test_other_parameters_that_have_the_name_of_a_backbone_stay_as_they_are():
-    line = 'parameters { key: "journal"       value { string_value: "/var/toy-upper.jsonl" } }\n'
-    emitted = with_backbones(f'# toy-upper: queues.\nname: "toy-upper"\n{line}', ["toy", "deep"])
-    assert emitted == f'# toy+deep-upper: queues.\nname: "toy+deep-upper"\n{line}'
+NEWER = 'parameters { key: "newer" value { string_value: "7" } }\n'
 
 
-def test_a_group_is_emitted_again_with_fewer_backbones(two, tmp_path):
-    emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
-    source = tmp_path / "groups/both"
-    placement = placement_of(source / "toy/1", group("one", "toy/root", "toy/bio", "toy/law"), units=placement_units())
-    emit(placement, source, tmp_path / "alone")
-    alone = tmp_path / "alone/one"
-    assert {path.name for path in alone.iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
-    parameters = parameters_of(alone / "toy-upper/config.pbtxt")
-    assert parameters["backbone"] == "toy" and "backbones" not in parameters and list(read_all(parameters)) == ["toy"]
-    assert 'model_name: "toy-upper"' in (alone / "toy/config.pbtxt").read_text()
-
-
-def placement_units():
-    return tuple(Unit(f"toy/{domain}", 3) for domain in ("root", "law", "bio"))
-
-
-def refuses_two(two, folder, change, *named):
-    """`change` the second backbone's parameters: no group of both is emitted."""
-    repository = folder / "repository"
-    shutil.copytree(two, repository)
+@pytest.mark.parametrize(
+    "change, precisions, named",
+    [
+        (lambda text: with_parameters(text, {"slots": "9"}), {}, ["toy", "deep", "'slots'", "'4'", "'9'"]),
+        (lambda text: text + NEWER, {}, ["toy", "deep", "'newer'", "'missing'", "'7'"]),
+        (lambda text: text, {"toy": "fp32", "deep": "int8"}, ["toy in fp32", "deep in int8", "--dtype"]),
+    ],
+    ids=["parameters", "another parameter", "precisions"],
+)
+def test_backbones_that_cannot_share_an_engine_are_refused(two, tmp_path, change, precisions, named):
+    repository = shutil.copytree(two, tmp_path / "repository")
     config = repository / "deep-upper/config.pbtxt"
     config.write_text(change(config.read_text()))
-    with pytest.raises(InvalidInput, match=mentioning("'both'", "toy", "deep", *named)):
-        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, folder / "groups")
-
-
-def test_backbones_whose_engines_have_different_parameters_are_refused(two, tmp_path):
-    refuses_two(two, tmp_path, lambda text: with_parameters(text, {"slots": "9"}), "'slots'", "'4'", "'9'")
-
-
-def test_backbones_of_two_precisions_are_refused(two, tmp_path):
-    placement = placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT)
-    placement = replace(placement, precisions={"toy": "fp32", "deep": "int8"})
-    with pytest.raises(InvalidInput, match=mentioning("'both'", "toy in fp32", "deep in int8", "--dtype")):
-        emit(placement, two, tmp_path / "groups")
-
-
-def test_a_parameter_that_only_the_second_backbone_has_is_refused(two, tmp_path):
-    line = 'parameters { key: "newer" value { string_value: "7" } }\n'
-    refuses_two(two, tmp_path, lambda text: text + line, "'newer'", "'missing'", "'7'")
+    placement = placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT)
+    placement = replace(placement, precisions=precisions or placement.precisions)
+    with pytest.raises(InvalidInput, match=mentioning("'both'", *named)):
+        emit(placement, repository, tmp_path / "groups")
 
 
 def test_a_decoder_in_a_group_is_refused(two, tmp_path):

@@ -1,34 +1,68 @@
-"""Domains of a live state: added, updated with a canary, rolled back, deleted."""
+"""Tenants and domains of a store change a live state: added, updated with a canary, rolled back, deleted."""
 
-import json
+import multiprocessing
 import shutil
+import sqlite3
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from builder.publish.export import export
-from builder.publish.live import add_domain, check_stacks, update_domain, update_tenant
+from builder.publish.live import add_domain, add_tenant, check_stacks, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
-from hplm.errors import Broken, InvalidInput, NoTenant
+from builder.store.store import Store, TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.errors import Broken, InvalidInput
 from hplm.plot.writing import write_table
 from hplm.tenants.manager import Manager
+from hplm.tenants.registry import Busy
 from testing.random_store import (
     random_documents,
     random_stack,
     random_store,
     random_table,
+    random_tenant,
     random_tenants,
     random_values,
     ranked_keys,
 )
-from testing.reference import Reference
-from testing.toy import CONFIG, WORDS
-from tests.builder.publish.live_domains import learn, served, versions
+from testing.toy import CONFIG
+from tests.places import answer, exported_answer, make_place
+from tests.places import learn as learn_one
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
-TEXT = " ".join(WORDS[:20])
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """Ten tenants of a domain, served; the store has a second version of the domain, and eight of them tuned on it."""
+    folder, tenants = tmp_path_factory.mktemp("ready"), random_tenants(10, 4, 3, domains=("bio",))
+    store = random_store(folder / "store", CONFIG, tenants, ("bio",), corpus_tokens=3000, spread=0.3)
+    export(store, folder / "repository", ServingOptions())
+    learn(store, 2, tenants[:8])
+    return folder
+
+
+@pytest.fixture
+def place(ready, tmp_path):
+    shutil.copytree(ready, tmp_path, dirs_exist_ok=True)
+    return Store(tmp_path / "store"), tmp_path / "repository", tmp_path / "state"
+
+
+def learn(store, version, tenants):
+    random_table(store, "bio", version, ("root", 1), 3000, seed=50 + version)
+    for number, tenant in enumerate(tenants):
+        random_tenant(store, replace(tenant, version=version, domain_version=version), 0.3, seed=90 + number)
+
+
+def served(repository, state):
+    return Backbone(repository / "toy/1", state)
+
+
+def versions(backbone):
+    return {tenant.id: (tenant.version, tenant.domain_version) for tenant in backbone.view.snapshot.tenants}
 
 
 def write_other_values(store, domain, version):
@@ -46,7 +80,6 @@ def test_a_stack_must_be_the_exported_one(place):
     export(store, repository, ServingOptions())
     live = Manager.open(repository, state)
     check_stacks(live, store, ["small"])
-    check_stacks(live, store, [])
     random_stack(store, "small", 1, seed=2)
     with pytest.raises(InvalidInput, match=mentioning("'small'", repository, "export")):
         check_stacks(live, store, ["small"])
@@ -54,16 +87,16 @@ def test_a_stack_must_be_the_exported_one(place):
 
 def test_a_canary_moves_first_and_the_other_tenants_later(place):
     store, repository, state = place
-    backbone = served(repository, state)
-    live = Manager.open(repository, state)
-    first = update_domain(live, store, "bio", share=0.25)
-    assert len(first.moved) == 2 and len(first.waiting) == 6 and first.behind == ["tenant-8", "tenant-9"]
-    assert (first.generation, first.version) == (1, 2)
-    assert backbone.view.snapshot.generation == 0
+    backbone, live = served(repository, state), Manager.open(repository, state)
+    first = update_domain(live, store, "bio", share=0.01)
+    assert len(first.moved) == 1 and len(first.waiting) == 7 and first.behind == ["tenant-8", "tenant-9"]
+    assert (first.generation, first.version) == (1, 2) and backbone.view.snapshot.generation == 0
     backbone.refresh()
     assert {name for name, version in versions(backbone).items() if version == (2, 2)} == set(first.moved)
+    with pytest.raises(InvalidInput, match=mentioning("'bio'", 1, 0.01, 7, "--canary")):
+        update_domain(live, store, "bio", share=0.01)
     second = update_domain(live, store, "bio", share=0.5)
-    assert len(second.moved) == 2 and not set(second.moved) & set(first.moved)
+    assert len(second.moved) == 3 and not set(second.moved) & set(first.moved)
     rest = update_domain(live, store, "bio")
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
     with pytest.raises(InvalidInput, match=mentioning("'bio'", 2, "tenant-8", "tenant-9", "hplm build tenant")):
@@ -72,66 +105,40 @@ def test_a_canary_moves_first_and_the_other_tenants_later(place):
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
 
 
-def test_a_tiny_canary_moves_one_tenant_and_the_same_command_again_is_refused(place):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    first = update_domain(live, store, "bio", share=0.01)
-    assert len(first.moved) == 1 and len(first.waiting) == 7
-    with pytest.raises(InvalidInput, match=mentioning("'bio'", 1, 0.01, 7, "--canary")):
-        update_domain(live, store, "bio", share=0.01)
-    assert len(update_domain(live, store, "bio").moved) == 7
-
-
 def test_answers_are_those_of_the_tenants_version(place):
     store, repository, state = place
-    before = Reference.open(repository / "toy/1").forward(TEXT, "tenant-0")
-    update_domain(Manager.open(repository, state), store, "bio")
-    export(store, repository.with_name("fresh"), ServingOptions())
-    fresh = Reference.open(repository.with_name("fresh") / "toy/1").forward(TEXT, "tenant-0")
-    after = Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0")
-    assert (after == fresh).all() and (after != before).any()
-    stayed = [Reference.open(repository / "toy/1", place).forward(TEXT, "tenant-9") for place in (None, state)]
-    assert (stayed[0] == stayed[1]).all()
-    Manager.open(repository, state).roll_back_domain("bio")
-    assert (Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0") == before).all()
-
-
-def test_a_rollback_moves_back_the_tenants_that_had_moved(place):
-    store, repository, state = place
+    before = answer(place, "tenant-0", state=False)
     live = Manager.open(repository, state)
     moved = update_domain(live, store, "bio", share=0.5).moved
+    update_domain(live, store, "bio")
+    after = answer(place, "tenant-0")
+    assert (after == exported_answer(place, "tenant-0")).all() and (after != before).any()
+    assert (answer(place, "tenant-9") == answer(place, "tenant-9", state=False)).all()
     back = live.roll_back_domain("bio")
-    assert back.moved == moved and back.version == 1
-    assert set(versions(served(repository, state)).values()) == {(1, 1)}
+    assert set(moved) < set(back.moved) and back.version == 1
+    assert (answer(place, "tenant-0") == before).all() and set(versions(served(repository, state)).values()) == {(1, 1)}
     with pytest.raises(InvalidInput, match="'bio'"):
         live.roll_back_domain("bio")
     assert update_domain(live, store, "bio").moved == [f"tenant-{i}" for i in range(8)]
+    log = live.registry.audit()
+    assert [(entry["action"], entry["version"]) for entry in log[1:3]] == [("domain update", 2), ("domain rollback", 1)]
+    assert log[0]["who"] and log[0]["at"] and log[0]["moved"] == moved
 
 
-def test_tables_and_banks_that_no_tenant_needs_are_removed(place):
+def test_tables_that_no_tenant_needs_are_removed_and_addresses_are_never_used_twice(place):
     store, repository, state = place
-    live = Manager.open(repository, state)
-    update_domain(live, store, "bio")
-    for version, tenants in ((3, store.tenants()), (4, store.tenants())):
-        learn(store, version, tenants)
-        removed = update_domain(live, store, "bio").removed
-        assert removed == ([] if version == 3 else ["bio/1", "bio/2"])  # a rollback from 3 may still need 2 and 1
-    assert sorted(path.name for path in live.state.tables.glob("bio/*")) == ["3", "4"]
-    backbone = served(repository, state)
-    assert not backbone.view.forest.failures()
-    assert (repository / "toy/1/plot/bio/1").is_dir()  # exported tables are never removed
-
-
-def test_addresses_are_never_used_twice(place):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    bases = {}
+    live, bases = Manager.open(repository, state), {}
     for version in (2, 3, 4, 5):
         if version > 2:
             learn(store, version, store.tenants())
-        update_domain(live, store, "bio")
-        for branch in served(repository, state).view.snapshot.branches:
+        removed = update_domain(live, store, "bio").removed
+        assert removed == {4: ["bio/1", "bio/2"], 5: ["bio/3"]}.get(version, [])  # a rollback from 3 may still need 2 and 1
+        backbone = served(repository, state)
+        assert not backbone.view.forest.failures()
+        for branch in backbone.view.snapshot.branches:
             assert bases.setdefault((branch.domain, branch.version), branch.base) == branch.base
+    assert sorted(path.name for path in live.state.tables.glob("bio/*")) == ["4", "5"]
+    assert (repository / "toy/1/plot/bio/1").is_dir()  # exported tables are never removed
     spans = sorted((base, base + store.table(*branch).size) for branch, base in bases.items())
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
@@ -168,7 +175,7 @@ def test_another_store_and_another_export_are_refused(place, tmp_path):
         update_domain(Manager.open(repository, state), store, "bio")
 
 
-def test_another_table_of_the_same_version_is_refused(place):
+def test_another_table_of_a_served_version_is_refused(place, tmp_path):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio", share=0.25)
@@ -177,14 +184,9 @@ def test_another_table_of_the_same_version_is_refused(place):
     for bring in (lambda: update_domain(live, store, "bio"), lambda: update_tenant(live, store, "tenant-7")):
         with pytest.raises(InvalidInput, match=mentioning("'bio'", 2, store.folder)):
             bring()
-
-
-def test_an_exported_version_is_never_given_to_another_table(place, tmp_path):
-    store, repository, state = place
-    live = Manager.open(repository, state)
     for tenant in live.current().tenants:
         live.delete(tenant.id)
-    live.delete_domain("bio")
+    live.delete_domain("bio")  # an exported version is never given to another table, even then
     own = shutil.copytree(store.table_folder("bio", 1), tmp_path / "own")
     for version in (1, 2):
         store.remove_branch("bio", version)
@@ -195,32 +197,77 @@ def test_an_exported_version_is_never_given_to_another_table(place, tmp_path):
     assert live.adopt_domain("bio", 1, own).version == 1  # the same table may be added again
 
 
-def test_every_change_is_in_the_audit_log(place):
-    store, repository, state = place
+def _add(store_folder, repository, state, names):
     live = Manager.open(repository, state)
-    update_domain(live, store, "bio", share=0.25)
-    live.roll_back_domain("bio")
-    log = live.registry.audit()
-    assert [(entry["generation"], entry["action"], entry["version"]) for entry in log] == [
-        (1, "domain update", 2),
-        (2, "domain rollback", 1),
-    ]
-    assert log[0]["who"] and log[0]["at"] and log[0]["moved"] == log[1]["moved"]
+    for name in names:
+        add_domain(live, Store(store_folder), name)
 
 
-def test_a_state_that_cannot_be_read_is_named(place):
+def test_two_managers_at_once_lose_no_change(place):
+    store, repository, state = place
+    names = [f"d{i}" for i in range(8)]
+    for name in names:
+        random_table(store, name, 1, ("root", 1), 300, seed=3)
+    context = multiprocessing.get_context("fork")
+    managers = [context.Process(target=_add, args=(store.folder, repository, state, names[half::2])) for half in range(2)]
+    for manager in managers:
+        manager.start()
+    for manager in managers:
+        manager.join(60)
+        assert manager.exitcode == 0
+    snapshot = served(repository, state).view.snapshot
+    assert snapshot.generation == 8 and {branch.domain for branch in snapshot.branches} == {"root", "bio", *names}
+
+
+def test_a_locked_or_broken_registry_stops_managers_but_no_readers(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
-    update_domain(live, store, "bio")
+    update_domain(live, store, "bio", share=0.5)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+    other = sqlite3.connect(live.state.registry, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Busy, match=mentioning(live.state.folder)):
+        update_domain(live, store, "bio")
+    other.execute("ROLLBACK")
+    live.state.registry.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(Broken, match=mentioning(live.state.registry)):
+        update_domain(live, store, "bio")
     backbone = served(repository, state)
+    assert backbone.view.snapshot.generation == 1
     live.state.current_file.write_text("seven")
     with pytest.raises(Broken, match=mentioning(live.state.current_file)):
         backbone.refresh()
     assert backbone.view.snapshot.generation == 1  # served tenants stay
-    live.state.current_file.write_text("1")
-    snapshot = live.state.snapshots / "1"
-    snapshot.write_text(json.dumps({**json.loads(snapshot.read_text()), "format": 99}))
-    with pytest.raises(InvalidInput, match=mentioning(snapshot, 99)):
-        served(repository, state)
-    with pytest.raises(NoTenant):
-        backbone.view.snapshot.find("nobody")
+
+
+@pytest.mark.parametrize("name", ["new-a", "new-c"])
+def test_added_tenants_answer_like_exported_ones(tmp_path, name):
+    place = store, repository, state = make_place(tmp_path)
+    live, before = Manager.open(repository, state), answer(place, "tenant-0")
+    change = add_tenant(live, store, name)
+    assert (change.generation, change.before, change.after) == (1, None, 1)
+    assert (answer(place, name) == exported_answer(place, name)).all()
+    assert (answer(place, "tenant-0") == before).all()
+    with pytest.raises(InvalidInput, match=mentioning(repr(name), "hplm tenant update")):
+        add_tenant(live, store, name)
+
+
+def test_updates_follow_the_served_version_and_can_be_rolled_back(tmp_path):
+    place = store, repository, state = make_place(tmp_path)
+    live, first = Manager.open(repository, state), answer(place, "tenant-0")
+    learn_one(store, "tenant-0", 2, seed=60)
+    assert update_tenant(live, store, "tenant-0").after == 2
+    second = answer(place, "tenant-0")
+    assert (second == exported_answer(place, "tenant-0")).all() and (second != first).any()
+    assert live.roll_back("tenant-0").after == 1 and (answer(place, "tenant-0") == first).all()
+    learn_one(store, "tenant-0", 3, seed=61)
+    assert update_tenant(live, store, "tenant-0").after == 3  # 2 was used for other weights
+    learn_one(store, "new-a", 5, seed=62)
+    assert add_tenant(live, store, "new-a").after == 5  # the store's version
+    random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
+    random_tenant(store, TenantFile("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
+    for change, name, named in (
+        (update_tenant, "tenant-0", ["classify"]), (add_tenant, "lost", [7, "'law'"]), (add_tenant, "nobody", [store.folder])
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match=mentioning(repr(name), *named)):
+            change(live, store, name)

@@ -1,20 +1,32 @@
-"""Files under their final names are complete, and damaged ones are refused."""
+"""Files of a store are complete under their final names, and damaged ones are refused; a packed root is the same elsewhere."""
 
+import io
+import json
 import os
+import shutil
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from builder.evaluation.tenant import find_tenant
+from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import Store, TenantFile
+from builder.store.verification import store_parts
+from builder.tables.domain import UpdateOptions, update_domain
+from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.model.windows import TRIGRAMS
-from testing.random_store import random_stack, random_tenant
-from tests.builder.tables.branches import make_store
-from tests.support.message import mentioning
+from hplm.plot.room import NoSpace
+from testing.random_store import random_stack, random_table, random_tenant
+from tests.builder.tables.branches import CPU, make_store
+from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
+from tests.support.killed import content
+from tests.support.message import mentioning, mentions
 
 TENANT = '{"id": %s, "version": %s, "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
 
@@ -60,11 +72,12 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_weights_that_are_damaged_or_lost_are_refused(store, name):
+    assert store.tenant_weights(store.tenant("bare"))[0] is None  # it needs no adapter
     path = store.folder / name
     whole = path.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
-    for content in (flipped, whole[:-1], b""):
-        path.write_bytes(content)
+    for data in (flipped, whole[:-1], b""):
+        path.write_bytes(data)
         with pytest.raises(Broken, match=mentioning(path)):
             READERS[name](store)
     path.unlink()
@@ -77,41 +90,32 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
             READERS[name](store)
 
 
-def test_a_tenant_without_an_adapter_and_weights_without_a_checksum_are_read(store, tmp_path):
-    assert store.tenant_weights(store.tenant("bare"))[0] is None
+def test_weights_of_earlier_versions_have_no_checksum_and_are_read(tmp_path):
     save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
 
 
 def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
     random_stack(store, "9.b", 1, seed=4)
-    assert store.stacks() == ["9.b", "small"] and Store(store.folder).stacks() == store.stacks()
-    stack = store.stack("small")
-    assert len(stack.layers) == stack.config.upper_layers == 1 and store.config.upper_layers == 2
-    assert store.stack_report("small") == {} and not torch.equal(
-        stack.layers[0].qkv.weight, store.stack("9.b").layers[0].qkv.weight
-    )
+    assert store.stacks() == ["9.b", "small"]
+    small, other = store.stack("small"), store.stack("9.b")
+    assert len(small.layers) == small.config.upper_layers == 1 and store.config.upper_layers == 2
+    assert not torch.equal(small.layers[0].qkv.weight, other.layers[0].qkv.weight)
     for name in ("large", "../upper", ""):
         with pytest.raises(InvalidInput, match=mentioning(repr(name), "9.b, small", "hplm build stack")):
             store.stack(name)
 
 
 @pytest.mark.parametrize(
-    "name, content",
+    "name, data",
     [
-        ("store.json", "{"),
-        ("store.json", "[]"),
-        ("store.json", '{"format": 2}'),
-        ("tenants/acme/1/tenant.json", ""),
-        ("tenants/acme/1/tenant.json", '{"id": "acme"}'),
-        ("tenants/acme/1/tenant.json", TENANT % ("null", 1)),
-        ("tenants/acme/1/tenant.json", TENANT % ('"acme"', "[]")),
-        ("tenants/acme/1/tenant.json", TENANT % ('"acme"', '1, "function": []')),
-        ("tenants/acme/1/tenant.json", TENANT % ('"acme"', '1, "head_function": []')),
+        *(("store.json", data) for data in ("{", "[]", '{"format": 2}')),
+        *(("tenants/acme/1/tenant.json", data) for data in ("", '{"id": "acme"}', TENANT % ("null", 1))),
+        *(("tenants/acme/1/tenant.json", TENANT % ('"acme"', wrong)) for wrong in ("[]", '1, "function": []')),
     ],
 )
-def test_a_damaged_description_is_named(store, name, content):
-    (store.folder / name).write_text(content)
+def test_a_damaged_description_is_named(store, name, data):
+    (store.folder / name).write_text(data)
     with pytest.raises(Broken, match=mentioning(store.folder / name)):
         Store(store.folder).tenants()
 
@@ -124,21 +128,97 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
         find_tenant(store, "none")
     with pytest.raises(Broken, match=mentioning(path)):
         store.tenant("bare")
-
-
-def test_only_the_newest_versions_of_tenants_are_read(store):
-    old = store.folder / "tenants" / "acme" / "1" / "tenant.json"
     random_tenant(store, TenantFile("acme", 10, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
-    random_tenant(store, TenantFile("acme", 9, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
-    old.write_text("{")
-    assert [(tenant.id, tenant.version) for tenant in store.tenants()] == [("acme", 10), ("bare", 1)]
+    random_tenant(store, TenantFile("bare", 9, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
+    newest = [(tenant.id, tenant.version) for tenant in store.tenants()]
+    assert newest == [("acme", 10), ("bare", 9)]
 
 
-def test_a_tenant_that_another_process_deletes_is_not_missed(store, monkeypatch):
-    def deleted(path):
-        monkeypatch.undo()
-        store.remove_tenant("acme")
-        return TenantFile.read(path)
+@pytest.fixture
+def origin(tmp_path):
+    """A store with a root of two versions, a stack, a domain and a tenant, whose model is not here."""
+    store = rooted(tmp_path)
+    update_domain(store, "root", [corpus(tmp_path, 9)], UpdateOptions(), NO_TIME, CPU)
+    random_table(store, "bio", 1, ("root", 1), 1000, seed=4)
+    random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    random_stack(store, "small", 1, seed=2)
+    stored = json.loads((store.folder / "store.json").read_text())
+    (store.folder / "store.json").write_text(json.dumps({**stored, "model": "/nowhere/bert"}))
+    return store
 
-    monkeypatch.setattr("builder.store.store.TenantFile.read", deleted)
-    assert [tenant.id for tenant in store.tenants()] == ["bare"]
+
+@pytest.fixture
+def file(origin, tmp_path):
+    pack_root(origin, tmp_path / "root.tar")
+    return tmp_path / "root.tar"
+
+
+def test_an_unpacked_root_is_the_newest_version_of_the_packed_one(origin, tmp_path, capsys):
+    file, folder = tmp_path / "root.tar", tmp_path / "there"
+    assert main(["root", "pack", "--store", str(origin.folder), str(file)]) == 0
+    assert main(["root", "unpack", "--store", str(folder), str(file)]) == 0
+    assert mentions(capsys.readouterr().err, "/nowhere/bert", "--model")
+    there = Store(folder)
+    assert (there.stacks(), there.domains(), there.tenants()) == (["small"], [("root", 2)], [])
+    assert content(folder).items() <= content(origin.folder).items() and there.has_lower("root", 2)
+    assert not [wrong for part in store_parts(folder) for wrong in part.check(part.path, lambda done: None)]
+    pack_root(there, tmp_path / "again.tar")
+    assert (tmp_path / "again.tar").read_bytes() == file.read_bytes()
+    grown = [update_domain(one, "root", [corpus(tmp_path, 8)], UpdateOptions(), NO_TIME, CPU) for one in (origin, there)]
+    assert (grown[0].folder / "values").read_bytes() == (grown[1].folder / "values").read_bytes()
+
+
+def test_name_and_model_can_be_set_and_the_folder_be_the_current_one(file, tmp_path, monkeypatch):
+    for folder in (tmp_path / "model", tmp_path / "here"):
+        folder.mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    options = ["--name", "other", "--model", str(tmp_path / "model")]
+    assert main(["root", "unpack", "--store", ".", str(file), *options]) == 0
+    assert (Store(Path(".")).config.name, Store(Path(".")).model) == ("other", str(tmp_path / "model"))
+    with pytest.raises(InvalidInput, match="'No Name'"):
+        unpack_root(file, tmp_path / "elsewhere", name="No Name")
+
+
+def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, file, tmp_path, monkeypatch):
+    before = content(tmp_path)
+    with pytest.raises(InvalidInput, match=mentioning(origin.folder, "--store")):
+        unpack_root(file, origin.folder)
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path)):
+        pack_root(origin, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(NoSpace, match=mentioning("GB", tmp_path)):
+        pack_root(origin, tmp_path / "again.tar")
+    with pytest.raises(NoSpace, match=mentioning("GB", tmp_path, "--store")):
+        unpack_root(file, tmp_path / "there")
+    assert content(tmp_path) == before and not (tmp_path / "there").exists()
+
+
+def test_a_damaged_file_is_named_and_leaves_nothing_behind(origin, file, tmp_path):
+    whole, there = file.read_bytes(), tmp_path / "there"
+    at = whole.index((origin.folder / "upper.safetensors").read_bytes()) + 5000
+    damaged = [
+        (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], "upper.safetensors"),
+        (whole[: len(whole) * 2 // 3], ""),
+        (whole[: whole.index(b"upper.safetensors", 4096) // 512 * 512], "upper.safetensors"),
+        (b"no archive", ""),
+    ]
+    for data, name in damaged:
+        file.write_bytes(data)
+        with pytest.raises((Broken, InvalidInput), match=mentioning(file, name)):
+            unpack_root(file, there)
+        assert not there.exists() and not list(tmp_path.glob("there*"))
+
+
+@pytest.mark.parametrize("name, version", [("../outside", 1), ("/outside", 1), ("link", 1), ("upper.safetensors", 7)])
+def test_a_file_that_would_leave_the_store_or_of_another_format_is_refused(tmp_path, name, version):
+    manifest = json.dumps({"format": version, "files": {name: {"bytes": 1, "sha256": "0"}}}).encode()
+    with tarfile.open(tmp_path / "bad.tar", "w") as archive:
+        member = tarfile.TarInfo(MANIFEST)
+        member.size = len(manifest)
+        archive.addfile(member, io.BytesIO(manifest))
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises((Broken, InvalidInput), match=mentioning(*([name] if version == 1 else [tmp_path / "bad.tar", 7, 1]))):
+        unpack_root(tmp_path / "bad.tar", tmp_path / "there")
+    assert not (tmp_path / "outside").exists() and not (tmp_path / "there").exists()

@@ -125,7 +125,7 @@ def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
     assert max(sizes) <= rows_in(memory, space.words) < sum(sizes)
 
 
-def test_counts_that_do_not_belong_together_are_refused(tmp_path):
+def test_counts_that_do_not_belong_together_and_damaged_ones_are_refused(tmp_path):
     corpus = corpus_of(tmp_path / "corpus", some_documents())
     counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
     causal = count_ngrams(corpus, KeySpace(200, Window(3, causal=True)), tmp_path / "causal", show_progress=False)
@@ -137,11 +137,6 @@ def test_counts_that_do_not_belong_together_are_refused(tmp_path):
         count_ngrams(corpus, KeySpace(100, Window(3)), tmp_path / "small", show_progress=False)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "small")):
         Counts(tmp_path / "small")
-
-
-def test_a_truncated_file_is_named(tmp_path):
-    corpus = corpus_of(tmp_path / "corpus", some_documents())
-    counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
     with open(counts.folder / "counts-1", "r+b") as file:
         file.truncate(8)
     with pytest.raises(Broken, match=mentioning(counts.folder / "counts-1", 8)):

@@ -1,10 +1,12 @@
-"""Domains are built, updated, deleted and swept."""
+"""Domains are built, updated, deleted and swept; tables have a usual size at most, and room on the disk."""
 
+import re
 import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +15,14 @@ from builder.adaptation.learning import Budget
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables import domain as domains
+from builder.tables import size
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, update_domain
 from builder.tables.ranking import Ranking
+from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
+from hplm.plot.room import NoSpace
+from tests.builder.adaptation.test_masked import save
 from tests.builder.tables.branches import CPU, build, make_store, some_lines
 from tests.support.message import mentioning, mentions
 
@@ -112,21 +118,6 @@ def test_an_update_keeps_the_share_of_the_version_before(tmp_path, name, keep):
         assert (updated.find(keys) > 0).all()
 
 
-def test_a_branch_of_a_branch_falls_back_to_the_root(tmp_path):
-    store = with_bio(tmp_path)
-    build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
-    chain = store.forest("cells", 1).chain("cells", 1)
-    assert [table.meta.domain for table, _ in chain.links] == ["cells", "bio", "root"]
-    tokenizer = store.tokenizer()
-    found = []
-    for seed, lines in ((2, 30), (1, 30), (0, 20)):
-        documents = tokenizer.encode_documents(some_lines(lines, seed))
-        hits = chain.lookup(np.concatenate(documents), np.array([len(document) for document in documents]))
-        assert (hits.levels == 0).all()
-        found.append(set(hits.links.tolist()))
-    assert found[0] == {0} and 1 in found[1] and 2 in found[2]
-
-
 def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
     store = with_bio(tmp_path)
     build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
@@ -165,15 +156,6 @@ def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path, mon
     assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
 
 
-def test_a_tenant_may_have_the_name_of_the_plan_of_a_build(tmp_path):
-    store = rooted(tmp_path)
-    working = store.tenant_work_folder("plan.json")
-    working.mkdir(parents=True)
-    write_json(working / "plan.json", {"domain": "root", "domain_version": 1})
-    (user,) = store.users()["root", 1]
-    assert mentions(user, working)
-
-
 def test_a_broken_table_affects_only_branches_that_need_it(tmp_path):
     store = rooted(tmp_path)
     for name, seed in (("bio", 1), ("law", 2)):
@@ -181,20 +163,7 @@ def test_a_broken_table_affects_only_branches_that_need_it(tmp_path):
     (store.table_folder("law", 1) / "values").write_bytes(b"")
     assert store.chain("bio", 1) == [("bio", 1), ("root", 1)]
     assert len(store.forest("bio", 1).chain("bio", 1).links) == 2 and not store.forest("bio", 1).failures()
-
-
-def test_a_broken_table_can_be_deleted(tmp_path):
-    store = with_bio(tmp_path)
-    (store.table_folder("bio", 1) / "values").write_bytes(b"")
-    assert delete_domain(store, "bio") == [1]
-
-
-def test_a_small_corpus_makes_no_branch(tmp_path):
-    store = rooted(tmp_path)
-    with pytest.raises(InvalidInput, match="--min-tokens"):
-        build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
-    assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
-    assert build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU).meta.keys
+    assert delete_domain(store, "law") == [1]
 
 
 def test_sweep_keeps_used_versions_and_the_two_newest(tmp_path):
@@ -223,3 +192,48 @@ def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
     assert (updated.find(store.space.unigrams()) > 0).all()
     child = build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
     assert child.meta.parent_version == 2
+
+
+def options(keep: float | None = None) -> DomainOptions:
+    return DomainOptions(keep=keep, min_tokens=1)
+
+
+def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch, capsys):
+    store = rooted(tmp_path)
+    whole = build_domain(store, "whole", [corpus(tmp_path, 1)], options(), NO_TIME, CPU).meta
+    monkeypatch.setattr(size, "USUAL_NGRAMS", usual := whole.keys // 2)
+    capsys.readouterr()
+    less = build_domain(store, "less", [corpus(tmp_path, 1)], options(), NO_TIME, CPU).meta
+    assert 0.9 * usual < less.keys <= usual
+    assert mentions(capsys.readouterr().err, "less", f"{less.keys:,}", f"{whole.keys:,}", "--keep")
+    assert build_domain(store, "all", [corpus(tmp_path, 1)], options(1.0), NO_TIME, CPU).meta.keys == whole.keys
+    grown = update_domain(store, "less", [corpus(tmp_path, 2)], UpdateOptions(), NO_TIME, CPU).meta
+    assert less.keys < grown.keys < whole.keys
+
+
+def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path, monkeypatch):
+    store, files = rooted(tmp_path), [corpus(tmp_path, 1)]
+    needed = sum(build_domain(store, "whole", files, options(), NO_TIME, CPU).meta.sizes().values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed // 2))
+    for call in (
+        lambda: build_domain(store, "less", files, options(), Budget(steps=1), CPU),
+        lambda: update_domain(store, "whole", [corpus(tmp_path, 2)], UpdateOptions(), Budget(steps=1), CPU),
+    ):
+        with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
+            call()
+    assert store.domains() == [("root", 1), ("whole", 1)] and not store.has_lower("less", 1) and not store.has_lower("whole", 2)
+    with pytest.raises(NoSpace) as refused:
+        build_domain(store, "less", files, options(1.0), NO_TIME, CPU)
+    (keep,) = re.findall(r"--keep ([0-9.]+)", str(refused.value))
+    assert 0.25 < float(keep) < 0.5
+    assert build_domain(store, "less", files, options(float(keep)), NO_TIME, CPU).meta.keys
+
+
+def test_a_root_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    model, folder = str(save(tmp_path, "without")), tmp_path / "store"
+    with monkeypatch.context() as full, pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        build_root(model, [corpus(tmp_path, 1)], folder, RootOptions("tiny"), Budget(steps=1), CPU)
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+    store, table = build_root(model, [corpus(tmp_path, 1)], folder, RootOptions("tiny", keep=0.5), NO_TIME, CPU)
+    assert table.meta.keys and Store(folder).domains() == store.domains()

@@ -1,7 +1,6 @@
 """`hplm build stack`: the stack is in the store, the same command changes nothing, and a killed build continues."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,7 @@ from builder.adaptation.learning import Budget
 from builder.store.store import Store
 from builder.store.verification import store_parts
 from builder.tables.stack import StackOptions, build_stack
-from hplm.cli.main import main, parser
+from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS
 from testing.random_store import random_store, random_table
@@ -54,61 +53,27 @@ def test_a_built_stack_is_in_the_store_with_its_report_and_picture(store, tmp_pa
     assert content(store.folder) == after
 
 
-def test_another_command_does_not_replace_a_stack(store, tmp_path):
+def test_another_command_does_not_replace_a_stack_and_what_is_refused_binds_nobody(store, tmp_path):
     first = build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
-    before = content(store.folder)
-    others = [
-        (corpus(tmp_path, 2), StackOptions(), STEPS),
-        (corpus(tmp_path, 1), StackOptions(seed=1), STEPS),
-        (corpus(tmp_path, 1), StackOptions(), Budget(steps=3)),
+    before, empty = content(store.folder), tmp_path / "empty.txt"
+    empty.write_text("\n")
+    taken = ["'small'", "--name", store.folder / "stacks"]
+    wrong = [
+        ("small", corpus(tmp_path, 2), StackOptions(), taken),
+        ("small", corpus(tmp_path, 1), StackOptions(seed=1), taken),
+        *(("other", corpus(tmp_path, 1), StackOptions(layers), ["--layers", layers]) for layers in (0, CONFIG.upper_layers)),
+        ("No Name", corpus(tmp_path, 1), StackOptions(), ["'No Name'"]),
+        ("other", empty, StackOptions(), [empty]),
     ]
-    for text, options, budget in others:
-        with pytest.raises(InvalidInput, match=mentioning("'small'", "--name", store.folder / "stacks")):
-            build_stack(store, "small", [text], options, budget, CPU)
+    for name, text, options, named in wrong:
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            build_stack(store, name, [text], options, STEPS, CPU)
     assert build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU) == first
     assert content(store.folder) == before
-    build_stack(store, "other", [corpus(tmp_path, 2)], StackOptions(), STEPS, CPU)
-    assert store.stacks() == ["other", "small"]
 
 
-@pytest.mark.parametrize("layers", [0, -1, CONFIG.upper_layers, 9])
-def test_impossible_layers_are_refused(store, tmp_path, layers):
-    before = content(store.folder)
-    with pytest.raises(InvalidInput, match=mentioning("--layers", layers, CONFIG.upper_layers)):
-        build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(layers), STEPS, CPU)
-    assert content(store.folder) == before
-
-
-def test_backbones_without_shorter_stacks_are_refused(tmp_path):
-    chat = random_store(tmp_path / "chat", CHAT, [], corpus_tokens=500)
-    with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder")):
-        build_stack(chat, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
-    flat = random_store(tmp_path / "flat", replace(CONFIG, name="flat", upper_layers=1), [], corpus_tokens=500)
-    with pytest.raises(InvalidInput, match=mentioning("'flat'", "single")):
-        build_stack(flat, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
-
-
-def test_bad_names_and_corpora_are_refused_and_bind_nobody(store, tmp_path):
-    empty = tmp_path / "empty.txt"
-    empty.write_text("\n")
-    before = content(store.folder)
-    for name, text, named in (
-        ("No Name", corpus(tmp_path, 1), "'No Name'"),
-        ("small", empty, empty),
-        ("small", "none", "none"),
-    ):
-        with pytest.raises((InvalidInput, OSError), match=mentioning(named)):
-            build_stack(store, name, [tmp_path / text], StackOptions(), STEPS, CPU)
-        assert content(store.folder) == before
-
-
-def test_an_unfinished_root_has_no_stacks(tmp_path):
-    store = make_store(tmp_path, TRIGRAMS)
-    with pytest.raises(InvalidInput, match=mentioning("'root'", store.folder)):
-        build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
-
-
-def test_the_command_has_a_help_text(capsys):
-    with pytest.raises(SystemExit) as ended:
-        parser().parse_args(["build", "stack", "--help"])
-    assert ended.value.code == 0 and "--until" in capsys.readouterr().out
+def test_decoders_and_unfinished_roots_have_no_stacks(tmp_path):
+    chat, unfinished = random_store(tmp_path / "chat", CHAT, [], corpus_tokens=500), make_store(tmp_path, TRIGRAMS)
+    for store, named in ((chat, ["'chat'", "decoder"]), (unfinished, ["'root'", unfinished.folder])):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            build_stack(store, "small", [corpus(tmp_path, 1)], StackOptions(), STEPS, CPU)
