@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -25,6 +26,22 @@ def stages_of(*ends):
     """Returns stages that end with these layers. They share the cores: a machine may have fewer."""
     firsts = [0, *(end + 1 for end in ends[:-1])]
     return tuple(Stage(first, end, torch.device("cpu")) for first, end in zip(firsts, ends, strict=True))
+
+
+class Gate:
+    """Holds the engine's next batch until the gate is opened, or makes it fail."""
+
+    def __init__(self, monkeypatch, failure=None):
+        self.opened = threading.Event()
+        run = Engine.run
+
+        def gated(engine, batch):
+            assert self.opened.wait(60)
+            if failure is not None:
+                raise failure
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", gated)
 
 
 class Asker:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,17 +15,13 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings, read_all
 from hplm.errors import Draining, InvalidInput
-from hplm.scheduling.policy import OURS
 from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
-from tests.engine.asker import PARAMETERS, Asker, stages_of
-from tests.ladders import HALF, OWN, make_ladders
+from tests.engine.asker import PARAMETERS, stages_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
-from tests.tasks import TENANTS as TASK_TENANTS
-from tests.tasks import question
 
 STAGED = (stages_of(0, CONFIG.upper_layers - 1), stages_of(1, DEEP.upper_layers - 1))
 
@@ -113,47 +107,6 @@ def test_answers_are_those_of_the_reference_in_any_mixture(both, toy, deep, monk
     assert {engine for engine, _ in ran} == set(engines)
 
 
-class Locked:
-    """A policy that cannot be copied. It says which backbones each object of it has seen."""
-
-    made: ClassVar[list[Locked]] = []
-
-    def __init__(self):
-        self.seen, self.lock = set(), threading.Lock()
-        Locked.made.append(self)
-
-    def select(self, columns, start_ns, capacity, cost):
-        with self.lock:
-            self.seen.update(columns.backbone.tolist())
-        return np.arange(1)
-
-
-def test_each_backbone_has_a_policy_object_of_its_own(toy, deep, monkeypatch):
-    monkeypatch.setitem(OURS, "locked", f"{__name__}:Locked")
-    monkeypatch.setattr(Locked, "made", [])
-    both = Both([toy.folder, deep.folder], policy="locked")
-    for number in [both.ask(backbone, "acme", [WORDS[0]] * 3) for backbone in (0, 1)]:
-        both.wait(number)
-    both.service.close()
-    assert [one.seen for one in Locked.made] == [{0}, {1}]
-
-
-def test_tenants_of_two_backbones_with_the_same_uid_are_different_for_the_line(both):
-    line = both.service._line
-    numbers = set()
-    offer = line.offer
-
-    def watched(texts):
-        numbers.update(text.tenant for text in texts)
-        return offer(texts)
-
-    line.offer = watched
-    for number in [both.ask(0, "acme", [WORDS[0]]), both.ask(1, "acme", [WORDS[0]])]:
-        both.wait(number)
-    first, second = (served.backbone.view.snapshot.find("acme").uid for served in both.service.served)
-    assert first == second and len(numbers) == 2 and min(numbers) == first
-
-
 def test_a_ticket_of_the_other_backbone_is_not_computed(both):
     with pytest.raises(Draining):
         both.ask(0, "acme", [WORDS[0]], signed_by=1)
@@ -183,20 +136,6 @@ def test_an_engine_that_drains_answers_the_waiting_requests_of_both_backbones(bo
         with pytest.raises(Draining):
             both.ask(backbone, "acme", [WORDS[0]])
         both.answers.pop(max(both.answers))  # it was not taken
-
-
-def test_what_is_not_computed_in_time_is_refused_once_in_both_backbones(toy, deep, monkeypatch):
-    both = Both([toy.folder, deep.folder])
-    going_on, run = threading.Event(), Engine.run
-    monkeypatch.setattr(Engine, "run", lambda *given: going_on.wait(300) and run(*given))
-    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.0)
-    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
-    both.service.close()
-    assert {type(both.wait(number)) for number in asked} == {Draining}
-    going_on.set()  # answers that come now are too late
-    for thread in both.service._pipeline._threads:
-        thread.join(300)
-    assert all(len(answers) == 1 for answers in both.answers.values())
 
 
 def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):
@@ -233,26 +172,3 @@ def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monke
     monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
         Both([toy.folder, chat.folder])
-
-
-def test_texts_of_a_ladder_climb_in_their_own_backbone(toy, tmp_path):
-    """Tenants of `toy` have one level alone."""
-    ladders = make_ladders(tmp_path, (HALF, OWN))
-    asker, plain = Both([toy.folder, ladders.folder], slots="16"), Asker(ladders.folder, slots="16")
-    rng, asked = random.Random(5), []
-    for number in range(80):
-        tenant = TASK_TENANTS[number % len(TASK_TENANTS)]
-        text, pair = question(rng, tenant.task)
-        given = [text], pair and [" ".join(pair.split()[:30])]  # in one window
-        asked.append((asker.ask(1, tenant.id, *given, rung=1), plain.ask(tenant.id, *given, rung=1, confidence=True)))
-        asker.ask(0, "acme", [text])
-    levels, comparison = set(), Comparison()
-    for number, alone in asked:
-        (found,), (expected,) = asker.wait(number), plain.wait(alone)
-        assert found.level == expected.level
-        comparison.add(str(number), found.logits, expected.logits)
-        levels.add(found.level)
-    comparison.assert_equal("fp32")
-    assert levels == {1, 2}
-    asker.service.close()
-    plain.close()

@@ -224,13 +224,6 @@ def test_costs_equal_measured_ones_and_are_extrapolated_beyond_them():
         assert cost.of(np.array([count]), np.array([width]))[0] == pytest.approx(5 + 2 * count * width)
 
 
-def test_a_packing_is_chosen_by_name():
-    assert read_packing("packed", None) == Packed()
-    assert read_packing("concat:rows=10,length=400", None) == Concat(10, 400)
-    assert read_packing("slotted:slot=0", None) == Slotted(slot=0)
-    assert read_packing("turbo", lambda count, width: float(count)).cost.of(np.array([7]), np.array([9])) == pytest.approx(7)
-
-
 @pytest.mark.parametrize(
     "given, named",
     [

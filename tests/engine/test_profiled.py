@@ -16,8 +16,6 @@ from builder.store.levels import save_ladder
 from builder.training.examples import Reader
 from builder.training.tasks import training_task
 from hplm.engine.engine import Engine, resolve_precision
-from hplm.levels.plan import Plan, Step
-from hplm.scheduling.queue import Queue
 from hplm.tenants.level import FULL
 from tests.engine.asker import Asker
 from tests.ladders import add_levels
@@ -80,19 +78,3 @@ def test_as_many_texts_go_on_as_were_profiled_and_they_cost_as_much(store, tenan
         assert sum(sheets) / tokens == pytest.approx(one.plan.cost)
     asker.close()
     assert found[1].pruned and found[1].plan.cost < found[0].plan.cost
-
-
-def test_the_load_is_counted_at_the_profiled_costs(store, tmp_path, monkeypatch):
-    ladder = [Plan((Step(1),), cost=0.9), Plan((Step(0),), cost=0.4)]
-    counted, rung = [], Queue.rung
-
-    def watched(line, tenant, tokens, costs):
-        counted.append((tokens, costs))
-        return rung(line, tenant, tokens, costs)
-
-    monkeypatch.setattr(Queue, "rung", watched)
-    save_ladder(store, store.tenant("pair"), ladder)
-    asker = Asker(exported(store, tmp_path / "repository") / "toy" / "1")
-    asker.wait(asker.ask("pair", ["a b"], rung=2))
-    asker.close()
-    assert counted == [(4, (0.9, 0.4))]

@@ -24,7 +24,7 @@ from hplm.tenants.level import FULL
 from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, make_toy, random_text
-from tests.engine.asker import PARAMETERS, stages_of
+from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -118,19 +118,6 @@ def test_each_layer_and_its_slots_are_on_the_device_of_its_stage(reference):
         assert settings.devices_of(shorter) == [META]
 
 
-def test_without_the_parameter_there_is_one_stage_with_all_layers_on_the_device(reference):
-    settings = Settings.read(PARAMETERS)
-    assert settings.stages == () and settings.in_flight == 2
-    engine = Engine(reference.backbone.upper(), CPU, torch.float32, stages=settings.stages)
-    assert engine.stages == (Stage(0, LAYERS - 1, CPU),)
-
-
-def test_a_core_is_the_device_and_the_place_of_its_thread():
-    settings = Settings.read({**PARAMETERS, "stages": f"0-4@cpu:{CORE}", "threads": "1"})
-    assert settings.stages == (Stage(0, 4, CPU, CORE),)
-    assert str(settings.stages[0]) == f"0-4@cpu:{CORE}"
-
-
 @pytest.mark.parametrize(
     "written, named",
     [
@@ -169,3 +156,16 @@ def test_other_parameters_may_not_contradict_the_stages(monkeypatch, name, value
 def test_shallow_stacks_are_work_of_the_last_stage_alone(stacks, told):
     sheets = [SimpleNamespace(stack=stack) for stack in stacks]
     assert StagedBatch([], None, sheets, {}, {}, {}, [], None, computing_ns=[3, 7]).stages_ns == told
+
+
+def test_three_stages_in_threads_answer_as_the_reference_does(deep, expected):
+    asker, rng, asked = Asker(deep.folder, stages=stages_of(0, 2, 4), slots="9", batch_tokens="96"), random.Random(1), []
+    for _ in range(40):
+        tenant, given = rng.choice(TENANTS).id, [random_text(rng, 20) for _ in range(rng.choice([1, 1, 3]))]
+        asked.append((tenant, given, asker.ask(tenant, given)))
+    asker.close()
+    comparison = Comparison()
+    for tenant, given, number in asked:
+        for text, rows in zip(given, asker.wait(number), strict=True):
+            comparison.add(tenant, rows.logits, expected("fp32", tenant, text))
+    comparison.assert_equal("fp32")
