@@ -1,5 +1,7 @@
 """Texts that go on share sheets with those that wait for the same stack, and lie there as they would alone."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.engine.packing import read_packing
 from hplm.engine.request import Request
+from hplm.engine.sheets import Sheets
+from hplm.engine.staged import StagedBatch
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.tenants.level import FULL
 from hplm.tenants.ticket import Ticket
@@ -80,3 +84,14 @@ def test_texts_that_go_on_lie_with_those_that_wait(backbone, packing, few_sizes,
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
             empty = np.setdiff1d(np.arange(len(sheet.positions)), np.concatenate([rows for rows, _ in places.values()]))
             assert not sheet.sums[torch.from_numpy(empty)].any()
+
+
+def test_stacks_of_one_depth_are_computed_one_after_the_other():
+    packing = read_packing("packed", lambda texts, tokens: 0.0)
+    sheets = Sheets(packing, 1, CPU, torch.float32, depths={"a": 2, "b": 2, "c": 1, FULL: 4})
+    laid = [SimpleNamespace(stack=stack) for stack in sorted(("c", "b", "a", FULL, "a", "c", "b"), key=sheets.order_of)]
+    batch = StagedBatch([], None, laid, {}, {}, {}, [], sheets)
+    begun = []
+    while some := batch.next_sheets():
+        begun.append("".join(sheet.stack or "." for sheet in some))
+    assert begun == ["cc", "aa", "bb", "."]

@@ -16,7 +16,6 @@ from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import MOST_AHEAD, PIECE, LookupRequest, LookupService
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
-from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds
 from hplm.tenants.quotas import Quotas
@@ -76,17 +75,6 @@ class Desk:
         self.service.close()
         assert all(len(answers) == 1 for answers in self.answers.values()), self.answers
         return [answers[0] for answers in self.answers.values()]
-
-
-def full_desk(lookup, monkeypatch):
-    """Returns a desk with one request that is read and one in its line, which has no place for more."""
-    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=1 << 20))
-    desk = Desk(lookup)
-    desk.submit("noisy")
-    assert lookup.waits.wait(30)
-    desk.service._pace = 1e9  # the last of the line would be looked up in years
-    desk.submit("noisy")
-    return desk
 
 
 def test_what_has_waited_for_half_of_its_time_is_not_read():
@@ -205,47 +193,6 @@ def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up(monke
     assert len(refused) == 1 and f"retry after {said}" in str(refused[0])
 
 
-def test_a_refusal_leaves_when_a_request_is_looked_up(monkeypatch):
-    """Otherwise clients that ask again at once would take the time of those who wait."""
-    lookup = Gated()
-    desk = full_desk(lookup, monkeypatch)
-    told, refused = threading.Event(), []
-    desk.answers[desk.submit("noisy", respond=lambda answer: (refused.append(answer), told.set()))].append("in `refused`")
-    assert not told.is_set()
-    lookup.may_read.release()
-    assert told.wait(30) and isinstance(refused[0], QueueFull)
-    lookup.may_read.release()
-    desk.close()
-    assert len(refused) == 1
-
-
-def test_idle_time_does_not_count_as_the_pace(monkeypatch):
-    clock = [0.0]
-    watch = SimpleNamespace(perf_counter=lambda: clock[0], monotonic_ns=time.monotonic_ns, sleep=time.sleep)
-    monkeypatch.setattr(lookup_service, "time", watch)
-    lookup = Gated()
-    desk = Desk(lookup)
-    for _ in range(20):
-        clock[0] += 100
-        desk.submit("acme")
-        assert lookup.waits.wait(30)
-        lookup.waits.clear()
-        clock[0] += 0.5
-        lookup.may_read.release()
-        eventually(lambda: any(metric is names.LOOKUP_SECONDS for metric, _ in desk.meter.take()[0]))
-    assert 0.25 < desk.service._pace <= 0.5
-    desk.close()
-
-
-def test_a_forwarded_request_is_refused_at_once(monkeypatch):
-    lookup = Gated()
-    desk = full_desk(lookup, monkeypatch)
-    kept, told = desk.submit("noisy"), desk.submit("noisy", refuse_at_once=True)
-    assert not desk.answers[kept] and isinstance(desk.answers[told][0], QueueFull)
-    lookup.may_read.release(2)
-    desk.close()
-
-
 def test_a_turn_takes_no_more_than_have_room_ahead():
     lookup, ahead, turns = Gated(), [MOST_AHEAD], []
     lookup.may_read.release(9)
@@ -257,4 +204,22 @@ def test_a_turn_takes_no_more_than_have_room_ahead():
     ahead[0] = MOST_AHEAD - 2
     eventually(lambda: len(lookup.read_of) == 5)
     assert turns == [2, 2, 1] and "quiet" in lookup.read_of[:2]
+    desk.close()
+
+
+def test_a_refusal_leaves_when_a_request_is_looked_up_and_a_forwarded_one_at_once(monkeypatch):
+    """Otherwise clients that ask again at once would take the time of those who wait."""
+    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=1 << 20))
+    lookup = Gated()
+    desk = Desk(lookup)
+    desk.submit("noisy")
+    assert lookup.waits.wait(30)
+    desk.service._pace = 1e9  # the last of the line would be looked up in years
+    desk.submit("noisy")
+    kept, told = desk.submit("noisy"), desk.submit("noisy", refuse_at_once=True)
+    assert not desk.answers[kept] and isinstance(desk.answers[told][0], QueueFull)
+    lookup.may_read.release()
+    eventually(lambda: desk.answers[kept])
+    assert isinstance(desk.answers[kept][0], QueueFull)
+    lookup.may_read.release()
     desk.close()
