@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from testing.toy import WORDS
 from tests.engine.asker import stages_of
-from tests.engine.world import FAULTS, World
+from tests.engine.stepped import FAULTS
+from tests.engine.world import World
 
 pytestmark = pytest.mark.slow
 

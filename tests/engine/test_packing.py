@@ -218,12 +218,6 @@ def test_dynamic_programming_finds_the_cheapest_cuts(lengths, cost):
     assert total(cheapest_cuts(lengths, cost).tolist()) == pytest.approx(best(0))
 
 
-def test_costs_equal_measured_ones_and_are_extrapolated_beyond_them():
-    cost = GroupCost.measured(lambda count, width: 5 + 2 * count * width)
-    for count, width in ((1, 4), (16, 48), (10, 33), (64, 200), (200, 2)):
-        assert cost.of(np.array([count]), np.array([width]))[0] == pytest.approx(5 + 2 * count * width)
-
-
 @pytest.mark.parametrize(
     "given, named",
     [

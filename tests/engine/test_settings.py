@@ -31,11 +31,6 @@ def test_a_deadline_that_makes_no_sense_is_refused_by_name(value):
         deadline_us({"deadline_ms": value})
 
 
-def test_a_repository_without_a_parameter_must_be_exported_again():
-    with pytest.raises(InvalidInput, match=mentioning("'packing'", "config.pbtxt")):
-        Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})
-
-
 def test_auto_is_on_a_cpu_what_was_measured_at_the_export():
     assert Settings.read({**PARAMETERS, "dtype": "auto", AUTO_ON_CPU: "int8"}).precision.name == "int8"
     assert Settings.read({**PARAMETERS, "dtype": "fp32", AUTO_ON_CPU: "int8"}).precision.name == "fp32"

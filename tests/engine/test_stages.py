@@ -4,7 +4,6 @@ import os
 import random
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +14,10 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.packing import read_packing
 from hplm.engine.request import Request
 from hplm.engine.settings import Settings
-from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage, read_stages
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
-from hplm.tenants.level import FULL
 from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, make_toy, random_text
@@ -150,12 +147,6 @@ def test_other_parameters_may_not_contradict_the_stages(monkeypatch, name, value
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     with pytest.raises(InvalidInput, match=mentioning(name, f"'{value}'")):
         Settings.read({**PARAMETERS, "stages": "0-1@cpu:0 2-4@cpu:1", name: value})
-
-
-@pytest.mark.parametrize("stacks, told", [(["half"], [7]), (["half", FULL], [3, 7]), ([FULL], [3, 7])])
-def test_shallow_stacks_are_work_of_the_last_stage_alone(stacks, told):
-    sheets = [SimpleNamespace(stack=stack) for stack in stacks]
-    assert StagedBatch([], None, sheets, {}, {}, {}, [], None, computing_ns=[3, 7]).stages_ns == told
 
 
 def test_three_stages_in_threads_answer_as_the_reference_does(deep, expected):

@@ -74,19 +74,6 @@ def test_a_part_takes_what_a_batch_takes_whatever_is_in_it():
     assert learned(goes_on=True) == pytest.approx(3_000_000, rel=0.1)
 
 
-def test_a_batch_whose_texts_go_on_is_expected_to_take_as_long_as_all_that_is_left_of_it():
-    scheduler = _scheduler()
-    shallow, *deep = texts = [_text(tokens) for tokens in (10, 30, 50)]
-    batch = _started(scheduler, texts)
-    elapsed = int(10 * batch.expected_ns)
-    scheduler.computed(batch, [shallow], elapsed)
-    goes_on = replace(shallow, tokens=20)
-    assert scheduler.going_on(batch, [goes_on], elapsed) == [goes_on]
-    assert batch.expected_ns == pytest.approx(elapsed + scheduler.costs[0].predict(100, 3))
-    scheduler.computed(batch, [goes_on, *deep], 2 * elapsed)
-    assert batch.left_tokens == batch.left_texts == 0
-
-
 def _busy():
     """Returns a scheduler that has learned its cost, a batch whose texts were computed, and the time."""
     scheduler, now = _scheduler(), 0
@@ -118,14 +105,6 @@ def test_computed_texts_go_on_in_their_batch_if_they_are_in_time_there():
     deadlines = passed, passed_when_they_are_computed, far, none
     second = [replace(text, tokens=100, deadline_ns=one) for text, one in zip(running.texts[:4], deadlines, strict=True)]
     assert scheduler.going_on(running, second, now) == second[2:]
-
-
-def test_while_a_crowd_waits_computed_texts_are_for_the_line():
-    scheduler, running, now = _busy()
-    scheduler.offer([_text() for _ in range(ROOM.texts)], now)
-    assert scheduler.going_on(running, running.texts, now) == running.texts
-    scheduler.offer([_text()], now)
-    assert scheduler.going_on(running, running.texts, now) == []
 
 
 def test_admission_counts_texts_that_came_back_as_work():

@@ -80,17 +80,6 @@ def test_a_policy_of_another_package_hands_rows_over(installed):
     assert batch.places.row.tolist() == [0, OUTSIDE, 1, 0] and batch.places.slot is None
 
 
-@pytest.mark.parametrize("name", ["das:row_tokens=30", "slotted_das:row_tokens=30"])
-def test_the_rows_and_slots_of_a_policy_travel_with_its_texts(name):
-    scheduler = Scheduler(policy(name), Limits(100, 10**6))
-    scheduler.offer([SimulatedText(tokens=tokens, arrival_ns=0) for tokens in (14, 40, 10, 12, 13, 5)], 0)
-    batch = scheduler.choose(Capacity(120, 9, 9), 0)
-    columns = Columns(batch.texts)
-    assert ((batch.places.row == OUTSIDE) == (columns.tokens > 30)).all()
-    for row in np.unique(batch.places.row[batch.places.row != OUTSIDE]):
-        assert columns.tokens[batch.places.row == row].sum() <= 30
-
-
 @pytest.mark.parametrize("row", [[0], [0, 1, -2], [0.0, 1.0, 2.0], [[0, 1, 2]], [True, False, True]], ids=str)
 @pytest.mark.parametrize("of_slots", [False, True])
 def test_forbidden_places_of_a_policy_lose_no_text(row, of_slots, caplog):

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hplm.errors import InvalidInput
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals
-from hplm.scheduling.simulation.cascades import SimulatedRung
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -129,20 +127,3 @@ def test_batches_whose_slowest_stages_differ_do_not_make_the_slowest_one_slower(
     for i in range(200):
         cost.observe(10, 1, 0, 40 * MS, stages_ns=[16 * MS, 24 * MS] if i % 2 else [24 * MS, 16 * MS])
     assert cost.slowest == pytest.approx(0.5, abs=0.02)
-
-
-def test_a_batch_of_the_last_stage_alone_teaches_no_shares():
-    cost = CostModel()
-    cost.observe(10, 1, 0, 40 * MS, stages_ns=[10 * MS, 30 * MS])
-    cost.observe(10, 1, 0, 20 * MS, stages_ns=[20 * MS])
-    assert cost.shares == [0.25, 0.75]
-
-
-def test_ladders_are_not_simulated_with_several_stages():
-    one = Arrivals(*np.ones((5, 1), np.int64))
-    scheduler, machine = (
-        Scheduler(policy(DEFAULT), Limits(8, 2**60)),
-        Machine(lambda texts, places: [1.0, 1.0], room(3), stages=2),
-    )
-    with pytest.raises(InvalidInput, match="2 stages"):
-        Simulation(scheduler, machine, one, ladders={1: [SimulatedRung(0.5, 1.0, goes_on=0.5)]})

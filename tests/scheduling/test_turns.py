@@ -73,13 +73,6 @@ def test_tenants_get_equal_work_whatever_the_size_of_their_requests():
         assert abs(done["small"] - done["large"]) <= 3 * PIECE
 
 
-def test_expired_items_leave_when_the_next_is_taken():
-    line = Line()
-    kept, late = line.enter("acme", deadline_ns=200), line.enter("acme", deadline_ns=100)
-    line.now = 150
-    assert line.take() == ([kept], [late])
-
-
 def test_a_closed_line_refuses_and_still_serves():
     line = Line()
     item = line.enter("acme")

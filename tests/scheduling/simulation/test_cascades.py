@@ -56,21 +56,6 @@ def test_a_second_pass_costs_what_it_says():
     assert sum(cascade.batches) / sum(plain.batches) == pytest.approx(0.55, abs=0.03)
 
 
-def test_a_text_without_time_for_its_second_pass_is_answered_by_its_first():
-    """The dispatcher sends all texts on, and the engine has time for the first pass only."""
-    load = _load(2.0, 3.0)
-    outcome = _run(load, {0: [SimulatedRung(0.25, 1.0, goes_on=1.0, right_in_hand=0.0)]})
-    in_hand = outcome.answered & ~outcome.right
-    assert 0.2 < in_hand.mean() < 0.9 and (outcome.on_time[in_hand]).mean() > 0.95
-
-
-def test_second_passes_within_the_batch_are_answered_sooner_than_through_the_line():
-    load = _load(0.7, allowed_ms=(0.0, 0.0))
-    within, line = (_run(load, {0: LADDER[1:2]}, within=one) for one in (True, False))
-    took = [(outcome.answered_ns - load.at_ns) for outcome in (within, line)]
-    assert took[0].mean() < 0.9 * took[1].mean() and np.percentile(took[0], 99) < 0.8 * np.percentile(took[1], 99)
-
-
 @pytest.mark.parametrize("tenants", [1, 20])
 def test_at_three_times_the_load_more_is_right_and_in_time_than_by_the_dearest_rung(tenants):
     load = _load(3.0, tenants=range(tenants))
