@@ -150,6 +150,17 @@ class Failing:
         for computed in self._whole.run(staged):
             yield replace(computed, logits=[own * np.nan for own in computed.logits]) if without_numbers else computed
 
+    def __len__(self):
+        return len(self._whole)
+
+    def take(self, *given):
+        self._whole.take(*given)
+        self._world.taken += 1
+
+    def give_back(self, tenant):
+        self._world.taken -= 1
+        self._whole.give_back(tenant)
+
     def started(self, *given):
         self._world.passes("started")
         self._whole.started(*given)

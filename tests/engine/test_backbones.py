@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,15 +9,12 @@ import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings, read_all
+from hplm.engine.settings import read_all
 from hplm.errors import Draining, InvalidInput
-from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
-from tests.engine.asker import PARAMETERS, stages_of
+from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -31,47 +26,13 @@ def deep(tmp_path_factory):
     return make_toy(tmp_path_factory.mktemp("deep"), DEEP)
 
 
-class Both:
-    """Asks an engine that computes two backbones, and keeps the answers."""
-
-    def __init__(self, folders, stages=((), ()), **changes):
-        own = Settings.read({**PARAMETERS, "slots": "8", **changes})
-        self.service = Service([(folder, replace(own, stages=cut)) for folder, cut in zip(folders, stages, strict=True)])
-        self.lookups = [Lookup(served.backbone) for served in self.service.served]
-        self.answers = {}
-        self._arrived = threading.Condition()
-
-    def ask(self, backbone, tenant_id, texts, pairs=None, signed_by=None, rung=0):
-        view = self.service.served[backbone].backbone.view
-        tenant = view.snapshot.find(tenant_id)
-        found = self.lookups[backbone].resolve(view, tenant, texts, pairs, False, None)
-        found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0, rung)
-        number = len(self.answers)
-        self.answers[number] = []
-
-        def respond(answer, counted):
-            with self._arrived:
-                self.answers[number].append(answer)
-                self._arrived.notify_all()
-
-        chosen = backbone if signed_by is None else signed_by
-        self.service.submit(ticket, found, respond, with_confidence=bool(rung), backbone=chosen)
-        return number
-
-    def wait(self, number):
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: self.answers[number], 300)
-        (answer,) = self.answers[number]
-        return answer
-
-
 @pytest.mark.parametrize(
     "chosen", [{}, {"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
 )
 def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, monkeypatch, chosen):
     monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 300.0)
-    both, ran = Both([toy.folder, deep.folder], **chosen), []
+    first, second = chosen.get("stages", ((), ()))
+    both, ran = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first}), []
     for name in ("run", "enter"):
         whole = getattr(Engine, name)
 
@@ -85,11 +46,11 @@ def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine
     for _ in range(60):
         backbone, tenant = int(chance.integers(2)), TENANTS[int(chance.integers(len(TENANTS)))].id
         texts = [" ".join(chance.choice(WORDS, int(chance.integers(1, 20)))) for _ in range(int(chance.integers(1, 4)))]
-        asked.append((both.ask(backbone, tenant, texts), backbone, tenant, texts))
+        asked.append((both.ask(tenant, texts, backbone=backbone), backbone, tenant, texts))
     with pytest.raises(Draining):
-        both.ask(0, "acme", [WORDS[0]], signed_by=1)  # a ticket of the other backbone
-    both.answers.popitem()
-    both.service.close()
+        both.ask("acme", [WORDS[0]], backbone=0, to=1)
+    both.answers.pop()  # the request was refused
+    both.close()
     for number, backbone, tenant, texts in asked:
         for text, found in zip(texts, both.wait(number), strict=True):
             expected = references[backbone].forward(text, tenant).numpy()
@@ -136,4 +97,4 @@ def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monke
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
-        Both([toy.folder, chat.folder])
+        Asker(toy.folder, others=[(chat.folder, ())])

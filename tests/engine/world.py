@@ -44,6 +44,7 @@ class World(Runner):
         self.has_failed: set[str] = set()
         self.hurt: set[int] = set()  # requests whose texts were in a batch that failed
         self._halved: set[tuple[int, int]] = set()  # texts for which there was no memory in a larger batch
+        self.taken = 0  # requests that have not left
         self._served_until = 0  # requests that were taken before it closed
         self.is_one_ahead = self.is_stuck = self.closed = False
         self.waiting = [0] * max(1, len(stages))  # batches before each stage
@@ -57,7 +58,7 @@ class World(Runner):
         (self._served,) = self.service.served
         self.overlaps = settings.overlap.staging
         self.names = [*self._steps, "answer"]
-        for part in ("engine", "stager", "instruments"):
+        for part in ("engine", "stager", "instruments", "quotas"):
             setattr(self._served, part, Failing(getattr(self._served, part), self))
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
@@ -209,6 +210,7 @@ class World(Runner):
             own = view.banks[view.snapshot.find("echo").head_record.bank].layout
             held = {layout for layout, slots in self._served.stager.slots().items() if slots.pinned}
             assert held == {own}, "slots are held"
+        assert self.taken == 0, "a request has left twice or never"
         assert [len(answers) for answers in self.answers] == [1] * len(self.answers)
         for number, ((tenant, texts, *_), (answer,)) in enumerate(zip(self.asked, self.answers, strict=True)):
             if not isinstance(answer, list):

@@ -12,7 +12,7 @@ from hplm.scheduling.backbones import LEAD_NS
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.kernel import kernel
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
@@ -42,37 +42,6 @@ def run(scheduler, batch, now, took, stages_ns=()):
 TEXTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(1, 120), st.sampled_from([0, 0, 30, 200, 5000]), st.integers(0, 2)), max_size=60
 )
-
-
-@pytest.mark.parametrize("given_policy", OURS)
-@settings(deadline=None, max_examples=40)
-@given(drawn=TEXTS, admission=st.booleans())
-def test_a_batch_is_of_one_backbone_and_each_text_leaves_once(given_policy, drawn, admission):
-    scheduler, now, left = scheduler_of(given_policy, 3, admission=admission), 0, Counter()
-    taken = 0
-    for number, (backbone, tokens, deadline_ms, tenant) in enumerate(drawn):
-        deadline = deadline_ms and now + deadline_ms * MS
-        try:
-            scheduler.offer([text(backbone, tokens, now, deadline, number, 10 * backbone + tenant)], now)
-            taken += 1
-        except DeadlineMissed:
-            continue
-        if number % 5 == 4 and (batch := scheduler.choose(ROOM, now)):
-            assert {own.backbone for own in batch.texts} == {batch.backbone}
-            left.update(own.number for own in batch.texts)
-            now = run(scheduler, batch, now, 10 * MS * (1 + batch.backbone))
-        left.update(own.number for own in scheduler.expired(now))
-    while len(scheduler):
-        batch = scheduler.choose(ROOM, now)
-        if batch is not None:
-            assert {own.backbone for own in batch.texts} == {batch.backbone}
-            assert len(batch.texts) == 1 or sum(own.tokens for own in batch.texts) <= ROOM.tokens
-            assert len({own.slot_key for own in batch.texts}) <= ROOM.tenants
-            left.update(own.number for own in batch.texts)
-            now = run(scheduler, batch, now, 10 * MS)
-        left.update(own.number for own in scheduler.expired(now))
-        now += MS
-    assert sum(left.values()) == len(left) == taken and not scheduler.columns.bytes
 
 
 @settings(deadline=None, max_examples=20)
