@@ -10,6 +10,7 @@ import torch
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
+from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
@@ -26,6 +27,16 @@ def stages_of(*ends):
     """Returns stages that end with these layers. They share the cores: a machine may have fewer."""
     firsts = [0, *(end + 1 for end in ends[:-1])]
     return tuple(Stage(first, end, torch.device("cpu")) for first, end in zip(firsts, ends, strict=True))
+
+
+def texts_of(backbone, tenant_id, given, truncate=False, plan=0, **how):
+    """Returns the texts of a request as the line gets them."""
+    view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
+    ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+    found = Lookup(backbone).resolve(view, tenant, given, None, truncate)
+    request = Request(ticket, view, tenant, len(given), lambda request, answer: None, **how)
+    request.plan = tenant.plans[plan]
+    return request.texts_from(found)
 
 
 class Gate:

@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
 from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo, read_packing
-from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
@@ -23,8 +21,8 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
 from hplm.scheduling.selection import OUTSIDE, Places
 from hplm.scheduling.waiting import Capacity
-from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
+from tests.engine.asker import texts_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -54,16 +52,12 @@ class Kitchen:
     def __init__(self, toy, reference):
         self.backbone, self.reference = reference.backbone, reference
         self.engine = Engine(self.backbone.upper(), CPU, torch.float32)
-        self.lookup = Lookup(self.backbone)
         rng = random.Random(11)
         self.texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
 
     @cache  # noqa: B019
     def text(self, tenant_number, text_number):
-        view, tenant = self.backbone.view, self.backbone.view.snapshot.find(TENANTS[tenant_number].id)
-        found = self.lookup.resolve(view, tenant, [self.texts[text_number]], None, True)
-        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-        return Request(ticket, view, tenant, 1, lambda request, answer: None).texts_from(found)[0]
+        return texts_of(self.backbone, TENANTS[tenant_number].id, [self.texts[text_number]], truncate=True)[0]
 
     @cache  # noqa: B019
     def expected(self, tenant_number, text_number):

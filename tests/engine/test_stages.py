@@ -10,18 +10,15 @@ import torch
 
 from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine, resolve_precision
-from hplm.engine.lookup import Lookup
 from hplm.engine.packing import read_packing
-from hplm.engine.request import Request
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage, read_stages
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
-from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, make_toy, random_text
-from tests.engine.asker import PARAMETERS, Asker, stages_of
+from tests.engine.asker import PARAMETERS, Asker, stages_of, texts_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -45,15 +42,10 @@ def reference(deep):
 @pytest.fixture(scope="module")
 def texts(reference):
     """Three texts of each tenant, so that every kind of adapter and head is in each batch."""
-    backbone, rng, found = reference.backbone, random.Random(4), []
-    view, lookup = backbone.view, Lookup(backbone)
-    for tenant_file in TENANTS:
-        tenant = view.snapshot.find(tenant_file.id)
-        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-        for longest in (1, 12, 40):
-            text = random_text(rng, longest)
-            request = Request(ticket, view, tenant, 1, lambda request, answer: None)
-            found.append((tenant.id, text, request.texts_from(lookup.resolve(view, tenant, [text], None, True))[0]))
+    rng, found = random.Random(4), []
+    for tenant in TENANTS:
+        for text in (random_text(rng, longest) for longest in (1, 12, 40)):
+            found.append((tenant.id, text, *texts_of(reference.backbone, tenant.id, [text], truncate=True)))
     return found
 
 
