@@ -139,8 +139,8 @@ class Failing:
         self._whole.finish(staged)
 
     def enter(self, staged, stage):
-        self._world.passes("enter", staged.texts)
         self._world.computes(staged)
+        self._world.passes("enter", staged.texts)
         self._whole.enter(staged, stage)
         self._world.waiting[stage + 1] += 1
 
