@@ -92,7 +92,7 @@ def test_each_request_gets_one_right_answer_whatever_happens(toy, expected, chan
 
 
 @pytest.mark.parametrize("changes", CHANGES)
-def test_each_fault_is_met_by_one_text_and_by_several(toy, expected, changes):
+def test_each_fault_and_a_late_answer_are_met_by_one_text_and_by_several(toy, expected, changes):
     for texts in (WORDS[:1], WORDS[:3]):
         world = World(toy.folder, expected, **changes)
         for fault, (place, _) in FAULTS.items():
@@ -103,5 +103,10 @@ def test_each_fault_is_met_by_one_text_and_by_several(toy, expected, changes):
                 world.offer(tenant, texts)
             world.run_all()
             assert world.fault is None, f"{fault} has not come"
+        world.finish()
+        world.offer("acme", texts)
+        world.meanwhile = partial(world.close, is_stuck=True)  # its own answer comes too late
+        world.run_all()
+        assert world.closed
         world.finish()
         world.end()

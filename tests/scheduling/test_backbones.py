@@ -47,6 +47,7 @@ TEXTS = st.lists(
 @settings(deadline=None, max_examples=20)
 @given(drawn=TEXTS.filter(bool))
 def test_the_texts_of_a_backbone_are_columns_like_those_of_a_line_of_its_own(drawn):
+    """Takes seconds: for each backbone and policy, both lines choose."""
     texts = [
         text(backbone, tokens, i, i + deadline, i, 10 * backbone + tenant)
         for i, (backbone, tokens, deadline, tenant) in enumerate(drawn)

@@ -43,13 +43,15 @@ class Waiting:
 
 
 def test_a_text_that_comes_or_comes_back_wakes_who_takes_a_batch():
-    queue, text = _queue(Clock(1e-9)), _text()
+    clock, text = Clock(1e-9), _text()
+    queue = _queue(clock)
     for wake in (queue.offer, queue.again):
         taker = Waiting(lambda: queue.take(ROOM))
         assert wake([text]) == []
         batch = taker.result()
         assert batch.texts == [text]
         queue.started(batch)
+        clock.sleep(0.001)
         queue.finished(batch)
 
 
@@ -68,6 +70,7 @@ def test_an_expired_text_and_the_end_wake_who_answers_them():
     batch = queue.take(ROOM)
     assert len(batch.texts) == 1 and queue.take(ROOM) is None and waiter.result() is None
     queue.started(batch)
+    clock.sleep(0.001)
     queue.finished(batch)
     assert queue.again(batch.texts) == batch.texts  # there is nothing more to wait for
 
