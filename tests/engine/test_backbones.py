@@ -77,22 +77,6 @@ def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypa
     assert list(read_all({**PARAMETERS, "backbone": "a"})) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "changed, named",
-    [
-        ({"backbones": "a b a"}, ["'backbones'", "'a b a'", "once"]),
-        ({"backbones": "a ../b"}, ["'backbones'", "'a ../b'"]),
-        ({"stages": "0-1@cpu:0 2-3@cpu:1"}, ["'stages'", "1 backbones", "a, b", "semicolon"]),
-        ({"stages": "0-1@cpu:0 2-3@cpu:1; 0-3@cpu:0"}, ["'stages'", "same devices"]),
-        ({"stages": "0-1@cpu:0 2-3@cpu:1; 0-1@cpu:1 2-3@cpu:0"}, ["'stages'", "same order"]),
-    ],
-)
-def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeypatch, changed, named):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})
-
-
 def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monkeypatch):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))

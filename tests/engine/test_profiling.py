@@ -49,6 +49,7 @@ def test_bytes_are_those_of_files_and_tensors(measured, toy):
 
 @pytest.mark.slow
 def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path):
+    """Takes seconds: a process for each number of devices computes every batch."""
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = sources_of(toy.repository)

@@ -11,14 +11,13 @@ import torch
 from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine, resolve_precision
 from hplm.engine.packing import read_packing
-from hplm.engine.settings import Settings
-from hplm.engine.stages import Stage, read_stages
+from hplm.engine.stages import Stage
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, make_toy, random_text
-from tests.engine.asker import PARAMETERS, Asker, stages_of, texts_of
+from tests.engine.asker import Asker, stages_of, texts_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -107,38 +106,10 @@ def test_each_layer_and_its_slots_are_on_the_device_of_its_stage(reference):
         assert settings.devices_of(shorter) == [META]
 
 
-@pytest.mark.parametrize(
-    "written, named",
-    [
-        ("0-1", ["0-1", "FIRST-LAST"]), (f"0-1@tpu:{CORE}", ["tpu"]), ("0-1@cpu", ["0-1@cpu"]),
-        (f"1-2@cpu:{CORE}", ["before 1"]), (f"2-1@cpu:{CORE}", [f"2-1@cpu:{CORE}"]),
-        ("0-1@cpu:99999", ["cpu:99999", "cores"]), ("0-1@cuda:99999", ["cuda:99999"]),
-        (f"0-1@cpu:{CORE} 2-3@cpu:{CORE}", [f"cpu:{CORE}", "twice"]),
-    ],
-)  # fmt: skip
-def test_stages_that_make_no_sense_are_refused(written, named):
-    with pytest.raises(InvalidInput, match=mentioning("'stages'", *named)):
-        read_stages(written)
-
-
-@pytest.mark.parametrize("second, named", [("3-4", "between 1 and 3"), ("1-4", "twice"), ("0-1", "order")])
-def test_layers_that_are_left_out_or_named_twice_are_refused(monkeypatch, second, named):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=mentioning("'stages'", named)):
-        read_stages(f"0-1@cpu:0 {second}@cpu:1")
-
-
 @pytest.mark.parametrize("end", [3, 7])
 def test_stages_must_end_with_the_last_layer(reference, end):
     with pytest.raises(InvalidInput, match=mentioning(f"layer {end}", f"{LAYERS} layers")):
         Engine(reference.backbone.upper(), CPU, torch.float32, stages=stages_of(1, end))
-
-
-@pytest.mark.parametrize("name, value", [("device", "cuda"), ("threads", "2"), ("overlap", "synchronous"), ("slots", "2")])
-def test_other_parameters_may_not_contradict_the_stages(monkeypatch, name, value):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=mentioning(name, f"'{value}'")):
-        Settings.read({**PARAMETERS, "stages": "0-1@cpu:0 2-4@cpu:1", name: value})
 
 
 def test_three_stages_in_threads_answer_as_the_reference_does(deep, expected):
