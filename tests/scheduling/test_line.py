@@ -121,6 +121,7 @@ class Line:
         if len(self.running) >= ROOM.in_flight:
             assert batch is None, "too many batches are in flight"
             return
+        assert batch is None or {text.backbone for text in batch.texts} == {batch.backbone}
         if self.halves:
             assert batch.texts == self.halves.popleft(), "not the halves of a batch came first"
         else:
@@ -132,7 +133,6 @@ class Line:
                 return
             chosen = batch.texts
             assert all(text in waiting for text in chosen) and len(set(chosen)) == len(chosen)
-            assert {text.backbone for text in chosen} == {batch.backbone}
             if len(chosen) > 1:
                 assert sum(text.tokens for text in chosen) <= ROOM.tokens and len(chosen) <= ROOM.texts
                 assert len({text.slot_key for text in chosen}) <= ROOM.tenants
