@@ -1,6 +1,5 @@
 """Each check of `hplm doctor` sees what is wrong, and is content with what is not."""
 
-import fcntl
 import http.server
 import os
 import re
@@ -16,8 +15,6 @@ from builder.publish.model_configs import ServingOptions
 from hplm.doctor import checks
 from hplm.doctor.advisories import ADVISORIES, ALL_FIXED_IN, name_of, open_in, release_of
 from hplm.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING
-from hplm.follow.copy import Copy
-from hplm.follow.source import Source
 from hplm.server.embedded import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
@@ -69,13 +66,6 @@ def test_an_old_release_is_a_problem_on_an_open_address():
 )
 def test_few_open_files_are_a_problem(soft, hard, status):
     assert checks.open_files((soft, hard)).status == status
-
-
-@pytest.mark.parametrize(("size", "status"), [(212992, WARNING), (8 << 20, OK)])
-def test_small_reply_buffers_are_told(size, status):
-    finding = checks.reply_buffers(size, enough=8 << 20, answer=768)
-    assert finding.status == status and mentions(finding.says, f"{size // 768:,}")
-    assert mentions(finding.do, 8 << 20) == (status == WARNING)
 
 
 @pytest.mark.parametrize(("mb", "free_mb", "status"), [(64, 64, PROBLEM), (2048, 100, PROBLEM), (2048, 2000, OK)])
@@ -150,20 +140,6 @@ def test_admin_keys_that_can_be_guessed_are_a_problem(tmp_path, key, status):
         assert not key or key not in finding.says + finding.do
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "serving.example"])
-def test_every_address_but_loopback_is_open(address):
-    assert checks.is_open_address(address) == (address in ("0.0.0.0", "10.0.0.1", "serving.example"))
-
-
-def test_a_follower_that_starts_while_the_doctor_looks_at_its_copy_does_not_end(toy, tmp_path, monkeypatch):
-    (tmp_path / "toy").mkdir()
-    looking = os.open(tmp_path / "toy", os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)
-    monkeypatch.setattr("hplm.follow.copy.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-    Copy(toy.folder, tmp_path, lambda: Source("http://127.0.0.1:1"), "one", lambda line: None).close()
-    os.close(looking)
-
-
 @pytest.mark.slow
 @pytest.mark.server("toy")
 def test_a_running_server_tells_its_version_and_what_it_restricts(server):
@@ -189,3 +165,15 @@ def test_a_server_that_restricts_nothing_is_a_problem():
         finding = checks.restricted(f"127.0.0.1:{server.server_port}")
         server.shutdown()
     assert finding.status == PROBLEM and "/v2/repository/index" in finding.says
+
+
+@pytest.mark.parametrize(("size", "status"), [(212992, WARNING), (8 << 20, OK)])
+def test_small_reply_buffers_are_told(size, status):
+    finding = checks.reply_buffers(size, enough=8 << 20, answer=768)
+    assert finding.status == status and mentions(finding.says, f"{size // 768:,}")
+    assert mentions(finding.do, 8 << 20) == (status == WARNING)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "serving.example"])
+def test_every_address_but_loopback_is_open(address):
+    assert checks.is_open_address(address) == (address in ("0.0.0.0", "10.0.0.1", "serving.example"))

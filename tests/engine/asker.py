@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
+from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
-from hplm.tenants.ticket import LEAVES, Ticket
+from hplm.tenants.ticket import Ticket
 
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
@@ -27,22 +29,64 @@ def stages_of(*ends):
     return tuple(Stage(first, end, torch.device("cpu")) for first, end in zip(firsts, ends, strict=True))
 
 
+def texts_of(backbone, tenant_id, given, truncate=False, plan=0, **how):
+    """Returns the texts of a request as the line gets them."""
+    view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
+    ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+    found = Lookup(backbone).resolve(view, tenant, given, None, truncate)
+    request = Request(ticket, view, tenant, len(given), lambda request, answer: None, **how)
+    request.plan = tenant.plans[plan]
+    return request.texts_from(found)
+
+
+class Gate:
+    """Holds the engine's next batch until the gate is opened, or makes it fail."""
+
+    def __init__(self, monkeypatch, failure=None):
+        self.opened = threading.Event()
+        run = Engine.run
+
+        def gated(engine, batch):
+            assert self.opened.wait(60)
+            if failure is not None:
+                raise failure
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", gated)
+
+
 class Asker:
     """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
-    def __init__(self, folder, state=None, stages=(), shown=-1, **changes):
-        self.backbone = Backbone(folder, state)
-        self.lookup = Lookup(self.backbone)
+    def __init__(self, folder, state=None, stages=(), others=(), **changes):
+        """`others`: the folders and stages of more backbones in the same engine."""
         settings = replace(Settings.read({**PARAMETERS, **changes}), stages=stages)
-        self.service = Service([(folder, settings)], state, shown=shown)
+        places = [(folder, settings), *((other, replace(settings, stages=cut)) for other, cut in others)]
+        self._backbones = [Backbone(own, state) for own, _ in places]
+        self._lookups = [Lookup(backbone) for backbone in self._backbones]
+        self.backbone, self.lookup = self._backbones[0], self._lookups[0]
+        self.service = Service(places, state)
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0, confidence=False, rung=0, across=0):
-        view = self.backbone.view
+    def ask(
+        self,
+        tenant_id,
+        texts,
+        pairs=None,
+        truncate=False,
+        deadline_ns=0,
+        top_k=0,
+        confidence=False,
+        rung=0,
+        backbone=0,
+        to=None,
+    ):
+        """`to`: the backbone that the ticket is sent to, if it is another one."""
+        view = self._backbones[backbone].view
         tenant = view.snapshot.find(tenant_id)
-        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate, tenant.link if across == LEAVES else None)
-        number = len(self.answers)
+        resolved = self._lookups[backbone].resolve(view, tenant, texts, pairs, truncate)
+        number, snapshot = len(self.answers), view.snapshot
         self.answers.append([])
 
         def respond(answer, counted):
@@ -50,10 +94,9 @@ class Asker:
                 self.answers[number].append(answer)
                 self._arrived.notify_all()
 
-        snapshot = view.snapshot
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung, across)
-        self.service.submit(ticket, resolved, respond, f"request {number}", confidence)
+        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung)
+        self.service.submit(ticket, resolved, respond, f"request {number}", confidence, backbone if to is None else to)
         return number
 
     def wait(self, number):

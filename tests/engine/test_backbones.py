@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings, read_all
+from hplm.engine.settings import read_all
 from hplm.errors import Draining, InvalidInput
-from hplm.scheduling.policy import OURS
-from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
 from tests.engine.asker import PARAMETERS, Asker, stages_of
-from tests.ladders import HALF, OWN, make_ladders
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
-from tests.tasks import TENANTS as TASK_TENANTS
-from tests.tasks import question
 
 STAGED = (stages_of(0, CONFIG.upper_layers - 1), stages_of(1, DEEP.upper_layers - 1))
 
@@ -37,56 +26,13 @@ def deep(tmp_path_factory):
     return make_toy(tmp_path_factory.mktemp("deep"), DEEP)
 
 
-class Both:
-    """Asks an engine that computes two backbones, and keeps the answers."""
-
-    def __init__(self, folders, stages=((), ()), **changes):
-        own = Settings.read({**PARAMETERS, "slots": "8", **changes})
-        self.service = Service([(folder, replace(own, stages=cut)) for folder, cut in zip(folders, stages, strict=True)])
-        self.lookups = [Lookup(served.backbone) for served in self.service.served]
-        self.answers = {}
-        self._arrived = threading.Condition()
-
-    def ask(self, backbone, tenant_id, texts, pairs=None, signed_by=None, rung=0):
-        view = self.service.served[backbone].backbone.view
-        tenant = view.snapshot.find(tenant_id)
-        found = self.lookups[backbone].resolve(view, tenant, texts, pairs, False, None)
-        found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0, rung)
-        number = len(self.answers)
-        self.answers[number] = []
-
-        def respond(answer, counted):
-            with self._arrived:
-                self.answers[number].append(answer)
-                self._arrived.notify_all()
-
-        chosen = backbone if signed_by is None else signed_by
-        self.service.submit(ticket, found, respond, with_confidence=bool(rung), backbone=chosen)
-        return number
-
-    def wait(self, number):
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: self.answers[number], 300)
-        (answer,) = self.answers[number]
-        return answer
-
-
-@pytest.fixture
-def both(toy, deep, request):
-    asker = Both([toy.folder, deep.folder], **getattr(request, "param", {}))
-    yield asker
-    asker.service.close()
-    assert all(len(answers) == 1 for answers in asker.answers.values())
-
-
 @pytest.mark.parametrize(
-    "both",
-    [{}, {"stages": STAGED}, {"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}],
-    indirect=True,
+    "chosen", [{}, {"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
 )
-def test_answers_are_those_of_the_reference_in_any_mixture(both, toy, deep, monkeypatch):
-    ran = []
+def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, monkeypatch, chosen):
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 300.0)
+    first, second = chosen.get("stages", ((), ()))
+    both, ran = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first}), []
     for name in ("run", "enter"):
         whole = getattr(Engine, name)
 
@@ -100,103 +46,22 @@ def test_answers_are_those_of_the_reference_in_any_mixture(both, toy, deep, monk
     for _ in range(60):
         backbone, tenant = int(chance.integers(2)), TENANTS[int(chance.integers(len(TENANTS)))].id
         texts = [" ".join(chance.choice(WORDS, int(chance.integers(1, 20)))) for _ in range(int(chance.integers(1, 4)))]
-        asked.append((both.ask(backbone, tenant, texts), backbone, tenant, texts))
+        asked.append((both.ask(tenant, texts, backbone=backbone), backbone, tenant, texts))
+    with pytest.raises(Draining):
+        both.ask("acme", [WORDS[0]], backbone=0, to=1)
+    both.answers.pop()  # the request was refused
+    both.close()
     for number, backbone, tenant, texts in asked:
-        answer = both.wait(number)
-        assert not isinstance(answer, Exception), answer
-        for text, found in zip(texts, answer, strict=True):
+        for text, found in zip(texts, both.wait(number), strict=True):
             expected = references[backbone].forward(text, tenant).numpy()
             comparison.add(f"{backbone} {tenant}", found.logits[: len(expected)], expected)
     comparison.assert_equal("fp32")
     engines = [served.engine for served in both.service.served]
     assert ran and all(backbones == {engines.index(engine)} for engine, backbones in ran)
     assert {engine for engine, _ in ran} == set(engines)
-
-
-class Locked:
-    """A policy that cannot be copied. It says which backbones each object of it has seen."""
-
-    made: ClassVar[list[Locked]] = []
-
-    def __init__(self):
-        self.seen, self.lock = set(), threading.Lock()
-        Locked.made.append(self)
-
-    def select(self, columns, start_ns, capacity, cost):
-        with self.lock:
-            self.seen.update(columns.backbone.tolist())
-        return np.arange(1)
-
-
-def test_each_backbone_has_a_policy_object_of_its_own(toy, deep, monkeypatch):
-    monkeypatch.setitem(OURS, "locked", f"{__name__}:Locked")
-    monkeypatch.setattr(Locked, "made", [])
-    both = Both([toy.folder, deep.folder], policy="locked")
-    for number in [both.ask(backbone, "acme", [WORDS[0]] * 3) for backbone in (0, 1)]:
-        both.wait(number)
-    both.service.close()
-    assert [one.seen for one in Locked.made] == [{0}, {1}]
-
-
-def test_tenants_of_two_backbones_with_the_same_uid_are_different_for_the_line(both):
-    line = both.service._line
-    numbers = set()
-    offer = line.offer
-
-    def watched(texts):
-        numbers.update(text.tenant for text in texts)
-        return offer(texts)
-
-    line.offer = watched
-    for number in [both.ask(0, "acme", [WORDS[0]]), both.ask(1, "acme", [WORDS[0]])]:
-        both.wait(number)
-    first, second = (served.backbone.view.snapshot.find("acme").uid for served in both.service.served)
-    assert first == second and len(numbers) == 2 and min(numbers) == first
-
-
-def test_a_ticket_of_the_other_backbone_is_not_computed(both):
-    with pytest.raises(Draining):
-        both.ask(0, "acme", [WORDS[0]], signed_by=1)
-    both.answers.clear()
-
-
-def test_each_backbone_is_counted_by_itself(both):
-    for number in [both.ask(0, "acme", [WORDS[0]]), *(both.ask(1, "acme", [WORDS[0]] * 2) for _ in range(3))]:
-        both.wait(number)
-    both.service.look()
     counts = [served.instruments.meter.take()[0] for served in both.service.served]
     requests = [sum(count for (metric, _), count in own.items() if metric.name == "hplm_requests_total") for own in counts]
-    assert requests == [1, 3]
-
-
-def test_an_engine_that_drains_answers_the_waiting_requests_of_both_backbones(both, toy, deep, monkeypatch):
-    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 300.0)
-    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
-    both.service.close()
-    references, comparison = [Reference.open(folder) for folder in (toy.folder, deep.folder)], Comparison()
-    for number, one in enumerate(asked):
-        expected = references[number % 2].forward(WORDS[number], "acme").numpy()
-        for found in both.wait(one):
-            comparison.add(f"{number % 2}", found.logits[: len(expected)], expected)
-    comparison.assert_equal("fp32")
-    for backbone in (0, 1):
-        with pytest.raises(Draining):
-            both.ask(backbone, "acme", [WORDS[0]])
-        both.answers.pop(max(both.answers))  # it was not taken
-
-
-def test_what_is_not_computed_in_time_is_refused_once_in_both_backbones(toy, deep, monkeypatch):
-    both = Both([toy.folder, deep.folder])
-    going_on, run = threading.Event(), Engine.run
-    monkeypatch.setattr(Engine, "run", lambda *given: going_on.wait(300) and run(*given))
-    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.0)
-    asked = [both.ask(number % 2, "acme", [WORDS[number]] * 3) for number in range(40)]
-    both.service.close()
-    assert {type(both.wait(number)) for number in asked} == {Draining}
-    going_on.set()  # answers that come now are too late
-    for thread in both.service._pipeline._threads:
-        thread.join(300)
-    assert all(len(answers) == 1 for answers in both.answers.values())
+    assert requests == [sum(backbone == own for _, backbone, *_ in asked) for own in (0, 1)]
 
 
 def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):
@@ -212,47 +77,8 @@ def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypa
     assert list(read_all({**PARAMETERS, "backbone": "a"})) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "changed, named",
-    [
-        ({"backbones": "a b a"}, ["'backbones'", "'a b a'", "once"]),
-        ({"backbones": "a ../b"}, ["'backbones'", "'a ../b'"]),
-        ({"stages": "0-1@cpu:0 2-3@cpu:1"}, ["'stages'", "1 backbones", "a, b", "semicolon"]),
-        ({"stages": "0-1@cpu:0 2-3@cpu:1; 0-3@cpu:0"}, ["'stages'", "same devices"]),
-        ({"stages": "0-1@cpu:0 2-3@cpu:1; 0-1@cpu:1 2-3@cpu:0"}, ["'stages'", "same order"]),
-    ],
-)
-def test_parameters_of_backbones_that_cannot_share_an_engine_are_refused(monkeypatch, changed, named):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        read_all({**PARAMETERS, "backbone": "a", "backbones": "a b", **changed})
-
-
 def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monkeypatch):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
-        Both([toy.folder, chat.folder])
-
-
-def test_texts_of_a_ladder_climb_in_their_own_backbone(toy, tmp_path):
-    """Tenants of `toy` have one level alone."""
-    ladders = make_ladders(tmp_path, (HALF, OWN))
-    asker, plain = Both([toy.folder, ladders.folder], slots="16"), Asker(ladders.folder, slots="16")
-    rng, asked = random.Random(5), []
-    for number in range(80):
-        tenant = TASK_TENANTS[number % len(TASK_TENANTS)]
-        text, pair = question(rng, tenant.task)
-        given = [text], pair and [" ".join(pair.split()[:30])]  # in one window
-        asked.append((asker.ask(1, tenant.id, *given, rung=1), plain.ask(tenant.id, *given, rung=1, confidence=True)))
-        asker.ask(0, "acme", [text])
-    levels, comparison = set(), Comparison()
-    for number, alone in asked:
-        (found,), (expected,) = asker.wait(number), plain.wait(alone)
-        assert found.level == expected.level
-        comparison.add(str(number), found.logits, expected.logits)
-        levels.add(found.level)
-    comparison.assert_equal("fp32")
-    assert levels == {1, 2}
-    asker.service.close()
-    plain.close()
+        Asker(toy.folder, others=[(chat.folder, ())])

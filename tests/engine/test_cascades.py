@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from hplm.engine.engine import Engine
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.plan import Plan, Step
-from hplm.metrics import names
-from hplm.plot.gathering import Gatherer
 from hplm.scheduling.queue import Queue
 from hplm.tenants.level import FULL
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.climb import Climb
 from tests.engine.asker import Asker, stages_of
-from tests.ladders import LADDER, OWN, STACK, make_ladders
+from tests.ladders import LADDER, STACK, make_ladders
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 from tests.support.wait import eventually
@@ -75,51 +69,10 @@ def test_every_task_in_mixed_batches_climbs_as_the_reference_does(ladders, refer
     asker.close()
 
 
-def test_a_plan_that_always_goes_on_gives_the_answers_of_the_last_level(tmp_path, reference):
-    whole = Plan((Step(0, cutoff=1.0), Step(1, weight=1.0)))
-    asker = Asker(make_ladders(tmp_path, (whole, OWN)).folder)
-    rng, asked = random.Random(2), []
-    for number in range(36):
-        tenant = TENANTS[number % len(TENANTS)]
-        text, pair = question(rng, tenant.task)
-        asked.append([asker.ask(tenant.id, [text], pair and [pair], rung=rung) for rung in (1, 2)])
-    for number, both in enumerate(asked):
-        (climbed,), (plain,) = map(asker.wait, both)
-        assert climbed.level == plain.level == 2
-        assert TENANTS[number % len(TENANTS)].task == "regress" or climbed.labels == plain.labels
-        np.testing.assert_allclose(climbed.logits, plain.logits, atol=1e-5)
-    asker.close()
-
-
-@pytest.mark.parametrize("packing", ["naive", "turbo", "concat:rows=4,length=80", "slotted:rows=4,length=80,slot=40"])
-def test_the_packings_climb_in_the_same_way(ladders, asker, packing):
-    other, rng = Asker(ladders.folder, packing=packing), random.Random(8)
-    asked = []
-    for number in range(80):
-        text, rung = question(rng, "classify")[0], 2 + number % 2
-        asked.append([one.ask(("pair", "many")[number % 2], [text], rung=rung) for one in (asker, other)])
-    for ours, theirs in asked:
-        (expected,), (found,) = asker.wait(ours), other.wait(theirs)
-        assert (found.labels, found.level) == (expected.labels, expected.level)
-        np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
-    other.close()
-
-
-def test_the_same_text_goes_the_same_way(asker):
-    rng = random.Random(4)
-    texts = [question(rng, "classify")[0] for _ in range(20)]
-    ways = [[answer.level for answer in asker.wait(asker.ask("pair", texts, rung=2))] for _ in range(3)]
-    assert ways[0] == ways[1] == ways[2] and set(ways[0]) == {1, 2}
-
-
 def test_a_passage_in_windows_is_answered_by_the_last_level_alone(asker, reference):
     passage = " ".join(random.Random(1).choices(WORDS, k=200))
     (answer,) = asker.wait(asker.ask("find", ["a b"], [passage], rung=2))
     assert answer.level == 2 and answer.labels == reference.answer("a b", "find", passage).labels
-
-
-def test_without_a_rung_a_quiet_server_takes_the_dearest_plan(asker):
-    assert asker.wait(asker.ask("pair", ["a b"]))[0].level == 2
 
 
 @pytest.mark.parametrize("rung", [5, 2**16 - 1])
@@ -129,108 +82,13 @@ def test_an_unknown_rung_is_refused(asker, rung):
     asker.answers.pop()  # the request was refused
 
 
-def through_the_line(line, batch, texts):
-    """In place of `Queue.going_on`: no text goes on within its batch."""
-    return []
-
-
-@pytest.fixture
-def came_back(monkeypatch):
-    """Returns the texts that have joined the line again."""
-    found, again = [], Queue.again
-
-    def noted(line, texts):
-        found.extend(texts)
-        return again(line, texts)
-
-    monkeypatch.setattr(Queue, "again", noted)
-    return found
-
-
-def test_unsure_texts_go_on_within_their_batch_and_take_their_vectors_along(asker, monkeypatch, came_back):
-    gathered, sums = [], Gatherer.sums
-
-    def noted(gatherer, forest, addresses, lengths):
-        gathered.append(len(lengths))
-        return sums(gatherer, forest, addresses, lengths)
-
-    monkeypatch.setattr(Gatherer, "sums", noted)
-    parts, finished = [], Queue.finished
-    monkeypatch.setattr(Queue, "finished", lambda line, batch, *own: finished(line, batch, *own) or parts.append(batch.parts))
-    answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
-    assert [answer.level for answer in answers] == [2, 2, 2]
-    assert not came_back and gathered == [3] and parts == [2]
-    eventually(lambda: asker.service.served[0].instruments.meter.take()[0].get((names.BATCHES, ())) == 1)
-
-
-def test_texts_get_the_same_answers_through_the_line(ladders, monkeypatch, came_back):
-    rng, asked = random.Random(9), []
-    for number in range(2 * len(TENANTS)):
-        tenant = TENANTS[number % len(TENANTS)]
-        text, pair = question(rng, tenant.task)
-        asked.append((tenant, [text], pair and [" ".join(pair.split()[:30])], 2 + number // len(TENANTS)))
-
-    def answers():
-        asker = Asker(ladders.folder)
-        numbers = [asker.ask(tenant.id, text, pair, rung=rung) for tenant, text, pair, rung in asked]
-        found = [asker.wait(number)[0] for number in numbers]
-        asker.close()
-        return found
-
-    within = answers()
-    through_batches = len(came_back)
-    monkeypatch.setattr(Queue, "going_on", through_the_line)
-    for (tenant, *_), found, expected in zip(asked, answers(), within, strict=True):
-        assert found.level == expected.level
-        assert tenant.task == "regress" or found.labels == expected.labels
-        np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
-    assert len(came_back) - through_batches >= len(TENANTS)
-
-
-def test_a_text_whose_next_level_finds_no_slot_goes_on_through_the_line(ladders, came_back):
+def test_a_text_whose_next_level_finds_no_slot_goes_on_through_the_line(ladders, monkeypatch):
+    came_back, again = [], Queue.again
+    monkeypatch.setattr(Queue, "again", lambda line, texts: came_back.extend(texts) or again(line, texts))
     asker = Asker(ladders.folder, slots="2")  # of these a batch has one, for the head of the first level
     assert asker.wait(asker.ask("pair", ["a b"], rung=3))[0].level == 2
     asker.close()
     assert len(came_back) == 1
-
-
-def test_texts_for_whose_next_level_the_device_has_no_memory_run_in_smaller_batches(asker, monkeypatch, came_back):
-    sizes, compute = [], Engine._compute
-
-    def scarce(engine, sheet, stage):
-        if sheet.stack == FULL:
-            sizes.append(len(sheet.indexes))
-            if len(sheet.indexes) > 2:
-                raise torch.OutOfMemoryError("none left")
-        return compute(engine, sheet, stage)
-
-    monkeypatch.setattr(Engine, "_compute", scarce)
-    answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
-    assert [answer.level for answer in answers] == [2, 2, 2]
-    assert sizes[0] == 3 and sorted(sizes[1:]) == [1, 2] and not came_back
-
-
-class Held:
-    """Holds the batches of the full stack until it is opened."""
-
-    def __init__(self, monkeypatch):
-        self.opened, self.reached = threading.Event(), threading.Event()
-        compute = Engine._compute
-
-        def held(engine, sheet, stage):
-            if sheet.stack == FULL:
-                self.reached.set()
-                assert self.opened.wait(60)
-            return compute(engine, sheet, stage)
-
-        monkeypatch.setattr(Engine, "_compute", held)
-
-
-@pytest.fixture
-def held(monkeypatch):
-    held = Held(monkeypatch)
-    yield held
-    held.opened.set()
 
 
 def test_a_text_whose_time_is_over_is_answered_by_the_level_that_it_has_reached(asker, monkeypatch):
@@ -243,62 +101,6 @@ def test_a_text_whose_time_is_over_is_answered_by_the_level_that_it_has_reached(
     monkeypatch.setattr(Queue, "going_on", too_late)
     number = asker.ask("pair", ["a b"], deadline_ns=time.monotonic_ns() + 3_000_000_000, rung=3)
     assert asker.wait(number)[0].level == 1
-
-
-def test_closing_answers_texts_on_their_way_with_the_answer_in_hand(ladders, held):
-    asker = Asker(ladders.folder)
-    numbers = [asker.ask("pair", ["a b"], rung=3) for _ in range(5)]
-    assert held.reached.wait(60)  # they have gone on
-    closing = threading.Thread(target=asker.close)
-    closing.start()
-    held.opened.set()
-    closing.join(60)
-    assert not closing.is_alive()
-    assert all(asker.wait(number)[0].level == 2 for number in numbers)
-
-
-def test_a_closed_line_takes_no_text_again(ladders, monkeypatch):
-    asker = Asker(ladders.folder)
-    monkeypatch.setattr(Queue, "going_on", through_the_line)
-    closed, again = threading.Event(), Queue.again
-
-    def late(line, texts):
-        assert closed.wait(60)
-        return again(line, texts)
-
-    monkeypatch.setattr(Queue, "again", late)
-    number = asker.ask("pair", ["a b"], rung=3)
-    closing = threading.Thread(target=asker.close)
-    closing.start()
-    eventually(lambda: asker.service._line._scheduler.draining)
-    closed.set()
-    closing.join(60)
-    assert asker.wait(number)[0].level == 1
-
-
-def test_texts_of_one_request_may_end_at_different_levels(asker):
-    rng = random.Random(4)
-    texts = [question(rng, "classify")[0] for _ in range(30)]
-    together = asker.wait(asker.ask("pair", texts, rung=2))
-    alone = [asker.wait(asker.ask("pair", [text], rung=2))[0] for text in texts]
-    assert [answer.level for answer in together] == [answer.level for answer in alone]
-    assert [answer.labels for answer in together] == [answer.labels for answer in alone]
-
-
-def test_the_best_labels_are_those_of_all_steps(asker):
-    full = asker.wait(asker.ask("pair", ["a b", "c d"], top_k=2, rung=2))
-    assert all(len(answer.labels) == 2 and answer.scores[0] >= answer.scores[1] for answer in full)
-
-
-def test_levels_are_counted_with_the_reason(ladders):
-    asker = Asker(ladders.folder)
-    asker.wait(asker.ask("pair", ["a b"], rung=4))
-    asker.wait(asker.ask("pair", ["a b"], rung=1))
-    asker.wait(asker.ask("pair", ["a b"], rung=3))
-    asker.close()
-    counts, _ = asker.service.served[0].instruments.meter.take()
-    found = {labels: count for (metric, labels), count in counts.items() if metric == names.LEVEL_TEXTS}
-    assert found == {("1", "only"): 1, ("2", "only"): 1, ("2", "last"): 1}
 
 
 def test_a_sheet_has_no_more_tokens_than_a_batch_may_have(ladders, monkeypatch):
@@ -329,17 +131,3 @@ def test_a_stack_that_cannot_be_read_fails_only_requests_that_need_it(ladders, t
         asker.ask("pair", ["a b"])
     asker.answers.pop()  # the request was refused
     asker.close()
-
-
-def test_an_answer_in_hand_keeps_no_numbers_of_other_texts(asker, monkeypatch):
-    kept, going_on = [], Queue.going_on
-
-    def noted(line, batch, texts):
-        kept.extend(text.in_hand for text in texts)
-        return going_on(line, batch, texts)
-
-    monkeypatch.setattr(Queue, "going_on", noted)
-    asker.wait(asker.ask("pair", ["a b", "c d", "e f"], rung=3))
-    assert len(kept) == 3
-    for held in kept:
-        assert all(one.base is None for one in (held.logits, held.answer.logits, held.answer.scores, held.answer.spans))

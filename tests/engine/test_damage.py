@@ -8,7 +8,7 @@ import pytest
 
 from hplm.engine import views
 from hplm.engine.backbone import Backbone
-from hplm.engine.views import LONGEST_PAUSE, Watch
+from hplm.engine.views import LONGEST_PAUSE
 from hplm.errors import Broken
 from hplm.plot.table import Table
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
@@ -16,7 +16,6 @@ from testing.random_store import SPECIAL
 from testing.toy import WORDS, Toy
 from tests.engine.asker import Asker
 from tests.support.message import mentioning, mentions
-from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -56,20 +55,6 @@ def test_a_truncated_table_fails_only_its_own_tenants(toy, tmp_path, reference):
     (served,) = asker.wait(asker.ask("beta", [WORDS[0]]))
     np.testing.assert_allclose(served.logits, reference.forward(WORDS[0], "beta"), atol=1e-3)
     asker.close()
-
-
-def test_a_table_that_is_put_right_is_served_again(toy, tmp_path):
-    folder = _copy(toy, tmp_path)
-    values = folder / "plot/bio/1/values"
-    whole = values.read_bytes()
-    values.unlink()
-    values.write_bytes(whole[:-2])
-    backbone = Backbone(folder)
-    watch = Watch(backbone)
-    assert len(backbone.view.forest.failures()) == 1
-    values.write_bytes(whole)
-    eventually(lambda: not backbone.view.forest.failures())
-    watch.close()
 
 
 def test_a_broken_table_is_tried_again_after_pauses_that_grow(toy, tmp_path, monkeypatch):

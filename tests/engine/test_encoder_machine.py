@@ -4,13 +4,14 @@ import logging
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from testing.toy import WORDS
 from tests.engine.asker import stages_of
-from tests.engine.world import FAULTS, World
+from tests.engine.stepped import FAULTS
+from tests.engine.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -79,11 +80,33 @@ def expected(reference):
     return lambda tenant, text: reference.forward(text, tenant).numpy()
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"overlap": "synchronous", "policy": "das"}]
-)
+CHANGES = [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"overlap": "synchronous", "policy": "das"}]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 def test_each_request_gets_one_right_answer_whatever_happens(toy, expected, changes):
-    """Takes seconds: each example is an engine with real layers."""
-    make = partial(World, toy.folder, expected, **changes)
-    few = settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    """Takes seconds: each example is an engine with real layers. A failing one is not made smaller: that takes minutes."""
+    make, phases = partial(World, toy.folder, expected, **changes), [Phase.reuse, Phase.generate]
+    few = settings(max_examples=15, stateful_step_count=30, phases=phases, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(lambda: Encoders(make), settings=few)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_each_fault_and_a_late_answer_are_met_by_one_text_and_by_several(toy, expected, changes):
+    for texts in (WORDS[:1], WORDS[:3]):
+        world = World(toy.folder, expected, **changes)
+        for fault, (place, _) in FAULTS.items():
+            if place == "enter" and "stages" not in changes:
+                continue
+            world.fault = fault
+            for tenant in ("acme", "city"):
+                world.offer(tenant, texts)
+            world.run_all()
+            assert world.fault is None, f"{fault} has not come"
+        world.finish()
+        world.offer("acme", texts)
+        world.meanwhile = partial(world.close, is_stuck=True)  # its own answer comes too late
+        world.run_all()
+        assert world.closed
+        world.finish()
+        world.end()

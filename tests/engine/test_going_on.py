@@ -1,17 +1,19 @@
 """Texts that go on share sheets with those that wait for the same stack, and lie there as they would alone."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup
 from hplm.engine.packing import read_packing
-from hplm.engine.request import Request
+from hplm.engine.sheets import Sheets
+from hplm.engine.staged import StagedBatch
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.tenants.level import FULL
-from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
+from tests.engine.asker import texts_of
 from tests.ladders import STACK, make_ladders
 
 CPU = torch.device("cpu")
@@ -23,15 +25,10 @@ def backbone(tmp_path_factory):
     return Backbone(make_ladders(tmp_path_factory.mktemp("ladders")).folder, None)
 
 
-def texts_of(backbone, chance):
+def drawn(backbone, chance):
     """Returns texts that stand at the first of two levels or at the last one."""
-    view, tenant = backbone.view, backbone.view.snapshot.find("pair")
     given = [" ".join(chance.choice(WORDS, chance.integers(1, 15))) for _ in range(chance.integers(2, 10))]
-    ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-    found = Lookup(backbone).resolve(view, tenant, given, None, False)
-    request = Request(ticket, view, tenant, len(given), lambda request, answer: None, shares={FULL: 1.0, STACK: 0.5})
-    request.plan = tenant.plans[2]
-    texts = request.texts_from(found)
+    texts = texts_of(backbone, "pair", given, shares={FULL: 1.0, STACK: 0.5}, plan=2)
     for text in texts[1:]:
         if chance.random() < 0.4:
             text._stand_at(text.step + 1)
@@ -54,7 +51,7 @@ def test_texts_that_go_on_lie_with_those_that_wait(backbone, packing, few_sizes,
     )
     stager, chance = Stager(backbone, settings), np.random.default_rng(0)
     for _ in range(8):
-        texts = texts_of(backbone, chance)
+        texts = drawn(backbone, chance)
         batch = staged(stager, texts)
         computed = [index for sheet in batch.next_sheets() for index in sheet.indexes]
         going_on = [index for index in computed if chance.random() < 0.7]
@@ -80,3 +77,14 @@ def test_texts_that_go_on_lie_with_those_that_wait(backbone, packing, few_sizes,
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
             empty = np.setdiff1d(np.arange(len(sheet.positions)), np.concatenate([rows for rows, _ in places.values()]))
             assert not sheet.sums[torch.from_numpy(empty)].any()
+
+
+def test_stacks_of_one_depth_are_computed_one_after_the_other():
+    packing = read_packing("packed", lambda texts, tokens: 0.0)
+    sheets = Sheets(packing, 1, CPU, torch.float32, depths={"a": 2, "b": 2, "c": 1, FULL: 4})
+    laid = [SimpleNamespace(stack=stack) for stack in sorted(("c", "b", "a", FULL, "a", "c", "b"), key=sheets.order_of)]
+    batch = StagedBatch([], None, laid, {}, {}, {}, [], sheets)
+    begun = []
+    while some := batch.next_sheets():
+        begun.append("".join(sheet.stack or "." for sheet in some))
+    assert begun == ["cc", "aa", "bb", "."]

@@ -35,12 +35,6 @@ def test_all_batches_of_a_killed_process_are_read(memory):
     assert [backbone_of(mark.tenant) for mark in sorted(read(memory))] == [0, 0, 1]
 
 
-def test_an_engine_that_has_not_begun_had_nothing(memory):
-    assert not list(read(memory))
-    os.ftruncate(memory, 1000)
-    assert not list(read(memory))
-
-
 def test_the_longest_marks_have_room(memory):
     shown, longest = InFlight(2, 3, memory), Mark(2**63, number_of(2**10, 2**64 - 1), "x" * 64)
     assert len(longest.packed()) <= LONGEST

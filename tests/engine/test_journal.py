@@ -9,7 +9,6 @@ from hplm.engine.journal import Journal
 from hplm.errors import InvalidInput
 from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.ladders import LADDER, make_ladders
 from tests.support.message import mentioning
 
 
@@ -39,47 +38,6 @@ def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path)
     assert never["started"] == never["batch"] == 0 and "levels" not in first
     assert sum(batch["texts"] for batch in batches.values()) == 3
     assert text not in file.read_text("utf-8")
-
-
-def test_a_request_of_a_tenant_with_a_ladder_has_its_rung_and_levels(tmp_path):
-    file = tmp_path / "journal.jsonl"
-    asker = Asker(make_ladders(tmp_path).folder, journal=str(file))
-    texts = [" ".join(WORDS[i : i + 4]) for i in range(20)]
-    numbers = [asker.ask("pair", texts, rung=rung) for rung in (0, 2, len(LADDER))]
-    levels = [[answer.level for answer in asker.wait(number)] for number in numbers]
-    asker.wait(asker.ask("pair", texts, deadline_ns=1, rung=2))
-    asker.close()
-    entries = [entry for entry in map(json.loads, file.read_text("utf-8").splitlines()) if "request" in entry]
-    found = {entry["request"]: (entry["rung"], entry["levels"]) for entry in entries}
-    at_first = levels[1].count(1)
-    assert 0 < at_first < 20
-    assert [found[f"request {number}"] for number in range(4)] == [
-        (1, {"2": 20}),
-        (2, {"1": at_first, "2": 20 - at_first}),
-        (4, {"1": 20}),
-        (2, {}),
-    ]
-
-
-def test_the_wall_clock_begins_a_journal_and_comes_again(toy, tmp_path, monkeypatch):
-    file = tmp_path / "journal.jsonl"
-
-    def keys_of_lines():
-        asker = Asker(toy.folder, journal=str(file))
-        before = time.monotonic()
-        asker.wait(asker.ask("acme", [WORDS[0]]))
-        asker.close()
-        entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-        for entry in entries:
-            if "wall" in entry:
-                assert abs(entry["wall"] - entry["clock"] - (time.time() - time.monotonic())) < 60
-        assert entries[0]["clock"] < before
-        file.unlink()
-        return sorted("wall" in entry for entry in entries)
-
-    assert keys_of_lines() == [False, False, True]
-    monkeypatch.setattr("hplm.engine.journal.CLOCK_NS", 0)
-    assert keys_of_lines() == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize(

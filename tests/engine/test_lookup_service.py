@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,13 +15,11 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import MOST_AHEAD, PIECE, LookupRequest, LookupService
-from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull, Quota
-from hplm.metrics import names
+from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds
 from hplm.tenants.quotas import Quotas
 from testing.toy import WORDS
-from tests.support.message import mentioning
 from tests.support.wait import eventually
 
 
@@ -80,42 +77,6 @@ class Desk:
         return [answers[0] for answers in self.answers.values()]
 
 
-def full_desk(lookup, monkeypatch):
-    """Returns a desk with one request that is read and one in its line, which has no place for more."""
-    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=1 << 20))
-    desk = Desk(lookup)
-    desk.submit("noisy")
-    assert lookup.waits.wait(30)
-    desk.service._pace = 1e9  # the last of the line would be looked up in years
-    desk.submit("noisy")
-    return desk
-
-
-def test_a_quiet_tenant_is_not_behind_a_long_request():
-    lookup = Gated()
-    desk = Desk(lookup)
-    for _ in range(3):
-        desk.submit("noisy", 10 * PIECE)
-    desk.submit("quiet")
-    lookup.may_read.release(40)
-    assert all(answer is FOUND for answer in desk.close())
-    assert "quiet" in lookup.read_of[:3]
-    assert Counter(lookup.read_of) == {"noisy": 30, "quiet": 1}
-
-
-def test_what_expires_while_it_waits_is_answered_and_not_read():
-    lookup = Gated()
-    desk = Desk(lookup)
-    desk.submit("acme")
-    assert lookup.waits.wait(30)
-    desk.submit("acme", deadline_ns=time.monotonic_ns() + 1)
-    lookup.may_read.release(2)
-    first, late = desk.close()
-    assert first is FOUND
-    assert isinstance(late, DeadlineMissed)
-    assert len(lookup.read_of) == 1
-
-
 def test_what_has_waited_for_half_of_its_time_is_not_read():
     """The engine could not answer it in time, and others would wait for it."""
     lookup = Gated()
@@ -144,14 +105,6 @@ def test_nothing_is_read_while_too_many_are_ahead_and_what_expires_is_answered()
     assert lookup.waits.wait(30)
     late, found = desk.close()
     assert isinstance(late, DeadlineMissed) and found is FOUND
-
-
-def test_a_service_that_closes_does_not_wait_for_what_is_ahead():
-    lookup = Gated()
-    lookup.may_read.release(9)
-    desk = Desk(lookup, ahead=lambda: MOST_AHEAD)
-    desk.submit("acme")
-    assert desk.close() == [FOUND]
 
 
 def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
@@ -192,17 +145,6 @@ def test_a_failure_is_the_answer_and_ends_nothing(caplog):
     assert counted == {"invalid_input": 1, "internal": 1, "passed_on": 2}
 
 
-def test_a_closed_service_answers_what_waits_and_refuses_the_rest():
-    lookup = Gated()
-    desk = Desk(lookup)
-    for _ in range(5):
-        desk.submit("acme")
-    lookup.may_read.release(5)
-    assert [answer is FOUND for answer in desk.close()] == [True] * 5
-    with pytest.raises(Draining):
-        desk.submit("acme")
-
-
 @given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 60))
 def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
     lookup, view = Lookup(backbone), backbone.view
@@ -218,12 +160,6 @@ def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
     assert pieces <= max(0, len(texts) - 1)
     if characters == 1:
         assert pieces == len(texts) - 1
-
-
-def test_a_bad_text_is_named_by_its_number(backbone):
-    view = backbone.view
-    with pytest.raises(InvalidInput, match="text 2 of 3"):
-        Lookup(backbone).resolve(view, view.snapshot.find("acme"), [WORDS[0], " ", WORDS[1]])
 
 
 def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch):
@@ -242,13 +178,6 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, m
         np.testing.assert_array_equal(found.addresses, lookup.resolve(view, tenant, [word]).addresses)
 
 
-def test_a_request_of_too_many_tokens_is_refused_before_it_is_looked_up(backbone, monkeypatch):
-    monkeypatch.setattr("hplm.engine.lookup.MOST_TOKENS", 20)
-    view = backbone.view
-    with pytest.raises(InvalidInput, match=mentioning(6, 9, 20)):
-        Lookup(backbone).resolve(view, view.snapshot.find("acme"), [f"{WORDS[0]} {WORDS[1]}"] * 9)
-
-
 @pytest.mark.parametrize(("pace", "said"), [(0.0, "0.1 s"), (0.5, "1.5 s"), (60.0, "10.0 s")])
 def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up(monkeypatch, pace, said):
     monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=3, work=1 << 20))
@@ -264,55 +193,6 @@ def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up(monke
     assert len(refused) == 1 and f"retry after {said}" in str(refused[0])
 
 
-def test_a_refusal_leaves_when_a_request_is_looked_up(monkeypatch):
-    """Otherwise clients that ask again at once would take the time of those who wait."""
-    lookup = Gated()
-    desk = full_desk(lookup, monkeypatch)
-    told, refused = threading.Event(), []
-    desk.answers[desk.submit("noisy", respond=lambda answer: (refused.append(answer), told.set()))].append("in `refused`")
-    assert not told.is_set()
-    lookup.may_read.release()
-    assert told.wait(30) and isinstance(refused[0], QueueFull)
-    lookup.may_read.release()
-    desk.close()
-    assert len(refused) == 1
-
-
-def test_a_refusal_does_not_wait_for_the_next_request(monkeypatch):
-    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=5))
-    desk = Desk(Gated())
-    told = desk.submit("noisy", characters=9)  # more than has a place
-    assert isinstance(desk.answers[told][0], QueueFull)
-    desk.close()
-
-
-def test_idle_time_does_not_count_as_the_pace(monkeypatch):
-    clock = [0.0]
-    watch = SimpleNamespace(perf_counter=lambda: clock[0], monotonic_ns=time.monotonic_ns, sleep=time.sleep)
-    monkeypatch.setattr(lookup_service, "time", watch)
-    lookup = Gated()
-    desk = Desk(lookup)
-    for _ in range(20):
-        clock[0] += 100
-        desk.submit("acme")
-        assert lookup.waits.wait(30)
-        lookup.waits.clear()
-        clock[0] += 0.5
-        lookup.may_read.release()
-        eventually(lambda: any(metric is names.LOOKUP_SECONDS for metric, _ in desk.meter.take()[0]))
-    assert 0.25 < desk.service._pace <= 0.5
-    desk.close()
-
-
-def test_a_forwarded_request_is_refused_at_once(monkeypatch):
-    lookup = Gated()
-    desk = full_desk(lookup, monkeypatch)
-    kept, told = desk.submit("noisy"), desk.submit("noisy", refuse_at_once=True)
-    assert not desk.answers[kept] and isinstance(desk.answers[told][0], QueueFull)
-    lookup.may_read.release(2)
-    desk.close()
-
-
 def test_a_turn_takes_no_more_than_have_room_ahead():
     lookup, ahead, turns = Gated(), [MOST_AHEAD], []
     lookup.may_read.release(9)
@@ -324,4 +204,22 @@ def test_a_turn_takes_no_more_than_have_room_ahead():
     ahead[0] = MOST_AHEAD - 2
     eventually(lambda: len(lookup.read_of) == 5)
     assert turns == [2, 2, 1] and "quiet" in lookup.read_of[:2]
+    desk.close()
+
+
+def test_a_refusal_leaves_when_a_request_is_looked_up_and_a_forwarded_one_at_once(monkeypatch):
+    """Otherwise clients that ask again at once would take the time of those who wait."""
+    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=1 << 20))
+    lookup = Gated()
+    desk = Desk(lookup)
+    desk.submit("noisy")
+    assert lookup.waits.wait(30)
+    desk.service._pace = 1e9  # the last of the line would be looked up in years
+    desk.submit("noisy")
+    kept, told = desk.submit("noisy"), desk.submit("noisy", refuse_at_once=True)
+    assert not desk.answers[kept] and isinstance(desk.answers[told][0], QueueFull)
+    lookup.may_read.release()
+    eventually(lambda: desk.answers[kept])
+    assert isinstance(desk.answers[kept][0], QueueFull)
+    lookup.may_read.release()
     desk.close()

@@ -63,13 +63,3 @@ def test_large_answers_are_sent_one_at_a_time(shared):
         for one in sent:
             one.result(PATIENCE)
     assert most == 1
-
-
-def test_a_refused_answer_takes_no_memory(shared):
-    room = SharedMemory()
-    for _ in range(2):
-        with pytest.raises(OutOfCapacity), room.taken(30 * MB):
-            pytest.fail("it was sent")
-    shared.bytes = 30 * MB + SPARE
-    with room.taken(30 * MB):
-        pass

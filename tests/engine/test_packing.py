@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
 from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo, read_packing
-from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
@@ -23,8 +21,8 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
 from hplm.scheduling.selection import OUTSIDE, Places
 from hplm.scheduling.waiting import Capacity
-from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
+from tests.engine.asker import texts_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -54,16 +52,12 @@ class Kitchen:
     def __init__(self, toy, reference):
         self.backbone, self.reference = reference.backbone, reference
         self.engine = Engine(self.backbone.upper(), CPU, torch.float32)
-        self.lookup = Lookup(self.backbone)
         rng = random.Random(11)
         self.texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
 
     @cache  # noqa: B019
     def text(self, tenant_number, text_number):
-        view, tenant = self.backbone.view, self.backbone.view.snapshot.find(TENANTS[tenant_number].id)
-        found = self.lookup.resolve(view, tenant, [self.texts[text_number]], None, True)
-        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-        return Request(ticket, view, tenant, 1, lambda request, answer: None).texts_from(found)[0]
+        return texts_of(self.backbone, TENANTS[tenant_number].id, [self.texts[text_number]], truncate=True)[0]
 
     @cache  # noqa: B019
     def expected(self, tenant_number, text_number):
@@ -216,19 +210,6 @@ def test_dynamic_programming_finds_the_cheapest_cuts(lengths, cost):
         return min(float(cost.of(np.array(end - start), lengths[start])) + best(end) for end in ends)
 
     assert total(cheapest_cuts(lengths, cost).tolist()) == pytest.approx(best(0))
-
-
-def test_costs_equal_measured_ones_and_are_extrapolated_beyond_them():
-    cost = GroupCost.measured(lambda count, width: 5 + 2 * count * width)
-    for count, width in ((1, 4), (16, 48), (10, 33), (64, 200), (200, 2)):
-        assert cost.of(np.array([count]), np.array([width]))[0] == pytest.approx(5 + 2 * count * width)
-
-
-def test_a_packing_is_chosen_by_name():
-    assert read_packing("packed", None) == Packed()
-    assert read_packing("concat:rows=10,length=400", None) == Concat(10, 400)
-    assert read_packing("slotted:slot=0", None) == Slotted(slot=0)
-    assert read_packing("turbo", lambda count, width: float(count)).cost.of(np.array([7]), np.array([9])) == pytest.approx(7)
 
 
 @pytest.mark.parametrize(

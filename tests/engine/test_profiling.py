@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import numpy as np
 import pytest
 
-from builder.publish.config_changes import with_backbones, with_stages
 from hplm.engine import profiling
 from hplm.engine.backbone import Backbone
-from hplm.engine.profiling import Measurement, check_devices, device_parameters, measure, profile_repository, sources_of
+from hplm.engine.profiling import Measurement, check_devices, measure, profile_repository, sources_of
 from hplm.engine.samples import EVEN, HELD_OUT
 from hplm.errors import Internal, InvalidInput
-from hplm.parameters import parameters_of
 from hplm.placement.profile import Profile
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import mentioning
@@ -50,19 +47,9 @@ def test_bytes_are_those_of_files_and_tensors(measured, toy):
     assert sizes.slot > sizes.record  # slots of all layouts, in 32 bits
 
 
-def test_a_group_of_several_backbones_with_stages_is_profiled_again(measured, toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(profiling, "_apart", lambda given: measured)
-    repository = tmp_path / "group"
-    shutil.copytree(toy.repository, repository)
-    upper = (repository / "toy-upper").rename(repository / "toy+deep-upper") / "config.pbtxt"
-    text = with_stages(with_backbones(upper.read_text(), ["toy", "deep"]), "0-0@cpu:0 1-1@cpu:1; 0-1@cpu:0 2-3@cpu:1")
-    upper.write_text(text)
-    profile = profile_repository(sources_of(repository, ["toy"]), [CORE], [1], rounds=1, show_progress=False)
-    assert profile.backbones["toy"].slots == int(parameters_of(upper)["slots"]) and list(profile.backbones) == ["toy"]
-
-
 @pytest.mark.slow
 def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path):
+    """Takes seconds: a process for each number of devices computes every batch."""
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = sources_of(toy.repository)
@@ -115,8 +102,3 @@ def test_a_repository_without_such_a_backbone_is_refused(toy, tmp_path):
         sources_of(tmp_path)
     with pytest.raises(InvalidInput, match=mentioning("'other'", "toy")):
         sources_of(toy.repository, ["other"])
-
-
-def test_cores_are_threads_of_one_device_for_torch():
-    assert device_parameters(["cpu:3", "cpu:4"]) == {"device": "cpu", "threads": "2"}
-    assert device_parameters(["cuda:1"]) == {"device": "cuda:1"}

@@ -30,15 +30,6 @@ def test_one_is_told_for_each_that_is_served():
     assert kept.told == ["a", "b", "c"]
 
 
-def test_those_whose_time_has_come_are_told_even_if_none_is_served():
-    kept = Kept()
-    for name, until in (("late", 9), ("early", 5)):
-        kept.keep(name, until)
-    kept.now = 5
-    kept.refused.send_due(0)
-    assert kept.told == ["early"]
-
-
 def test_what_would_take_too_much_memory_is_told_at_once():
     kept = Kept(items=2, work=10)
     for name, until in (("a", 5), ("b", 6), ("c", 7)):

@@ -1,25 +1,23 @@
-"""The whole upper half without a server: every request gets exactly one answer, whatever it asks and whatever fails."""
+"""What random runs (`test_encoder_machine`) do not ask of the upper half: what reaches the engine, and its limits."""
 
-import gc
-import time
-import weakref
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from hplm.adapters.record import Record
 from hplm.engine.engine import Engine
-from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import Concat, Slotted
+from hplm.engine.request import WHOLE, Text
 from hplm.engine.staging import Stager
-from hplm.errors import Broken, DeadlineMissed, Internal, InvalidInput, OutOfCapacity
+from hplm.errors import Draining, InvalidInput, OutOfCapacity
 from hplm.plot import rows as rows_module
-from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
-from hplm.scheduling.queue import Queue
-from testing.reference import Reference
+from hplm.tenants.snapshot import Tenant
 from testing.toy import WORDS
-from tests.engine.asker import Asker
+from tests.engine.asker import Asker, stages_of
+from tests.engine.world import World
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -44,16 +42,18 @@ def test_the_rows_and_slots_of_a_policy_reach_the_packing(toy, monkeypatch, poli
     assert seen and all(places is not None and (places.slot is not None) == (packing is Slotted) for places in seen)
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
-def test_a_late_failure_is_answered_and_the_next_batch_runs(toy, monkeypatch, overlap):
-    asker = Asker(toy.folder, overlap=overlap)
-    with monkeypatch.context() as broken:
-        broken.setattr(Gatherer, "sums", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
-        failed = asker.wait(asker.ask("acme", [WORDS[0]]))
-        assert isinstance(failed, Internal) and "the disk is gone" not in str(failed)
-    (rows,) = asker.wait(asker.ask("acme", [WORDS[0]]))
-    assert rows.labels
-    asker.close()
+def test_a_batch_computes_in_the_first_stage_while_the_one_before_waits_for_the_second(toy):
+    world, computing = World(toy.folder, len, stages=stages_of(0, 1), slots="3", policy="fcfs", admission="false"), []
+    for tenant in ("acme", "beta", "city", "echo"):  # a batch has one slot
+        world.offer(tenant, [WORDS[0]])
+    for _ in range(2):
+        assert world.step("stage")
+        world.meanwhile = lambda: computing.append(world.service.computing_s)
+        assert world.step("compute 1")
+    assert world.waiting == [0, 2] and all(computing) and not world.service.computing_s and not any(world.answers)
+    world.run_all()
+    assert [len(answer) for (answer,) in world.answers] == [1] * 4
+    world.end()
 
 
 def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkeypatch):
@@ -64,14 +64,6 @@ def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkey
         Asker(toy.folder, plot_hot="3")
 
 
-def test_pairs_have_a_second_segment(asker, reference):
-    rows = asker.wait(asker.ask("acme", [WORDS[0], WORDS[5]], [WORDS[1], WORDS[2] * 3]))
-    for text, pair, got in zip([WORDS[0], WORDS[5]], [WORDS[1], WORDS[2] * 3], rows, strict=True):
-        np.testing.assert_allclose(got.logits, reference.forward(text, "acme", pair), atol=1e-3)
-    alone = asker.wait(asker.ask("acme", [f"{WORDS[0]} {WORDS[1]}"]))[0]
-    assert np.abs(alone.logits - rows[0].logits).max() > 1e-3
-
-
 def test_top_k_gives_the_best_labels_first(asker, reference):
     (rows,) = asker.wait(asker.ask("city", [WORDS[3]], top_k=3))
     logits = reference.forward(WORDS[3], "city")[0]
@@ -80,35 +72,7 @@ def test_top_k_gives_the_best_labels_first(asker, reference):
     np.testing.assert_allclose(rows.logits, logits[None], atol=1e-3)  # one row for all labels
 
 
-def test_top_k_is_refused_for_tag(asker):
-    with pytest.raises(InvalidInput, match=mentioning("top_k", "'beta'")):
-        asker.ask("beta", [WORDS[0]], top_k=2)
-    asker.answers.pop()  # the request was refused
-
-
-def test_a_tag_row_a_word_with_its_span(asker, reference):
-    text = f"{WORDS[0]} \x00  {WORDS[1]},{WORDS[2]}"
-    (rows,) = asker.wait(asker.ask("beta", [text]))
-    assert [text[start:stop] for start, stop in rows.spans] == [WORDS[0], "\x00", f"{WORDS[1]},{WORDS[2]}"]
-    assert rows.labels[1] == "" and rows.scores[1] == 0 and (rows.logits[1] == 0).all()
-    np.testing.assert_allclose(rows.logits, reference.forward(text, "beta"), atol=1e-3)
-
-
-def test_logits_that_are_not_finite_are_broken_and_no_answer(asker, monkeypatch):
-    run = Engine.run
-
-    def without_numbers(self, batch):
-        return (replace(computed, logits=[own * np.nan for own in computed.logits]) for computed in run(self, batch))
-
-    monkeypatch.setattr(Engine, "run", without_numbers)
-    failure = asker.wait(asker.ask("acme", [WORDS[0]]))
-    assert isinstance(failure, Broken) and mentions(failure, "'acme'")
-    monkeypatch.undo()
-    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
-
-
-def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeypatch):
-    """The answer has rows for them, but only rows with a token go through the last layer and the head."""
+def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker, reference, monkeypatch):
     read, run = [], Engine.run
 
     def watched(self, batch):
@@ -116,22 +80,18 @@ def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeyp
         return run(self, batch)
 
     monkeypatch.setattr(Engine, "run", watched)
-    text = " ".join([WORDS[0], *["\u200b"] * 500, WORDS[1]])
+    text = " ".join([WORDS[0], "\x00 ", *["\u200b"] * 500, f"{WORDS[1]},{WORDS[3]}"])
     rows, nothing = asker.wait(asker.ask("beta", [text, "\u200b \u200b"], [WORDS[2], WORDS[3]]))
     assert read == [3]  # two words, and the first token of a text without any
-    assert len(rows.labels) == 502 and rows.labels[0] and rows.labels[501] and not any(rows.labels[1:501])
+    assert [text[start:stop] for start, stop in rows.spans] == text.split()
+    assert len(rows.labels) == 503 and rows.labels[0] and rows.labels[502] and not any(rows.labels[1:502])
     np.testing.assert_allclose(rows.logits, reference.forward(text, "beta", WORDS[2]), atol=1e-3)
     assert nothing.labels == ["", ""] and (nothing.logits == 0).all()
 
 
-def test_an_answer_with_too_much_text_is_refused_before_it_is_computed(asker):
-    with pytest.raises(InvalidInput, match=mentioning(100, "20,000")):
-        asker.ask("beta", ["a " * 20_000, *[WORDS[0]] * 99], truncate=True)
+def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(asker, monkeypatch):
     with pytest.raises(InvalidInput, match=mentioning("4,018,000", "4,000,000")):
         asker.ask("acme", ["a " * 49_000] * 41, truncate=True)
-
-
-def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed(asker, monkeypatch):
     monkeypatch.setattr("hplm.engine.service.MOST_NUMBERS", 100)
     with pytest.raises(InvalidInput, match=mentioning(2, 60, 100)):
         asker.ask("beta", [WORDS[0], "a " * 60], truncate=True)
@@ -139,32 +99,24 @@ def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed(asker, m
     assert asker.wait(asker.ask("beta", [f"{WORDS[0]} a"]))[0].labels
 
 
-def test_an_idle_engine_keeps_no_request(asker, monkeypatch):
-    """A request keeps its tenant's files open, so deleted ones would stay on the disk until the next request."""
-    requests, offer = [], Queue.offer
-
-    def watched(self, texts):
-        requests.append(weakref.ref(texts[0].request))
-        return offer(self, texts)
-
-    monkeypatch.setattr(Queue, "offer", watched)
-    for number in [asker.ask(tenant, [WORDS[0]] * 3) for tenant in ("acme", "beta", "city")]:
-        asker.wait(number)
-    assert isinstance(asker.wait(asker.ask("acme", [WORDS[0]], deadline_ns=time.monotonic_ns() + 1)), DeadlineMissed)
-    deadline = time.monotonic() + 30
-    while any(request() is not None for request in requests) and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
-    assert [request() for request in requests] == [None] * 4
+def test_a_passage_counts_for_the_memory_limit():
+    numbers = np.zeros((1, 3), dtype=np.int32)
+    tenant = Tenant("acme", 1, 1, "root", 1, "span", ("start", "end"), Record("head-16.bank", 0, 1, 1), None)
+    of = {"tenant": tenant, "tenant_number": 1, "backbone": 0, "plan": tenant.plans[0]}
+    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, shares=WHOLE, **of)
+    short, long = (Text(request, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
+    assert long - short >= 199_000
 
 
-def test_requests_are_answered_even_if_the_policy_fails(asker, reference, monkeypatch):
-    def fails(*_):
-        raise ZeroDivisionError("not that simple")
+@pytest.mark.parametrize("step", ["hplm.engine.pipeline.read_answers", "hplm.engine.request.Request.joined"])
+def test_an_answer_for_which_there_is_no_memory_says_so(asker, monkeypatch, step):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(asker.service._line._scheduler, "_policies", [type("Broken", (), {"select": fails})()])
-    for number in [asker.ask("acme", [WORDS[i]]) for i in range(3)]:
-        assert asker.wait(number)[0].labels
+    with monkeypatch.context() as patched:
+        patched.setattr(step, fail)
+        assert isinstance(asker.wait(asker.ask("acme", [WORDS[0]], top_k=1)), OutOfCapacity)
+    assert asker.wait(asker.ask("acme", [WORDS[0]]))[0].labels
 
 
 def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypatch):
@@ -182,5 +134,10 @@ def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypat
     assert mentions(answers[0], "'acme'")
 
 
-def test_the_reference_is_deterministic(toy, reference):
-    assert (reference.forward(WORDS[4], "acme") == Reference.open(toy.folder).forward(WORDS[4], "acme")).all()
+def test_threads_serve_what_was_accepted_before_they_end(toy):
+    asker = Asker(toy.folder, stages=stages_of(0, 1), slots="6", batch_tokens="64")
+    numbers = [asker.ask("acme", [WORDS[i]]) for i in range(30)]
+    asker.close()
+    assert all(asker.wait(number)[0].labels for number in numbers)
+    with pytest.raises(Draining):
+        asker.ask("acme", [WORDS[0]])

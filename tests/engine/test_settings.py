@@ -4,25 +4,37 @@ import pytest
 import torch
 
 from hplm.engine.engine import resolve_precision
-from hplm.engine.settings import AUTO_ON_CPU, Settings
+from hplm.engine.settings import AUTO_ON_CPU, Settings, read_all
 from hplm.errors import InvalidInput
 from hplm.parameters import deadline_us
 from tests.engine.asker import PARAMETERS
 from tests.support.message import mentioning
 
+TWO = "0-1@cpu:0 2-4@cpu:1"
+REFUSED = [  # what is changed, and what the message names beside the parameter, if not its value
+    ({"device": "tpu9"}, []), ({"dtype": "fp8"}, []), ({"slots": "1"}, []), ({"batch_tokens": "many"}, []),
+    ({"queue_mb": "0"}, []), ({"commit_ms": "soon"}, []), ({"commit_ms": "-1"}, []), ({"commit_ms": "nan"}, []),
+    ({"batch_ms": "-5"}, []), ({"overlap": "none"}, []), ({"admission": "perhaps"}, []), ({"journal": "journal.jsonl"}, []),
+    ({"stages": "0-1"}, ["FIRST-LAST"]), ({"stages": "0-1@tpu:0"}, ["tpu"]), ({"stages": "0-1@cpu"}, []),
+    ({"stages": "1-2@cpu:0"}, ["before 1"]), ({"stages": "2-1@cpu:0"}, []), ({"stages": "0-1@cpu:99999"}, ["cores"]),
+    ({"stages": "0-1@cuda:99999"}, ["cuda:99999"]), ({"stages": "0-1@cpu:0 2-3@cpu:0"}, ["cpu:0", "twice"]),
+    ({"stages": "0-1@cpu:0 3-4@cpu:1"}, ["between 1 and 3"]), ({"stages": "0-1@cpu:0 1-4@cpu:1"}, ["twice"]),
+    ({"stages": "0-1@cpu:0 0-1@cpu:1"}, ["order"]),
+    ({"device": "cuda", "stages": TWO}, []), ({"threads": "2", "stages": TWO}, []),
+    ({"overlap": "synchronous", "stages": TWO}, []), ({"slots": "2", "stages": TWO}, []),
+    ({"backbones": "a b a"}, ["'a b a'", "once"]), ({"backbones": "a ../b"}, ["'a ../b'"]),
+    ({"stages": TWO, "backbones": "a b"}, ["1 backbones", "a, b", "semicolon"]),
+    ({"stages": f"{TWO}; 0-3@cpu:0", "backbones": "a b"}, ["same devices"]),
+    ({"stages": f"{TWO}; 0-1@cpu:1 2-3@cpu:0", "backbones": "a b"}, ["same order"]),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("device", "tpu9"), ("dtype", "fp8"), ("slots", "1"), ("batch_tokens", "many"), ("queue_mb", "0"),
-        ("commit_ms", "soon"), ("commit_ms", "-1"), ("commit_ms", "nan"), ("batch_ms", "-5"),
-        ("overlap", "none"), ("admission", "perhaps"),
-        ("journal", "journal.jsonl"),
-    ],
-)  # fmt: skip
-def test_a_parameter_that_makes_no_sense_is_refused_by_name(name, value):
-    with pytest.raises(InvalidInput, match=mentioning(name, f"'{value}'")):
-        Settings.read({**PARAMETERS, name: value})
+
+@pytest.mark.parametrize("changed, named", REFUSED, ids=str)
+def test_parameters_that_make_no_sense_are_refused_by_name(monkeypatch, changed, named):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    name, value = next(iter(changed.items()))
+    with pytest.raises(InvalidInput, match=mentioning(name, *(named or [f"'{value}'"]))):
+        read_all({**PARAMETERS, "backbone": "a", **changed})
 
 
 @pytest.mark.parametrize("value", ["-5", "nan", "inf", "soon"])
@@ -31,23 +43,9 @@ def test_a_deadline_that_makes_no_sense_is_refused_by_name(value):
         deadline_us({"deadline_ms": value})
 
 
-def test_a_deadline_is_read_in_microseconds():
-    assert [deadline_us({"deadline_ms": value}) for value in ("0", "2.5")] == [0, 2500]
-
-
-def test_a_repository_without_a_parameter_must_be_exported_again():
-    with pytest.raises(InvalidInput, match=mentioning("'packing'", "config.pbtxt")):
-        Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})
-
-
 def test_auto_is_on_a_cpu_what_was_measured_at_the_export():
     assert Settings.read({**PARAMETERS, "dtype": "auto", AUTO_ON_CPU: "int8"}).precision.name == "int8"
     assert Settings.read({**PARAMETERS, "dtype": "fp32", AUTO_ON_CPU: "int8"}).precision.name == "fp32"
-
-
-def test_auto_without_a_measurement_is_16_or_32_bits():
-    """Repositories of earlier versions do not have the parameter."""
-    assert Settings.read({**PARAMETERS, "dtype": "auto"}).precision.name in ("fp32", "bf16")
 
 
 def test_eight_bits_are_refused_on_a_gpu():

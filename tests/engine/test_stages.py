@@ -4,27 +4,20 @@ import os
 import random
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine, resolve_precision
-from hplm.engine.lookup import Lookup
 from hplm.engine.packing import read_packing
-from hplm.engine.request import Request
-from hplm.engine.settings import Settings
-from hplm.engine.staged import StagedBatch
-from hplm.engine.stages import Stage, read_stages
+from hplm.engine.stages import Stage
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
-from hplm.tenants.level import FULL
-from hplm.tenants.ticket import Ticket
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, make_toy, random_text
-from tests.engine.asker import PARAMETERS, stages_of
+from tests.engine.asker import Asker, stages_of, texts_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -48,15 +41,10 @@ def reference(deep):
 @pytest.fixture(scope="module")
 def texts(reference):
     """Three texts of each tenant, so that every kind of adapter and head is in each batch."""
-    backbone, rng, found = reference.backbone, random.Random(4), []
-    view, lookup = backbone.view, Lookup(backbone)
-    for tenant_file in TENANTS:
-        tenant = view.snapshot.find(tenant_file.id)
-        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-        for longest in (1, 12, 40):
-            text = random_text(rng, longest)
-            request = Request(ticket, view, tenant, 1, lambda request, answer: None)
-            found.append((tenant.id, text, request.texts_from(lookup.resolve(view, tenant, [text], None, True))[0]))
+    rng, found = random.Random(4), []
+    for tenant in TENANTS:
+        for text in (random_text(rng, longest) for longest in (1, 12, 40)):
+            found.append((tenant.id, text, *texts_of(reference.backbone, tenant.id, [text], truncate=True)))
     return found
 
 
@@ -118,54 +106,20 @@ def test_each_layer_and_its_slots_are_on_the_device_of_its_stage(reference):
         assert settings.devices_of(shorter) == [META]
 
 
-def test_without_the_parameter_there_is_one_stage_with_all_layers_on_the_device(reference):
-    settings = Settings.read(PARAMETERS)
-    assert settings.stages == () and settings.in_flight == 2
-    engine = Engine(reference.backbone.upper(), CPU, torch.float32, stages=settings.stages)
-    assert engine.stages == (Stage(0, LAYERS - 1, CPU),)
-
-
-def test_a_core_is_the_device_and_the_place_of_its_thread():
-    settings = Settings.read({**PARAMETERS, "stages": f"0-4@cpu:{CORE}", "threads": "1"})
-    assert settings.stages == (Stage(0, 4, CPU, CORE),)
-    assert str(settings.stages[0]) == f"0-4@cpu:{CORE}"
-
-
-@pytest.mark.parametrize(
-    "written, named",
-    [
-        ("0-1", ["0-1", "FIRST-LAST"]), (f"0-1@tpu:{CORE}", ["tpu"]), ("0-1@cpu", ["0-1@cpu"]),
-        (f"1-2@cpu:{CORE}", ["before 1"]), (f"2-1@cpu:{CORE}", [f"2-1@cpu:{CORE}"]),
-        ("0-1@cpu:99999", ["cpu:99999", "cores"]), ("0-1@cuda:99999", ["cuda:99999"]),
-        (f"0-1@cpu:{CORE} 2-3@cpu:{CORE}", [f"cpu:{CORE}", "twice"]),
-    ],
-)  # fmt: skip
-def test_stages_that_make_no_sense_are_refused(written, named):
-    with pytest.raises(InvalidInput, match=mentioning("'stages'", *named)):
-        read_stages(written)
-
-
-@pytest.mark.parametrize("second, named", [("3-4", "between 1 and 3"), ("1-4", "twice"), ("0-1", "order")])
-def test_layers_that_are_left_out_or_named_twice_are_refused(monkeypatch, second, named):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=mentioning("'stages'", named)):
-        read_stages(f"0-1@cpu:0 {second}@cpu:1")
-
-
 @pytest.mark.parametrize("end", [3, 7])
 def test_stages_must_end_with_the_last_layer(reference, end):
     with pytest.raises(InvalidInput, match=mentioning(f"layer {end}", f"{LAYERS} layers")):
         Engine(reference.backbone.upper(), CPU, torch.float32, stages=stages_of(1, end))
 
 
-@pytest.mark.parametrize("name, value", [("device", "cuda"), ("threads", "2"), ("overlap", "synchronous"), ("slots", "2")])
-def test_other_parameters_may_not_contradict_the_stages(monkeypatch, name, value):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(InvalidInput, match=mentioning(name, f"'{value}'")):
-        Settings.read({**PARAMETERS, "stages": "0-1@cpu:0 2-4@cpu:1", name: value})
-
-
-@pytest.mark.parametrize("stacks, told", [(["half"], [7]), (["half", FULL], [3, 7]), ([FULL], [3, 7])])
-def test_shallow_stacks_are_work_of_the_last_stage_alone(stacks, told):
-    sheets = [SimpleNamespace(stack=stack) for stack in stacks]
-    assert StagedBatch([], None, sheets, {}, {}, {}, [], None, computing_ns=[3, 7]).stages_ns == told
+def test_three_stages_in_threads_answer_as_the_reference_does(deep, expected):
+    asker, rng, asked = Asker(deep.folder, stages=stages_of(0, 2, 4), slots="9", batch_tokens="96"), random.Random(1), []
+    for _ in range(40):
+        tenant, given = rng.choice(TENANTS).id, [random_text(rng, 20) for _ in range(rng.choice([1, 1, 3]))]
+        asked.append((tenant, given, asker.ask(tenant, given)))
+    asker.close()
+    comparison = Comparison()
+    for tenant, given, number in asked:
+        for text, rows in zip(given, asker.wait(number), strict=True):
+            comparison.add(tenant, rows.logits, expected("fp32", tenant, text))
+    comparison.assert_equal("fp32")

@@ -5,14 +5,12 @@ import torch
 
 from hplm.engine import sheets, staging
 from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
-from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.plot.gathering import Gatherer
-from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS
 from tests.adapters.test_slots import Watched
+from tests.engine.asker import texts_of
 
 CPU = torch.device("cpu")
 
@@ -31,19 +29,14 @@ def events(monkeypatch):
     return found
 
 
-def text_of(backbone):
-    view, tenant = backbone.view, backbone.view.snapshot.find(TENANTS[0].id)
-    ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-    found = Lookup(backbone).resolve(view, tenant, [" ".join(WORDS[:5])], None, False)
-    return Request(ticket, view, tenant, 1, lambda request, answer: None).texts_from(found)[0]
-
-
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, events, overlap):
     backbone = reference.backbone
     engine = Engine(backbone.upper(), CPU, torch.float32)
     stager = Stager(backbone, StagingSettings(4, CPU, torch.float32, overlap=OVERLAPS[overlap]))
-    batch = stager.stage([text_of(backbone)], broken=lambda text, error: pytest.fail(str(error)))
+    batch = stager.stage(
+        texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])]), broken=lambda text, error: pytest.fail(str(error))
+    )
     assert batch is not None
     assert ("gather" in events) == OVERLAPS[overlap].retrieval
     stager.finish(batch)
@@ -66,7 +59,9 @@ def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, event
     backbone = reference.backbone
     engine = Engine(backbone.upper(), CPU, torch.float32)
     stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
-    batch = stager.stage([text_of(backbone)], broken=lambda text, error: pytest.fail(str(error)))
+    batch = stager.stage(
+        texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])]), broken=lambda text, error: pytest.fail(str(error))
+    )
     monkeypatch.setattr(Engine, "_compute", lambda *given: 1 / 0)
     monkeypatch.setattr(engine, "_wait", lambda: events.append("wait for all"))
     with pytest.raises(ZeroDivisionError):

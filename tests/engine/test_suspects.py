@@ -26,12 +26,6 @@ def test_an_engine_that_ends_without_a_batch_says_nothing(suspects):
     assert suspects.alone(1) == {A, B}
 
 
-def test_a_tenant_that_only_happened_to_run_when_the_engine_ended_is_not_guilty(suspects):
-    """A machine without memory, or an operator, ends an engine too."""
-    assert suspects.ended({A}, 0) is None
-    assert suspects.alone(0) == {A}
-
-
 def test_those_who_are_suspected_for_another_end_stay_so(suspects):
     suspects.ended({A, B}, 0)
     suspects.ended({C, D}, 1)
@@ -78,9 +72,3 @@ def test_a_suspicion_is_forgotten_at_last(suspects):
     assert suspects.alone(REMEMBERED_SECONDS) == frozenset()
     suspects.ended({A}, REMEMBERED_SECONDS)
     assert suspects.alone(REMEMBERED_SECONDS + SUSPECTED_SECONDS) == frozenset()
-
-
-def test_suspects_of_several_backbones_are_known_by_number(suspects):
-    suspects.ended({A, 1 << 64 | A}, 0)
-    assert suspects.ended({1 << 64 | A}, 1) == 1 << 64 | A
-    assert suspects.alone(1) == {1 << 64 | A}

@@ -1,6 +1,6 @@
 """The upper half on a virtual clock, one step at a time, with faults where a test wants them.
 
-A test offers, steps, fails and closes; what it gets are answers. Only this file knows which classes do the work.
+A test offers, steps, fails and closes; what it gets are answers. Only this file and `stepped` know which classes do the work.
 """
 
 from __future__ import annotations
@@ -8,164 +8,27 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
-import torch
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.in_flight import read
 from hplm.engine.lookup import Lookup
+from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import Runner
-from hplm.errors import Broken, HplmError
-from hplm.scheduling.queue import Queue
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, OutOfCapacity, QueueFull
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
+from tests.engine.stepped import FAULTS, SILENT, Failing, Idle, Later, Line, Step
 from tests.support.wait import Clock
 
 MS = 1_000_000
-FAULTS = {  # where they come, and what is raised there
-    "memory": ("run", torch.OutOfMemoryError("CUDA out of memory")),
-    "memory between stages": ("enter", torch.OutOfMemoryError("CUDA out of memory")),
-    "kernel": ("run", RuntimeError("a kernel failed")),
-    "kernel between stages": ("enter", RuntimeError("a kernel failed")),
-    "device": ("run", RuntimeError("CUDA error: unspecified launch failure")),
-    "disk": ("finish", OSError("the disk is gone")),
-    "disk ahead": ("stage", OSError("the disk is gone")),
-    "row": ("stage", None),  # a text's own stored data are broken
-    "memory ahead": ("stage", torch.OutOfMemoryError("CUDA out of memory")),
-    "no numbers": ("run", None),  # the logits are not finite
-    "start is not counted": ("started", ZeroDivisionError("a bug")),
-    "batch is not counted": ("computed", ZeroDivisionError("a bug")),
-    "line": ("line", ZeroDivisionError("a bug")),
-    "reader": ("respond", ConnectionError("the reader is gone")),
-}
-SILENT = {"start is not counted", "batch is not counted", "reader"}  # no answer says anything of these
-
-
-class Idle(Exception):
-    """There is nothing to do for a step."""
-
-
-class Step:
-    """Stands for a thread, and goes on when a test says so."""
-
-    def __init__(self, call: Callable[[], bool], closing: Callable[[], None]) -> None:
-        self.call, self._closing = call, closing
-
-    def join(self, timeout: float) -> None:
-        self._closing()
-
-
-class Later(Executor):
-    """Runs calls when a test says so."""
-
-    def __init__(self) -> None:
-        self._calls: list[Callable[[], None]] = []
-        self._ended = False
-
-    def submit(self, call, *args):
-        if self._ended:
-            raise RuntimeError("no call is taken after the end")
-        self._calls.append(partial(call, *args))
-
-    def run(self) -> bool:
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call()
-        return bool(calls)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._ended = True
-        self.run()
-
-
-class Line(Queue):
-    """Never waits. Counts what waits, and remembers the requests."""
-
-    def __init__(self, scheduler, world: World) -> None:
-        super().__init__(scheduler, world.clock)
-        self._own, self._world = scheduler, world
-
-    def offer(self, texts):
-        self._world.requests.append(weakref.ref(texts[0].request))
-        displaced = super().offer(texts)
-        assert len(self._own.columns) <= self._world.limit
-        return displaced
-
-    def take(self, capacity):
-        now = self._world.clock()
-        batch = self._own.choose(capacity, now) if self._own.choose_at(now) <= now else None
-        if batch is not None:
-            assert len(batch.texts) == 1 or sum(text.tokens for text in batch.texts) <= capacity.tokens
-            return batch
-        return self._none()
-
-    def expired(self):
-        return self._own.expired(self._world.clock()) or self._none()
-
-    def _none(self):
-        if self._own.draining and not len(self._own):
-            return None
-        raise Idle
-
-    def started(self, batch):
-        self._world.is_one_ahead = not self._world.overlaps
-        super().started(batch)
-        self._world.passes("line")
-
-    def finished(self, batch, *learned):
-        super().finished(batch, *learned)
-        self._world.passes("line")
-
-
-class Failing:
-    """A part of the engine that fails where the world says so."""
-
-    def __init__(self, whole, world: World) -> None:
-        self._whole, self._world = whole, world
-
-    def __getattr__(self, name):
-        return getattr(self._whole, name)
-
-    def stage(self, texts, broken, places=None, may_go_on=True):
-        if self._world.passes("stage") == "row":
-            broken(texts[0], Broken("the row is broken"))
-            texts, places = texts[1:], places and places.of([*range(1, len(texts))])
-        staged = self._whole.stage(texts, broken, places, may_go_on) if texts else None
-        if staged is not None:
-            self._world.staged(staged)
-        return staged
-
-    def finish(self, staged):
-        self._world.passes("finish")
-        self._whole.finish(staged)
-
-    def enter(self, staged, stage):
-        self._world.passes("enter")
-        self._world.computes(staged)
-        self._whole.enter(staged, stage)
-        self._world.waiting[stage + 1] += 1
-
-    def run(self, staged):
-        self._world.computes(staged)
-        without_numbers = self._world.passes("run") == "no numbers"
-        for computed in self._whole.run(staged):
-            yield replace(computed, logits=[own * np.nan for own in computed.logits]) if without_numbers else computed
-
-    def started(self, *given):
-        self._world.passes("started")
-        self._whole.started(*given)
-
-    def computed(self, *given):
-        self._world.passes("computed")
-        self._whole.computed(*given)
 
 
 class World(Runner):
@@ -175,10 +38,14 @@ class World(Runner):
         self.clock = Clock(1000.0)
         self.limit, self.expected = limit, cache(expected)
         self.requests: list[weakref.ref] = []
-        self.asked: list[tuple[str, list[str]]] = []
+        self.asked: list[tuple[str, list[str], int, int]] = []  # tenant, texts, due_ms, top_k
         self.answers: list[list] = []
         self.fault: str | None = None
         self.has_failed: set[str] = set()
+        self.hurt: set[int] = set()  # requests whose texts were in a batch that failed
+        self._halved: set[tuple[int, int]] = set()  # texts for which there was no memory in a larger batch
+        self.taken = 0  # requests that have not left
+        self._served_until = 0  # requests that were taken before it closed
         self.is_one_ahead = self.is_stuck = self.closed = False
         self.waiting = [0] * max(1, len(stages))  # batches before each stage
         self.meanwhile: Callable[[], object] = lambda: None  # while a batch computes
@@ -191,7 +58,7 @@ class World(Runner):
         (self._served,) = self.service.served
         self.overlaps = settings.overlap.staging
         self.names = [*self._steps, "answer"]
-        for part in ("engine", "stager", "instruments"):
+        for part in ("engine", "stager", "instruments", "quotas"):
             setattr(self._served, part, Failing(getattr(self._served, part), self))
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
@@ -220,24 +87,36 @@ class World(Runner):
 
     # Faults.
 
-    def passes(self, place: str) -> str | None:
-        """Fails if the next fault comes here. Returns a fault that the caller has to make itself."""
+    def passes(self, place: str, texts: Sequence[Text] = ()) -> str | None:
+        """Fails if the next fault comes here, with these texts. Returns a fault that the caller has to make itself."""
         if self.fault is None or FAULTS[self.fault][0] != place:
             return None
         fault, self.fault = self.fault, None
         if fault not in SILENT:
             self.has_failed.add(fault)
+            self._hurt(fault, texts[:1] if fault == "row" else texts)
         if (error := FAULTS[fault][1]) is not None:
             raise type(error)(*error.args)  # another one each time: it keeps the frames that it was raised in
         return fault
 
+    def _hurt(self, fault: str, texts: Sequence[Text]) -> None:
+        own = {(self._number(text), text.index) for text in texts}
+        if fault.startswith("memory") and len(own) > 1 and not own & self._halved:
+            self._halved |= own  # they are computed in halves, and nobody hears of it
+        else:
+            self.hurt |= {number for number, _ in own}
+
     def _device_failed(self) -> None:
         """The process would end now. Those in a batch are the suspects."""
         shown = {mark.number for mark in read(self._shown)}
-        assert {number for number in self._numbers(self._computing)} <= shown
+        assert {*self._numbers(self._computing)} <= shown
 
     def _numbers(self, staged) -> Iterable[int]:
-        return [int(text.request.mark.split()[0]) for text in staged.texts]
+        return map(self._number, staged.texts)
+
+    @staticmethod
+    def _number(text: Text) -> int:
+        return int(text.request.mark.split()[0])
 
     # Reports of the parts.
 
@@ -262,7 +141,7 @@ class World(Runner):
         of, snapshot = view.snapshot.find(tenant), view.snapshot
         found_in = snapshot.export_number, snapshot.generation, of.uid, of.version
         ticket = Ticket(*found_in, now, now + due_ms * MS if due_ms else 0, priority, top_k)
-        self.asked.append((tenant, texts))
+        self.asked.append((tenant, texts, due_ms, top_k))
         self.answers.append(answers := [])
 
         def respond(answer, counted):
@@ -291,6 +170,9 @@ class World(Runner):
             goes_on = self._steps[name].call()
         except Idle:
             return False
+        except ZeroDivisionError:  # no batch was chosen, and the thread goes on
+            assert name == "stage"
+            return True
         if not goes_on:
             self._ended.add(name)
         if not goes_on and (name == "stage" or (number is not None and number + 1 < len(self.waiting))):
@@ -312,6 +194,7 @@ class World(Runner):
     def close(self, is_stuck: bool = False) -> None:
         """`is_stuck`: no step is done any more until it has closed."""
         self.is_stuck, self.closed = is_stuck, True
+        self._served_until = 0 if is_stuck else len(self.asked)
         self.service.close()
         self.is_stuck = False
 
@@ -327,10 +210,12 @@ class World(Runner):
             own = view.banks[view.snapshot.find("echo").head_record.bank].layout
             held = {layout for layout, slots in self._served.stager.slots().items() if slots.pinned}
             assert held == {own}, "slots are held"
+        assert self.taken == 0, "a request has left twice or never"
         assert [len(answers) for answers in self.answers] == [1] * len(self.answers)
-        for (tenant, texts), (answer,) in zip(self.asked, self.answers, strict=True):
-            assert isinstance(answer, list | HplmError), repr(answer)
-            if isinstance(answer, list):
+        for number, ((tenant, texts, *_), (answer,)) in enumerate(zip(self.asked, self.answers, strict=True)):
+            if not isinstance(answer, list):
+                assert isinstance(answer, self._reasons(number)), repr(answer)
+            else:
                 assert len(answer) == len(texts)
                 for text, rows in zip(texts, answer, strict=True):
                     np.testing.assert_allclose(rows.logits, self.expected(tenant, text), atol=1e-3)
@@ -339,6 +224,17 @@ class World(Runner):
         gc.collect()
         if not self.has_failed:  # the log keeps errors, and with them the requests
             assert not any(request() for request in self.requests), "a request is kept"
+
+    def _reasons(self, number: int) -> tuple[type[HplmError], ...]:
+        """Returns the errors that may be the answer to a request."""
+        *_, due_ms, top_k = self.asked[number]
+        return (
+            QueueFull,
+            *[DeadlineMissed] * (due_ms > 0),
+            *[InvalidInput] * (top_k > 0),
+            *[Draining] * (self.closed and number >= self._served_until),
+            *[Internal, Broken, OutOfCapacity] * (number in self.hurt),
+        )
 
     def end(self) -> None:
         if not self.closed:

@@ -71,18 +71,6 @@ def test_admission_admits_only_as_many_texts_as_fit_before_the_deadline():
     assert 20 <= admitted <= 30  # the running batch, then three
 
 
-def test_a_tenant_within_its_share_is_admitted_though_another_has_filled_the_queue():
-    scheduler, now = _busy(waiting=0)
-    for _ in range(100):
-        try:
-            scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
-        except DeadlineMissed:
-            break
-    with pytest.raises(DeadlineMissed):
-        scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
-    scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
-
-
 def test_requests_without_a_deadline_are_never_refused_for_time():
     scheduler, now = _busy(waiting=10)
     scheduler.offer([_text(0, now=now)], now)
@@ -96,12 +84,6 @@ def test_texts_that_cannot_be_in_time_are_dropped_before_their_deadline():
     late = scheduler.next_expiry(now)
     assert now < late < text.deadline_ns
     assert scheduler.expired(late) == [text]
-
-
-def test_nothing_is_refused_by_prediction_before_a_batch_has_run():
-    scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True)
-    scheduler.offer([_text(1000, now=0)], 0)
-    assert len(scheduler) == 1
 
 
 @pytest.mark.parametrize("tenants", [1, 16])
@@ -220,3 +202,15 @@ def test_what_tenants_have_beyond_their_share(texts, first, grows):
     for batch, most in enumerate(allowed):
         due = [sum(tokens for owner, at, tokens in texts if owner == tenant and at <= batch) for tenant in range(5)]
         assert beyond[batch] == sum(max(0, has - most) for has in due)
+
+
+def test_a_tenant_within_its_share_is_admitted_though_another_has_filled_the_queue():
+    scheduler, now = _busy(waiting=0)
+    for _ in range(100):
+        try:
+            scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
+        except DeadlineMissed:
+            break
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
+    scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)

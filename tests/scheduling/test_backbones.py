@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
@@ -12,7 +12,7 @@ from hplm.scheduling.backbones import LEAD_NS
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.kernel import kernel
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
@@ -44,38 +44,10 @@ TEXTS = st.lists(
 )
 
 
-@pytest.mark.parametrize("given_policy", OURS)
-@given(drawn=TEXTS, admission=st.booleans())
-def test_a_batch_is_of_one_backbone_and_each_text_leaves_once(given_policy, drawn, admission):
-    scheduler, now, left = scheduler_of(given_policy, 3, admission=admission), 0, Counter()
-    taken = 0
-    for number, (backbone, tokens, deadline_ms, tenant) in enumerate(drawn):
-        deadline = deadline_ms and now + deadline_ms * MS
-        try:
-            scheduler.offer([text(backbone, tokens, now, deadline, number, 10 * backbone + tenant)], now)
-            taken += 1
-        except DeadlineMissed:
-            continue
-        if number % 5 == 4 and (batch := scheduler.choose(ROOM, now)):
-            assert {own.backbone for own in batch.texts} == {batch.backbone}
-            left.update(own.number for own in batch.texts)
-            now = run(scheduler, batch, now, 10 * MS * (1 + batch.backbone))
-        left.update(own.number for own in scheduler.expired(now))
-    while len(scheduler):
-        batch = scheduler.choose(ROOM, now)
-        if batch is not None:
-            assert {own.backbone for own in batch.texts} == {batch.backbone}
-            assert len(batch.texts) == 1 or sum(own.tokens for own in batch.texts) <= ROOM.tokens
-            assert len({own.slot_key for own in batch.texts}) <= ROOM.tenants
-            left.update(own.number for own in batch.texts)
-            now = run(scheduler, batch, now, 10 * MS)
-        left.update(own.number for own in scheduler.expired(now))
-        now += MS
-    assert sum(left.values()) == len(left) == taken and not scheduler.columns.bytes
-
-
+@settings(deadline=None, max_examples=20)
 @given(drawn=TEXTS.filter(bool))
 def test_the_texts_of_a_backbone_are_columns_like_those_of_a_line_of_its_own(drawn):
+    """Takes seconds: for each backbone and policy, both lines choose."""
     texts = [
         text(backbone, tokens, i, i + deadline, i, 10 * backbone + tenant)
         for i, (backbone, tokens, deadline, tenant) in enumerate(drawn)
@@ -107,17 +79,6 @@ def test_the_earliest_deadline_goes_first_then_the_oldest_text():
     while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 5):
         order.append((batch.backbone, batch.texts[0].deadline_ns))
     assert [backbone for backbone, _ in order] == [0, 1, 0, 1]
-
-
-def test_the_highest_priority_goes_before_the_earliest_deadline():
-    scheduler = scheduler_of()
-    scheduler.offer([text(0, arrival=1, deadline=10**11)], 1)
-    scheduler.offer([text(1, arrival=2, priority=1), text(1, arrival=2, deadline=10**10)], 2)
-    scheduler.offer([text(0, arrival=3, deadline=10**12, priority=1)], 3)
-    order = []
-    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 4):
-        order.append((batch.backbone, batch.texts[0].priority))
-    assert order == [(0, 1), (1, 1), (1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("deadline_ms, priority", [(0, 0), (60, 0), (60, 1)])
@@ -179,17 +140,6 @@ def test_a_turn_counts_running_batches_as_long_as_expected():
     assert [scheduler.choose(room, now).backbone for _ in range(3)] == [0, 1, 0]
 
 
-def test_batches_that_never_run_leave_an_idle_backbone_its_turn():
-    scheduler, now = learned()
-    room = Capacity(3000, 100, 100, in_flight=3)
-    scheduler.offer([text(0, 2000, now) for _ in range(3)], now)  # 210 ms each
-    for batch in [scheduler.choose(room, now) for _ in range(3)]:
-        scheduler.dropped(batch, now)
-    scheduler.offer([text(0, 2000, now) for _ in range(2)], now)
-    scheduler.offer([text(1, 10, now, priority=1)], now)
-    assert [scheduler.choose(room, now).backbone for _ in range(2)] == [0, 1]  # 1 is 111 ms ahead, until a batch of 0 is chosen
-
-
 def test_an_idle_time_gives_no_right_to_catch_up():
     scheduler, now = scheduler_of("fcfs"), 0
     for _ in range(50):
@@ -228,15 +178,6 @@ def learned(slow=4, rounds=20, **options):
     return scheduler, now
 
 
-def test_costs_are_learned_by_backbone():
-    scheduler, now = learned()
-    for backbone, slower in ((0, 1), (1, 4)):
-        scheduler.offer([text(backbone, 100, now)], now)
-        batch = scheduler.choose(Capacity(10**4, 100, 100), now)
-        assert batch.expected_ns == pytest.approx(20 * MS * slower, rel=0.05)
-        now = run(scheduler, batch, now, 20 * MS * slower)
-
-
 def test_admission_knows_the_time_of_each_backbone_and_counts_the_whole_line():
     scheduler, now = learned()
     scheduler.offer([text(0, 100, now, now + 40 * MS)], now)  # takes 20 ms
@@ -262,33 +203,6 @@ def test_a_backbone_of_which_little_is_known_counts_like_the_other_one():
     assert scheduler._admission._weights.tolist() == [1, 1]
     scheduler.choose(Capacity(50, 10, 10), now)  # a full batch of the backbone of which little is known
     assert scheduler._admission._weights.tolist() == [1, 1]
-
-
-def test_a_line_that_is_too_long_for_a_deadline_is_known_from_the_work_of_both():
-    scheduler, now = learned()
-    room = Capacity(200, 100, 100)
-    for _ in range(40):  # full batches of both
-        for backbone in (0, 1):
-            scheduler.offer([text(backbone, 100, now) for _ in range(4)], now)
-    for _ in range(8):
-        batch = scheduler.choose(room, now)
-        now = run(scheduler, batch, now, 30 * MS * (4 if batch.backbone else 1))
-    waiting = [scheduler.columns.text(index) for index in range(len(scheduler.columns))]
-    waits_ns = sum(own.tokens * (4 if own.backbone else 1) * 30 * MS / 200 for own in waiting)
-    scheduler.offer([text(1, 100, now, now + int(3 * waits_ns), tenant=77)], now)
-    with pytest.raises(DeadlineMissed):
-        scheduler.offer([text(1, 100, now, now + 80 * MS, tenant=1)], now)
-
-
-def test_a_small_batch_beside_texts_of_the_other_backbone_is_not_a_full_one():
-    scheduler, now = learned(slow=1)
-    room = Capacity(200, 100, 100)
-    for _ in range(30):  # one text of the second backbone comes for each full batch of the first one
-        scheduler.offer([text(0, 50, now) for _ in range(4)], now)
-        scheduler.offer([text(1, 20, now)], now)
-        if (batch := scheduler.choose(room, now)) is not None:
-            now = run(scheduler, batch, now, 20 * MS)
-    assert scheduler._admission._full[0] == room.tokens  # all that it learns from are the batches of the first backbone
 
 
 def test_a_late_text_is_dropped_by_the_time_of_its_own_backbone():
@@ -317,8 +231,12 @@ def test_stages_have_shares_of_their_own_for_each_backbone():
     assert scheduler.choose_at(now) == pytest.approx(now + 0.75 * first.expected_ns, rel=0.1)  # the first stage is free
 
 
-def test_what_waits_is_told_by_backbone():
+def test_the_highest_priority_goes_before_the_earliest_deadline():
     scheduler = scheduler_of()
-    scheduler.offer([SimulatedText(tokens=1, bytes=5, arrival_ns=0, tenant=1, backbone=0)], 0)
-    scheduler.offer([SimulatedText(tokens=1, bytes=7, arrival_ns=0, tenant=2, backbone=1) for _ in range(2)], 0)
-    assert [scheduler.waiting(backbone) for backbone in (0, 1)] == [(1, 5), (2, 14)]
+    scheduler.offer([text(0, arrival=1, deadline=10**11)], 1)
+    scheduler.offer([text(1, arrival=2, priority=1), text(1, arrival=2, deadline=10**10)], 2)
+    scheduler.offer([text(0, arrival=3, deadline=10**12, priority=1)], 3)
+    order = []
+    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 4):
+        order.append((batch.backbone, batch.texts[0].priority))
+    assert order == [(0, 1), (1, 1), (1, 0), (0, 0)]

@@ -36,14 +36,6 @@ def test_it_learns_after_some_batches_that_the_machine_is_slower():
     assert abs(model.predict(1280, 64, 0) / (3 * _truth(1280, 64, 0)) - 1) < 0.1
 
 
-def test_equal_batches_teach_their_total_time():
-    model = CostModel()
-    for _ in range(50):
-        model.observe(1024, 8, 0, 33_000_000)
-    assert abs(model.predict(1024, 8, 0) / 33e6 - 1) < 0.02
-    assert 0 < model.predict(128, 1, 0) < 33e6
-
-
 @settings(deadline=None)
 @given(
     batches=st.lists(

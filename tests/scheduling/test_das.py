@@ -56,10 +56,6 @@ def test_each_row_is_filled_by_itself():
     assert _boxes(chosen, chosen.places.row, columns.tokens) == {0: [4, 6], 1: [4, 5]}
 
 
-def test_all_texts_are_chosen_if_all_fit():
-    assert sorted(_lengths(DeadlineAware(), [_text(3), _text(5), _text(4)], Capacity(12, 9, 9))) == [3, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("options", "tokens", "usual", "shape"),
     [
@@ -104,13 +100,6 @@ def test_on_a_slow_machine_rows_become_fewer_and_still_hold_the_texts(caplog):
     assert said and all("rows" in one and "16" in one for one in said) and len(said) < 16
 
 
-def test_fewer_rows_choose_as_if_they_were_asked_for():
-    columns = Columns([_text(tokens, 100 - tokens) for tokens in (4, 5, 6, 7, 8, 9, 40, 60, 61, 62, 63)])
-    sixteen, two = (policy(f"das:rows={rows}").select(columns, 0, Capacity(128, 128, 128), COST) for rows in (16, 2))
-    assert sixteen.indexes.tolist() == two.indexes.tolist()
-    assert sixteen.places.row.tolist() == two.places.row.tolist() and OUTSIDE not in sixteen.places.row
-
-
 @pytest.mark.parametrize("name", ["das", "slotted_das"])
 def test_a_long_text_changes_no_row_and_takes_as_many_as_it_needs(name):
     chooses, capacity = policy(f"{name}:rows=16,row_tokens=100"), Capacity(1600, 1600, 1600)
@@ -140,12 +129,6 @@ def test_a_text_longer_than_a_row_is_not_passed_over_for_ever(name, long):
         assert len(batch) > 1
         columns.add([_text(4)] * 40)
     pytest.fail("it was never chosen")
-
-
-def test_a_higher_priority_goes_before_a_long_text_that_waits():
-    columns = Columns([_text(60), *[_text(5, priority=1)] * 30])
-    chosen = policy("das:rows=4,row_tokens=25").select(columns, 0, Capacity(100, 100, 100), COST)
-    assert columns.tokens[chosen.indexes].tolist() == [5] * 20
 
 
 def test_a_text_that_does_not_fit_a_slot_waits_and_is_not_lost():
@@ -199,10 +182,6 @@ def test_options_are_checked(options, named):
     for name in ("das", "slotted_das"):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             policy(f"{name}:{options}")
-
-
-def test_options_arrive():
-    assert policy("das:eta=0.25,q=0.75,rows=4") == DeadlineAware(eta=0.25, q=0.75, rows=4)
 
 
 # Arrival and deadline are numbers of time slots. A text can run in any of them, the first and the last included.
@@ -271,3 +250,9 @@ def test_das_is_never_below_its_competitive_bound_with_several_rows(instance, et
 
 def _bound(eta, q):
     return eta * q / (eta * q + 1)
+
+
+def test_a_higher_priority_goes_before_a_long_text_that_waits():
+    columns = Columns([_text(60), *[_text(5, priority=1)] * 30])
+    chosen = policy("das:rows=4,row_tokens=25").select(columns, 0, Capacity(100, 100, 100), COST)
+    assert columns.tokens[chosen.indexes].tolist() == [5] * 20

@@ -1,4 +1,4 @@
-"""The line does what plain lists would do: limits, order, expiry, halves, closing. Every text leaves it once."""
+"""The line of two backbones does what lists would do: limits, order, expiry, halves, closing. Every text leaves it once."""
 
 from collections import Counter, deque
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Line:
     """A scheduler, and the lists that it must be like."""
 
     def __init__(self, name, admission):
-        self.scheduler = Scheduler(policy(name), LIMITS, admission)
+        self.scheduler = Scheduler(policy(name), LIMITS, admission, others=[policy(name)])
         self.order, self.admission = ORDERS.get(name), admission
         self.now, self.offered = 1, 0
         self.waiting: list[list[SimulatedText]] = []  # by request
@@ -62,6 +62,7 @@ class Line:
 
     def offer(self, tenant, sizes, size, allowed_ms, priority):
         common = {"arrival_ns": self.now, "priority": priority, "tenant": tenant, "slot_key": tenant, "bytes": size}
+        common["backbone"] = tenant % 2
         texts = [
             SimulatedText(tokens=tokens, deadline_ns=ms and self.now + ms * MS, number=self.offered + i, **common)
             for i, (tokens, ms) in enumerate(zip(sizes, count(allowed_ms, allowed_ms)))
@@ -120,6 +121,7 @@ class Line:
         if len(self.running) >= ROOM.in_flight:
             assert batch is None, "too many batches are in flight"
             return
+        assert batch is None or {text.backbone for text in batch.texts} == {batch.backbone}
         if self.halves:
             assert batch.texts == self.halves.popleft(), "not the halves of a batch came first"
         else:
@@ -135,7 +137,8 @@ class Line:
                 assert sum(text.tokens for text in chosen) <= ROOM.tokens and len(chosen) <= ROOM.texts
                 assert len({text.slot_key for text in chosen}) <= ROOM.tenants
             if self.order:
-                assert chosen == filled(waiting, *self.order), "not in the order of the policy"
+                of_backbone = [text for text in waiting if text.backbone == batch.backbone]
+                assert chosen == filled(of_backbone, *self.order), "not in the order of the policy"
             self.take_out(chosen)
         self.scheduler.started(batch, self.now)
         self.running.append(batch)
@@ -193,7 +196,7 @@ class Line:
 
 
 OFFER = st.tuples(
-    st.just("offer"), st.integers(0, 3), st.lists(st.sampled_from([1, 5, 20, 60, 120]), min_size=1, max_size=4),
+    st.just("offer"), st.integers(0, 5), st.lists(st.sampled_from([1, 5, 20, 60, 120]), min_size=1, max_size=4),
     st.sampled_from([1, 1, 100, 240]), st.sampled_from([0, 0, 2, 20, 100]), st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]),
 )  # fmt: skip
 END = st.tuples(st.just("end"), st.sampled_from([0, 0, 1, 3, "drop", "halve"]))

@@ -1,23 +1,16 @@
 """Batches that are computed in parts: by several stacks, or some of their texts twice."""
 
-import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
-from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.simulation.arrivals import MILLISECOND, Arrivals, SimulatedText
-from hplm.scheduling.simulation.cascades import SimulatedRung
-from hplm.scheduling.simulation.engines import one_stage
-from hplm.scheduling.simulation.server import Machine, Simulation
+from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
-from tests.support.wait import eventually
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 BATCH_NS = 10**12  # no test waits so long
@@ -58,28 +51,6 @@ def test_each_text_is_judged_by_the_time_of_its_own_first_pass(judged):
     assert judged == [(2, 2)]
 
 
-def test_a_promise_that_is_kept_is_not_judged_again_in_a_smaller_batch(judged):
-    scheduler = _scheduler()
-    texts = [_text(deadline=1500), _text(deadline=9000)]
-    batch = _started(scheduler, texts)
-    scheduler.computed(batch, texts[:1], 1000)
-    assert scheduler.halve(batch, texts, 2000)
-    for number in (1, 2):
-        half = scheduler.choose(ROOM, 2000)
-        scheduler.started(half, 2000)
-        scheduler.finished(half, 3000 * number)
-    assert judged == [(0, 0), (1, 0)]
-
-
-def test_the_simulation_judges_first_passes_too(judged):
-    arrivals = Arrivals(*(np.array([value]) for value in (0, 10, 15 * MILLISECOND, 0, 0)))
-    machine = Machine(one_stage(lambda lengths, places: 10.0 * MILLISECOND), ROOM)
-    rung = SimulatedRung(0.5, 1.0, goes_on=1.0)
-    outcome = Simulation(_scheduler(), machine, arrivals, ladders={0: [rung]}).run()
-    assert outcome.answered_ns.tolist() == [20 * MILLISECOND]
-    assert judged == [(1, 0)]
-
-
 def test_a_part_takes_what_a_batch_takes_whatever_is_in_it():
     """Texts on two stacks are two parts. Those of the first one that go on are computed with the second one."""
 
@@ -101,32 +72,6 @@ def test_a_part_takes_what_a_batch_takes_whatever_is_in_it():
 
     assert learned(goes_on=False) == pytest.approx(3_000_000, rel=0.1)
     assert learned(goes_on=True) == pytest.approx(3_000_000, rel=0.1)
-
-
-def test_the_parts_of_recent_batches_are_expected_of_the_next_one():
-    scheduler, now, took = _scheduler(admission=False), 0, 6_000_000
-    for number in range(200):
-        texts = [_text(tokens=10 + number % 5) for _ in range(2)]
-        batch = _started(scheduler, texts, now)
-        for text in texts:
-            scheduler.computed(batch, [text], now)
-        took = 2 * 3_000_000 + sum(100_000 * text.tokens for text in texts)
-        scheduler.finished(batch, now + took)
-        now += took
-    assert batch.expected_ns == pytest.approx(took, rel=0.05)
-
-
-def test_a_batch_whose_texts_go_on_is_expected_to_take_as_long_as_all_that_is_left_of_it():
-    scheduler = _scheduler()
-    shallow, *deep = texts = [_text(tokens) for tokens in (10, 30, 50)]
-    batch = _started(scheduler, texts)
-    elapsed = int(10 * batch.expected_ns)
-    scheduler.computed(batch, [shallow], elapsed)
-    goes_on = replace(shallow, tokens=20)
-    assert scheduler.going_on(batch, [goes_on], elapsed) == [goes_on]
-    assert batch.expected_ns == pytest.approx(elapsed + scheduler.costs[0].predict(100, 3))
-    scheduler.computed(batch, [goes_on, *deep], 2 * elapsed)
-    assert batch.left_tokens == batch.left_texts == 0
 
 
 def _busy():
@@ -154,13 +99,16 @@ def test_admission_knows_that_a_running_batch_takes_longer(tokens):
         scheduler.offer(request, now)
 
 
-def test_a_text_that_expires_because_a_running_batch_takes_longer_is_answered_at_once():
-    scheduler, batch, now = _busy()
-    queue, waiting, expired = Queue(scheduler, lambda: now), _text(deadline=now + 4 * BATCH_NS), []
-    queue.offer([waiting])
-    thread = threading.Thread(target=lambda: expired.extend(queue.expired()), daemon=True)
-    thread.start()
-    eventually(lambda: now < queue._wake_ns <= waiting.deadline_ns)
-    queue.going_on(batch, [replace(text, tokens=1000) for text in batch.texts])
-    thread.join(30)
-    assert expired == [waiting]
+def test_computed_texts_go_on_in_their_batch_if_they_are_in_time_there():
+    scheduler, running, now = _busy()
+    passed, passed_when_they_are_computed, far, none = now - 1, now + 2_000_000, now + 10**13, 0
+    deadlines = passed, passed_when_they_are_computed, far, none
+    second = [replace(text, tokens=100, deadline_ns=one) for text, one in zip(running.texts[:4], deadlines, strict=True)]
+    assert scheduler.going_on(running, second, now) == second[2:]
+
+
+def test_admission_counts_texts_that_came_back_as_work():
+    scheduler, _, now = _busy()
+    scheduler.again([_text(deadline=now + 10 * BATCH_NS) for _ in range(20)], now)
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([_text(deadline=now + 2 * BATCH_NS)], now)

@@ -57,11 +57,13 @@ def test_a_broken_package_is_named_and_our_policies_are_not_replaced(installed):
         policy("unknown")
 
 
-@pytest.mark.parametrize("chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, [[0], [1]]], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, "no numbers", [[0], [1]]], ids=str
+)
 def test_a_forbidden_choice_of_a_policy_loses_no_text(chosen, caplog):
     class Unsound:
         def select(self, columns, start_ns, capacity, cost):
-            return chosen if chosen is None else np.array(chosen)
+            return chosen if chosen is None else np.array(chosen, None if isinstance(chosen, list) else int)
 
     scheduler = Scheduler(Unsound(), Limits(100, 10**6))
     texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
@@ -78,17 +80,6 @@ def test_a_policy_of_another_package_hands_rows_over(installed):
     assert batch.places.row.tolist() == [0, OUTSIDE, 1, 0] and batch.places.slot is None
 
 
-@pytest.mark.parametrize("name", ["das:row_tokens=30", "slotted_das:row_tokens=30"])
-def test_the_rows_and_slots_of_a_policy_travel_with_its_texts(name):
-    scheduler = Scheduler(policy(name), Limits(100, 10**6))
-    scheduler.offer([SimulatedText(tokens=tokens, arrival_ns=0) for tokens in (14, 40, 10, 12, 13, 5)], 0)
-    batch = scheduler.choose(Capacity(120, 9, 9), 0)
-    columns = Columns(batch.texts)
-    assert ((batch.places.row == OUTSIDE) == (columns.tokens > 30)).all()
-    for row in np.unique(batch.places.row[batch.places.row != OUTSIDE]):
-        assert columns.tokens[batch.places.row == row].sum() <= 30
-
-
 @pytest.mark.parametrize("row", [[0], [0, 1, -2], [0.0, 1.0, 2.0], [[0, 1, 2]], [True, False, True]], ids=str)
 @pytest.mark.parametrize("of_slots", [False, True])
 def test_forbidden_places_of_a_policy_lose_no_text(row, of_slots, caplog):
@@ -102,3 +93,9 @@ def test_forbidden_places_of_a_policy_lose_no_text(row, of_slots, caplog):
     batch = scheduler.choose(Capacity(100, 100, 100), 0)
     assert batch.texts == texts and batch.places is None
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("given, named", [("timely:horizon=2.5", ["horizon=2.5", 255]), ("lifo", ["'lifo'"])])
+def test_an_unknown_policy_or_option_is_named(given, named):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        policy(given)

@@ -1,4 +1,10 @@
+"""The line between threads: whoever waits is woken, and a line that closes gives every text back once."""
+
+import random
 import threading
+from collections import Counter
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -9,81 +15,119 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
-from tests.support.message import mentioning
+from tests.support.wait import PATIENCE, Clock, eventually
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1
-
-    def __call__(self):
-        return self.now
+def _text(number=0, deadline=0, tenant=0):
+    times = {"arrival_ns": 0, "deadline_ns": deadline}
+    return SimulatedText(tokens=10, bytes=1, **times, tenant=tenant, slot_key=tenant, number=number)
 
 
-def _text(tokens=10, deadline=0, size=1):
-    return SimulatedText(tokens=tokens, bytes=size, arrival_ns=0, deadline_ns=deadline)
+def _queue(clock, texts=100, admission=False):
+    return Queue(Scheduler(policy("timely"), Limits(texts, 1000), admission), clock)
 
 
-def _queue(limit=100, size=1000):
-    clock = Clock()
-    return Queue(Scheduler(policy("fcfs"), Limits(limit, size)), clock), clock
+class Waiting:
+    """A thread that waits for what a call returns."""
+
+    def __init__(self, call):
+        self._found = []
+        self._thread = threading.Thread(target=lambda: self._found.append(call()), daemon=True)
+        self._thread.start()
+
+    def result(self):
+        self._thread.join(PATIENCE)
+        return self._found[0]
 
 
-def _in_a_thread(call):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
-    thread.start()
-    return thread, results
+def test_a_text_that_comes_or_comes_back_wakes_who_takes_a_batch():
+    clock, text = Clock(1e-9), _text()
+    queue = _queue(clock)
+    for wake in (queue.offer, queue.again):
+        taker = Waiting(lambda: queue.take(ROOM))
+        assert wake([text]) == []
+        batch = taker.result()
+        assert batch.texts == [text]
+        queue.started(batch)
+        clock.sleep(0.001)
+        queue.finished(batch)
 
 
-def test_a_request_is_queued_completely_or_not_at_all():
-    queue, _ = _queue(limit=3)
-    queue.offer([_text(), _text()])
-    with pytest.raises(QueueFull, match=mentioning(2, 3, "retry after 0.1 s")):
-        queue.offer([_text(), _text()])
+def test_an_expired_text_and_the_end_wake_who_answers_them():
+    clock = Clock(1e-9)
+    queue, late = _queue(clock), _text(deadline=5)
+    waiter = Waiting(queue.expired)
     queue.offer([_text()])
-    assert len(queue) == 3
-
-
-def test_the_queue_has_a_limit_of_bytes():
-    queue, _ = _queue(size=10)
-    queue.offer([_text(size=6)])
-    with pytest.raises(QueueFull, match=mentioning(6, 5, 10, "retry after 0.1 s")):
-        queue.offer([_text(size=2), _text(size=3)])
-    assert queue.take(ROOM)
-    queue.offer([_text(size=10)])
-
-
-def test_taking_waits_for_a_text():
-    queue, _ = _queue()
-    taker, batches = _in_a_thread(lambda: queue.take(ROOM))
-    text = _text()
-    queue.offer([text])
-    taker.join(10)
-    assert batches[0].texts == [text]
-
-
-def test_expired_texts_are_returned_even_if_no_batch_is_taken():
-    queue, clock = _queue()
-    waiter, expired = _in_a_thread(queue.expired)
-    queue.offer([_text()])
-    late = _text(deadline=5)
-    clock.now = 5
+    clock.seconds = 5e-9
     queue.offer([late])
-    waiter.join(10)
-    assert expired == [[late]]
-
-
-def test_a_closed_queue_serves_waiting_texts_and_refuses_new_ones():
-    queue, _ = _queue()
-    queue.offer([_text()])
-    waiter, expired = _in_a_thread(queue.expired)
+    assert waiter.result() == [late]
+    waiter = Waiting(queue.expired)
     queue.close()
     with pytest.raises(Draining):
         queue.offer([_text()])
-    assert len(queue.take(ROOM).texts) == 1
-    assert queue.take(ROOM) is None
-    waiter.join(10)
-    assert expired == [None]
+    batch = queue.take(ROOM)
+    assert len(batch.texts) == 1 and queue.take(ROOM) is None and waiter.result() is None
+    queue.started(batch)
+    clock.sleep(0.001)
+    queue.finished(batch)
+    assert queue.again(batch.texts) == batch.texts  # there is nothing more to wait for
+
+
+def test_a_running_batch_that_takes_longer_wakes_who_answers_the_expired():
+    batch_ns, now = 10**12, 0  # no test waits so long
+    scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True)
+    queue = Queue(scheduler, lambda: now)
+    for last in [False] * 30 + [True]:
+        scheduler.offer([_text() for _ in range(10)], now)
+        batch = scheduler.choose(ROOM, now)
+        scheduler.started(batch, now)
+        if not last:
+            scheduler.computed(batch, batch.texts, now + batch_ns)
+            now += batch_ns
+            scheduler.finished(batch, now)
+    scheduler.computed(batch, batch.texts, now)
+    text = _text(deadline=now + 4 * batch_ns)
+    queue.offer([text])
+    waiter = Waiting(queue.expired)
+    eventually(lambda: now < queue._wake_ns <= text.deadline_ns)
+    queue.going_on(batch, [replace(text, tokens=1000) for text in batch.texts])
+    assert waiter.result() == [text]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_queue_that_closes_answers_every_text_once(seed):
+    """Threads offer, compute, expire and close. Half of the texts come back, some of them several times."""
+    ticks = count(1)  # a clock that goes a microsecond on whenever somebody looks at it
+    rng, left, lock, queue = random.Random(seed), Counter(), threading.Lock(), _queue(lambda: next(ticks) * 1000, texts=40)
+    closes_after = rng.randrange(200)
+
+    def leave(texts):
+        with lock:
+            left.update(text.number for text in texts)
+
+    def compute():
+        while (batch := queue.take(ROOM)) is not None:
+            queue.started(batch)
+            queue.finished(batch)
+            back = [text for text in batch.texts if rng.random() < 0.5]
+            leave([text for text in batch.texts if text not in back])
+            leave(queue.again(back))
+
+    def expire():
+        while (texts := queue.expired()) is not None:
+            leave(texts)
+
+    threads = [Waiting(work) for work in (compute, expire)]
+    for number in range(200):
+        if number == closes_after:
+            queue.close()
+        text = _text(number, deadline=rng.choice([0, number * 1000 + 10**6]), tenant=number % 3)
+        try:
+            leave(queue.offer([text]))
+        except (Draining, QueueFull):
+            leave([text])
+    queue.close()
+    assert [thread.result() for thread in threads] == [None, None]
+    assert left == Counter(range(200)) and not len(queue)

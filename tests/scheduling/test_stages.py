@@ -5,13 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hplm.errors import InvalidInput
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals
-from hplm.scheduling.simulation.cascades import SimulatedRung
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -41,27 +39,6 @@ def taught(stages_ns, texts=40):
         scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
     scheduler.offer([Text() for _ in range(texts)], 0)
     return scheduler
-
-
-@pytest.mark.parametrize("in_flight", [2, 3, 5])
-def test_no_more_batches_are_chosen_than_may_be_in_flight(in_flight):
-    scheduler, capacity = taught([5 * MS] * (in_flight - 1)), room(in_flight)
-    batches = [scheduler.choose(capacity, 0) for _ in range(in_flight)]
-    assert all(batches) and scheduler.choose(capacity, 0) is None
-    scheduler.started(batches[0], 0)
-    scheduler.finished(batches[0], 5 * MS)
-    scheduler.dropped(batches[1], 5 * MS)
-    assert [bool(scheduler.choose(capacity, 5 * MS)) for _ in range(3)] == [True, True, False]
-
-
-def test_a_half_also_waits_until_there_may_be_another_batch_in_flight():
-    scheduler = Scheduler(policy("fcfs"), Limits(1000, 10**9))
-    scheduler.offer([Text(5) for _ in range(8)], 0)
-    first, second = (scheduler.choose(room(2), 0) for _ in range(2))
-    assert scheduler.halve(first, first.texts, 0)
-    assert scheduler.choose(room(2), 0).is_half and scheduler.choose(room(2), 0) is None
-    scheduler.dropped(second, 0)
-    assert scheduler.choose(room(2), 0).is_half
 
 
 def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free():
@@ -150,27 +127,3 @@ def test_batches_whose_slowest_stages_differ_do_not_make_the_slowest_one_slower(
     for i in range(200):
         cost.observe(10, 1, 0, 40 * MS, stages_ns=[16 * MS, 24 * MS] if i % 2 else [24 * MS, 16 * MS])
     assert cost.slowest == pytest.approx(0.5, abs=0.02)
-
-
-def test_one_stage_is_the_whole_batch():
-    cost = CostModel()
-    for _ in range(9):
-        cost.observe(10, 1, 0, 20 * MS)
-    assert cost.shares == [1] and cost.slowest == 1 and cost.by_batch() is cost
-
-
-def test_a_batch_of_the_last_stage_alone_teaches_no_shares():
-    cost = CostModel()
-    cost.observe(10, 1, 0, 40 * MS, stages_ns=[10 * MS, 30 * MS])
-    cost.observe(10, 1, 0, 20 * MS, stages_ns=[20 * MS])
-    assert cost.shares == [0.25, 0.75]
-
-
-def test_ladders_are_not_simulated_with_several_stages():
-    one = Arrivals(*np.ones((5, 1), np.int64))
-    scheduler, machine = (
-        Scheduler(policy(DEFAULT), Limits(8, 2**60)),
-        Machine(lambda texts, places: [1.0, 1.0], room(3), stages=2),
-    )
-    with pytest.raises(InvalidInput, match="2 stages"):
-        Simulation(scheduler, machine, one, ladders={1: [SimulatedRung(0.5, 1.0, goes_on=0.5)]})

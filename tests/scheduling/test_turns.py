@@ -73,34 +73,6 @@ def test_tenants_get_equal_work_whatever_the_size_of_their_requests():
         assert abs(done["small"] - done["large"]) <= 3 * PIECE
 
 
-def test_a_large_item_is_done_in_pieces_and_others_come_between():
-    line = Line()
-    line.enter("large", 5 * PIECE)
-    line.enter("quiet", 2)
-    line.enter("calm", 3)
-    order = line.served()
-    assert order.count("large") == 5
-    assert {"quiet", "calm"} <= set(order[:3])
-
-
-def test_an_unfinished_item_stays_before_its_tenants_others():
-    line = Line()
-    first, second = line.enter("acme", 3 * PIECE), line.enter("acme", 1)
-    (taken, _) = line.take()
-    assert taken == [first]
-    first.left -= PIECE
-    line.give_back(first)
-    assert line.take()[0] == [first]
-    assert line.take()[0] == [second]
-
-
-def test_expired_items_leave_when_the_next_is_taken():
-    line = Line()
-    kept, late = line.enter("acme", deadline_ns=200), line.enter("acme", deadline_ns=100)
-    line.now = 150
-    assert line.take() == ([kept], [late])
-
-
 def test_a_closed_line_refuses_and_still_serves():
     line = Line()
     item = line.enter("acme")

@@ -18,8 +18,7 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
-from tests.engine.asker import Asker
-from tests.engine.test_line import Gate
+from tests.engine.asker import Asker, Gate
 from tests.support.message import mentioning
 from tests.support.wait import Clock
 

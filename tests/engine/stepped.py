@@ -1,0 +1,170 @@
+"""Parts of the upper half that go on when a test says so, and fail where its world says so."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hplm.errors import Broken
+from hplm.scheduling.queue import Queue
+
+if TYPE_CHECKING:
+    from tests.engine.world import World
+
+FAULTS = {  # where they come, and what is raised there
+    "memory": ("run", torch.OutOfMemoryError("CUDA out of memory")),
+    "memory between stages": ("enter", torch.OutOfMemoryError("CUDA out of memory")),
+    "kernel": ("run", RuntimeError("a kernel failed")),
+    "kernel between stages": ("enter", RuntimeError("a kernel failed")),
+    "device between stages": ("enter", RuntimeError("CUDA error: unspecified launch failure")),
+    "device": ("run", RuntimeError("CUDA error: unspecified launch failure")),
+    "disk": ("finish", OSError("the disk is gone")),
+    "disk ahead": ("stage", OSError("the disk is gone")),
+    "row": ("stage", None),  # a text's own stored data are broken
+    "memory ahead": ("stage", torch.OutOfMemoryError("CUDA out of memory")),
+    "no numbers": ("run", None),  # the logits are not finite
+    "start is not counted": ("started", ZeroDivisionError("a bug")),
+    "batch is not counted": ("computed", ZeroDivisionError("a bug")),
+    "choice": ("choice", ZeroDivisionError("a bug")),
+    "line": ("line", ZeroDivisionError("a bug")),
+    "reader": ("respond", ConnectionError("the reader is gone")),
+}
+SILENT = {"start is not counted", "batch is not counted", "reader", "choice"}  # no answer says anything of these
+
+
+class Idle(Exception):
+    """There is nothing to do for a step."""
+
+
+class Step:
+    """Stands for a thread, and goes on when a test says so."""
+
+    def __init__(self, call: Callable[[], bool], closing: Callable[[], None]) -> None:
+        self.call, self._closing = call, closing
+
+    def join(self, timeout: float) -> None:
+        self._closing()
+
+
+class Later(Executor):
+    """Runs calls when a test says so."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+        self._ended = False
+
+    def submit(self, call, *args):
+        if self._ended:
+            raise RuntimeError("no call is taken after the end")
+        self._calls.append(partial(call, *args))
+
+    def run(self) -> bool:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        return bool(calls)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._ended = True
+        self.run()
+
+
+class Line(Queue):
+    """Never waits. Counts what waits, and remembers the requests."""
+
+    def __init__(self, scheduler, world: World) -> None:
+        super().__init__(scheduler, world.clock)
+        self._own, self._world = scheduler, world
+
+    def offer(self, texts):
+        self._world.requests.append(weakref.ref(texts[0].request))
+        displaced = super().offer(texts)
+        assert len(self._own.columns) <= self._world.limit
+        return displaced
+
+    def take(self, capacity):
+        self._world.passes("choice")
+        now = self._world.clock()
+        batch = self._own.choose(capacity, now) if self._own.choose_at(now) <= now else None
+        if batch is not None:
+            assert len(batch.texts) == 1 or sum(text.tokens for text in batch.texts) <= capacity.tokens
+            return batch
+        return self._none()
+
+    def expired(self):
+        return self._own.expired(self._world.clock()) or self._none()
+
+    def _none(self):
+        if self._own.draining and not len(self._own):
+            return None
+        raise Idle
+
+    def started(self, batch):
+        self._world.is_one_ahead = not self._world.overlaps
+        super().started(batch)
+        self._world.passes("line", batch.texts)
+
+    def finished(self, batch, *learned):
+        super().finished(batch, *learned)
+        self._world.passes("line", batch.texts)
+
+
+class Failing:
+    """A part of the engine that fails where the world says so."""
+
+    def __init__(self, whole, world: World) -> None:
+        self._whole, self._world = whole, world
+
+    def __getattr__(self, name):
+        return getattr(self._whole, name)
+
+    def stage(self, texts, broken, places=None, may_go_on=True):
+        if self._world.passes("stage", texts) == "row":
+            broken(texts[0], Broken("the row is broken"))
+            texts, places = texts[1:], places and places.of([*range(1, len(texts))])
+        staged = self._whole.stage(texts, broken, places, may_go_on) if texts else None
+        if staged is not None:
+            self._world.staged(staged)
+        return staged
+
+    def finish(self, staged):
+        self._world.passes("finish", staged.texts)
+        self._whole.finish(staged)
+
+    def enter(self, staged, stage):
+        self._world.computes(staged)
+        self._world.passes("enter", staged.texts)
+        self._whole.enter(staged, stage)
+        self._world.waiting[stage + 1] += 1
+
+    def run(self, staged):
+        self._world.computes(staged)
+        without_numbers = self._world.passes("run", staged.texts) == "no numbers"
+        for computed in self._whole.run(staged):
+            yield replace(computed, logits=[own * np.nan for own in computed.logits]) if without_numbers else computed
+
+    def __len__(self):
+        return len(self._whole)
+
+    def take(self, *given):
+        self._whole.take(*given)
+        self._world.taken += 1
+
+    def give_back(self, tenant):
+        self._world.taken -= 1
+        self._whole.give_back(tenant)
+
+    def started(self, *given):
+        self._world.passes("started")
+        self._whole.started(*given)
+
+    def computed(self, *given):
+        self._world.passes("computed")
+        self._whole.computed(*given)
