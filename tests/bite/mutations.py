@@ -282,8 +282,8 @@ FAULTS: list[Fault] = [
         "youngest-stays",
         "The oldest sequence is put back for younger ones, and may never end.",
         RUNNING,
-        "youngest = self.sequences.pop()\n",
-        "youngest = self.sequences.pop(0)\n",
+        "self._put_back(self.sequences[-1] if",
+        "self._put_back(self.sequences[0] if",
     ),
     mutation(
         "generation",
