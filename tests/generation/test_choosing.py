@@ -125,15 +125,12 @@ def test_no_number_that_is_read_makes_logits_overflow(name):
 
 
 SETTINGS = [
-    Sampling(),
-    Sampling(temperature=0),
-    Sampling(top_k=3),
-    Sampling(top_p=0.5, temperature=1.5),
-    Sampling(min_p=0.1),
-    Sampling(presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.3),
-    Sampling(logit_bias={5: 100.0}),
-    Sampling(logprobs=3),
-]
+    Sampling(**given)
+    for given in (
+        {}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.5, "temperature": 1.5}, {"min_p": 0.1}, {"logprobs": 3},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3}, {"logit_bias": {5: 100.0}},
+    )
+]  # fmt: skip
 
 
 def test_company_changes_no_choice():
