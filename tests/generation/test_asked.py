@@ -88,4 +88,4 @@ def test_settings_are_read_and_refused_by_their_name():
         with pytest.raises(InvalidInput, match=name):
             read(**{name: value})
     with pytest.raises(InvalidInput, match="'seats'"):
-        read_settings({"step_tokens": "64"}, torch.device("cpu"), torch.float32)
+        read_settings({name: own for name, own in PARAMETERS.items() if name != "seats"}, torch.device("cpu"), torch.float32)

@@ -149,6 +149,7 @@ class Decoders:
 
 
 def test_every_request_gets_its_answer_and_one_end():
+    """Its many short runs take some ten seconds: each fault must hit somebody, in each kind of cache."""
     happened = Counter()
 
     @settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])  # a smaller seed is no smaller case

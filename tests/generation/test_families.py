@@ -47,7 +47,7 @@ class Built:
     def answers(self, prompts, count, **sampling):
         """Returns the answer to each prompt. They are computed together."""
         view, answers = self.backbone.view, [Said() for _ in prompts]
-        service = Service(self.backbone, self.prompts, Settings(cache_tokens=self.backbone.config.positions, seats=4))
+        service = Service(self.backbone, self.prompts, Settings(cache_tokens=max(512, self.backbone.config.positions), seats=4))
         try:
             for prompt, said in zip(prompts, answers, strict=True):
                 wanted = Sampling(temperature=0, max_tokens=count, **sampling)

@@ -179,7 +179,9 @@ def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
     [("first_token_us", Promise(first_token_ns=HOUR)), ("deadline_us", Promise(whole_ns=HOUR))],
 )
 def test_the_times_of_a_tenant_are_kept(place, limit, patient):
+    service = place.started(admission=False)
     with place.limits("plain", **{limit: 1}):
-        assert isinstance(place.ask("a").wait().error, DeadlineMissed)
-        assert place.ask("a", promise=patient).wait().error is None
-        assert place.ask("a", "lora").wait().error is None  # another tenant has no such limit
+        assert isinstance(place.ask("a", service=service).wait().error, DeadlineMissed)
+        assert place.ask("a", service=service, promise=patient).wait().error is None
+        assert place.ask("a", "lora", service=service).wait().error is None  # another tenant has no such limit
+    service.close()
