@@ -27,10 +27,7 @@ def stock(request, server):
 @pytest.mark.parametrize(
     ("backbone", "question"),
     [
-        (
-            "toy",
-            {"tenant": "acme", "truncate": True, "hplm_priority": 3, "hplm_rung": 1, "unknown": "ü", "timeout": 60_000_000},
-        ),
+        ("toy", {"tenant": "acme", "truncate": True, "hplm_priority": 3, "hplm_rung": 1, "unknown": "ü", "timeout": 10**8}),
         ("tasks", {"tenant": "pair", "pairs": [WORDS[1]]}),
         ("toy", {"tenant": "flux", "top_k": 2}),
     ],
