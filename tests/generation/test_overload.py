@@ -35,7 +35,7 @@ def rate_of(**settings):
     return 200 * 1000 * MS / simulation.now_ns
 
 
-def overloaded(times, promise, given=1.0, count=1000, **settings):
+def overloaded(times, promise, given=1.0, count=500, **settings):
     """Returns the shares of requests that were admitted, and of these that were answered in time.
 
     `given`: which part of `max_tokens` the answers have.
