@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -30,16 +31,17 @@ from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_number
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
-from hplm.tenants.arrival import Arrivals, Mark
+from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
 from hplm.tenants.state import EXPORTED_TENANTS
 from hplm.tenants.ticket import ACROSS
 
+log = logging.getLogger(__name__)
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
 PROMPTS_AT_ONCE = 16  # an answer takes long: the other threads of that pool are for texts
 WAITING = Bounds(items=1024, work=1024)  # the most requests that wait
-SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time
+SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
 
 
@@ -118,9 +120,12 @@ class TritonPythonModel:
         meter = Meter()
         self._across = Across(self._directory, meter, self._mark.parameters)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, args["model_name"])
+        self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
+        self._ending = threading.Event()
+        self._looking = repeat(self._cancel_unwanted, "cancelled")
         self._lanes = {
             ENCODER: Lane("texts", AT_ONCE, self._refusals, self._forward_texts),
-            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals, _forward),
+            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals, self._forward_prompt),
         }
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
@@ -148,7 +153,8 @@ class TritonPythonModel:
         timeout_us = replies.timeout_us(request, parameters)
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
-        parameters.pop(ACROSS, None)  # only we may say it
+        for name in (ACROSS, PROMPT, CANCEL):
+            parameters.pop(name, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
         self._lanes[kind].offer(
             Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns, received_ns)
@@ -160,9 +166,32 @@ class TritonPythonModel:
             return _forward(forwarded)
         return self._across.forward(forwarded, link)
 
+    def _forward_prompt(self, forwarded: Forwarded) -> Answer:
+        name = secrets.token_hex(8)
+        forwarded.parameters[PROMPT] = name
+        self._prompts[name] = forwarded
+        try:
+            return _forward(forwarded)
+        finally:
+            del self._prompts[name]
+
+    def _cancel_unwanted(self) -> bool:
+        """Cancels prompts whose clients have gone: Triton does not tell decoders. Returns False when the model is unloaded."""
+        for name, forwarded in list(self._prompts.items()):
+            try:
+                if forwarded.sender.is_cancelled:
+                    given = {**self._mark.parameters(forwarded.arrival_ns), CANCEL: name}
+                    none = [replies.tensor("text_input", np.array([b""], dtype=object))]
+                    _only_response(ask(forwarded, forwarded.backbone, none, ["text_output"], given, 0))
+            except Exception:  # the places of others must still be freed
+                log.exception("cannot cancel a prompt")
+        return not self._ending.wait(SECONDS_BETWEEN_LOOKS)
+
     def finalize(self) -> None:
         for lane in self._lanes.values():
             lane.close()
+        self._ending.set()
+        self._looking.join()
         self._refusals.close()
         self._publisher.close()
         self._held.close()

@@ -43,7 +43,7 @@ from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
-from hplm.tenants.arrival import Arrivals, Mark
+from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.authorize import admit, opened
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class Answer:
         self._count = count
         self._unsent = [Choice() for _ in range(wanted.choices)]
         self.ended = False
+        self.name = ""  # of a prompt that the model `hplm` has forwarded
 
     def say(self, piece: Piece | HplmError) -> None:
         """Called in order, by one thread."""
@@ -176,7 +177,8 @@ class TritonPythonModel:
         self._seats = settings.seats
         self._adapters: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # loaded and awaited, as published last
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._look)
-        self._arrivals = Arrivals(Mark(os.getppid()))
+        self._mark = Mark(os.getppid())
+        self._arrivals = Arrivals(self._mark)
         self._held = Held(args["model_name"])
         self._refusals = replies.Refusals("taking the request")
         self._open: dict[Answer, Request] = {}
@@ -203,6 +205,11 @@ class TritonPythonModel:
             self._service.check()
             replies.send_outputs(sender, {"text_output": _strings(["ok"])})
             return
+        forwarded = self._mark.is_on(parameters)
+        if forwarded and CANCEL in parameters:
+            self._cancel(str(parameters[CANCEL]))
+            replies.send_outputs(sender, {"text_output": _strings(["ok"])})
+            return
         view = self._backbone.view
         if asked_flag(parameters, TENANTS):
             ids = opened(view.snapshot, parameters, time.time())
@@ -219,6 +226,7 @@ class TritonPythonModel:
             sampling = replace(sampling, echo=True)
         wanted = Wanted(stream, sampling.n, frozenset(name for name in RETURNED if replies.flag(request, name)))
         answer = Answer(sender, wanted, self._prompts, self._count)
+        answer.name = str(parameters.get(PROMPT, "")) if forwarded else ""
         self._open[answer] = self._service.submit(
             view,
             tenant,
@@ -231,6 +239,12 @@ class TritonPythonModel:
             arrival_ns=self._arrivals.arrival_ns(parameters, received_ns),
             id=replies.request_id(request),
         )
+
+    def _cancel(self, name: str) -> None:
+        """Cancels a prompt of the model `hplm`. Triton does not say here that its client has gone."""
+        for answer, request in list(self._open.items()):
+            if answer.name == name:
+                self._service.cancel(request)
 
     def _prompt(self, request: pb_utils.InferenceRequest) -> str | Messages:
         text, messages = (replies.optional_texts(request, name) for name in ("text_input", "messages"))

@@ -35,10 +35,17 @@ class Cache:
         return room_in(self.space, tokens, like, alike)
 
     def grow(self, own: Room, tokens: int, filled: int) -> Room | None:
-        """Returns a larger room with the `filled` first tokens of `own`, which is free then. None: there is none."""
+        """Returns a larger room with the `filled` first tokens of `own`, which is free then. None: there is none.
+
+        If it raises, what `own` held is lost, and its room is free.
+        """
         grown = self.space.grow(own, tokens)
         if grown is not None:
-            self.copy(own, grown, filled)
+            try:
+                self.copy(own, grown, filled)
+            except BaseException:
+                self.space.give_back(grown)
+                raise
         return grown
 
     def give_back(self, own: Room) -> None:

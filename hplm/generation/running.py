@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from hplm.generation.request import Sequence
 from hplm.generation.room import Room, Space
 from hplm.scheduling.waiting import Capacity
 
+log = logging.getLogger(__name__)
 FINISHED = 16  # sequences that are remembered
 
 
@@ -185,7 +187,7 @@ class Running:
         back: list[Sequence] = []
         for sequence in list(self.sequences):
             while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
-                back.append(self._put_back())
+                back.append(self._put_back(self.sequences[-1] if sequence.room is not None else sequence))
         return [Planned(sequence, counts[sequence]) for sequence in self.sequences if counts[sequence]], back
 
     def end(self, sequence: Sequence) -> None:
@@ -209,15 +211,20 @@ class Running:
                 self._forget()
 
     def _has_room(self, sequence: Sequence, count: int) -> bool:
+        """Makes room for so many more tokens. Returns False if there is none. Then the sequence may have lost what it had."""
         own = sequence.room
         assert own is not None
         if own.size >= sequence.computed + count:
             return True
-        while (grown := self.cache.grow(own, sequence.computed + count, sequence.computed)) is None:
-            if not self._forget():
-                return False
+        try:
+            while (grown := self.cache.grow(own, sequence.computed + count, sequence.computed)) is None:
+                if not self._forget():
+                    return False
+        except Exception:
+            log.exception("a sequence could not be moved: its tokens are computed again")
+            grown = None
         sequence.room = grown
-        return True
+        return grown is not None
 
     def _forget(self) -> bool:
         """Gives back the room of the oldest finished sequence. Returns False if none is remembered."""
@@ -226,16 +233,16 @@ class Running:
         self.cache.give_back(self._finished.pop(0).room)
         return True
 
-    def _put_back(self) -> Sequence:
-        """Takes the room of the youngest sequence. All its tokens are computed again later."""
-        youngest = self.sequences.pop()
-        assert youngest.room is not None
-        self.cache.give_back(youngest.room)
-        youngest.room, youngest.computed = None, 0
-        self.comes_back(youngest)
+    def _put_back(self, sequence: Sequence) -> Sequence:
+        """Takes the sequence's room, if it still has one. All its tokens are computed again later."""
+        self.sequences.remove(sequence)
+        if sequence.room is not None:
+            self.cache.give_back(sequence.room)
+        sequence.room, sequence.computed = None, 0
+        self.comes_back(sequence)
         self.put_back += 1
         self._end_batch()
-        return youngest
+        return sequence
 
     def _end_batch(self) -> None:
         """Frees what finished sequences have kept, once none of their batch runs."""

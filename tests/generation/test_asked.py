@@ -1,4 +1,6 @@
-"""Reading of what a request for text asks for, and of the settings of a model that answers it."""
+"""Reading of what a request for text asks for, and of the settings of a model. The contract's tables have single values."""
+
+import json
 
 import pytest
 import torch
@@ -6,20 +8,57 @@ import torch
 from hplm.errors import InvalidInput
 from hplm.generation.asked import promise_of, sampling_of
 from hplm.generation.promise import NO_PROMISE, Promise
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import READERS, Sampling, read_sampling
 from hplm.generation.settings import read_settings
 from tests.support.message import mentioning
 
+GIVEN = {
+    "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "presence_penalty": -1, "frequency_penalty": 2,
+    "repetition_penalty": 1.1, "logit_bias": {"12": -100, "7": 3.5}, "seed": -5, "stop": ["\n", "END"],
+    "stop_token_ids": [3, 4], "ignore_eos": True, "max_tokens": 100, "min_tokens": 2, "n": 3, "logprobs": 5, "echo": True,
+}  # fmt: skip
 PARAMETERS = {
     "seats": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "cleaning": "early", "policy": "timely",
-    "admission": "true",
-    "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2", "plot_hot": "7",
-    "threads": "3",
+    "admission": "true", "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2",
+    "plot_hot": "7", "threads": "3",
 }  # fmt: skip
 
 
 def read(device="cpu", **changed):
     return read_settings({**PARAMETERS, **changed}, torch.device(device), torch.float32)
+
+
+def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
+    assert GIVEN.keys() == READERS.keys()
+    assert read_sampling(json.dumps(GIVEN)) == Sampling(
+        0.7, 40, 0.9, 0.05, -1, 2, 1.1, {12: -100, 7: 3.5}, -5, ("\n", "END"), (3, 4), True, 100, 2, 3, 5, True
+    )
+    for nothing in (None, "", "{}", {}, '{"temperature": null, "stop": null}'):
+        assert read_sampling(nothing) == Sampling()
+    assert read_sampling('{"stop": "END", "top_k": -1}') == Sampling(stop=("END",), top_k=0), "as vLLM sends them"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ('{"temperature": NaN}', ["temperature"]),
+        ('{"temperature": 1' + "0" * 400 + "}", ["temperature"]),
+        ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
+        ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
+        *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
+    ],
+)
+def test_what_cannot_be_read_as_sampling_is_refused(given, named):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        read_sampling(given)
+
+
+@pytest.mark.parametrize("given", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
+def test_ids_outside_the_vocabulary_are_refused(given):
+    sampling = read_sampling(json.dumps(given))
+    sampling.check_ids(101)
+    with pytest.raises(InvalidInput, match=mentioning(*given)):
+        sampling.check_ids(100)
 
 
 def test_sampling_comes_from_json_or_from_parameters():
@@ -34,47 +73,19 @@ def test_promises_come_from_the_request():
     assert promise_of({"timeout": 7}, 0) == promise_of({"timeout": 9}, 7) == Promise(whole_ns=7000)
     assert promise_of({"first_token_ms": 2.5, "token_ms": "0.5"}, 0) == Promise(0, 2_500_000, 500_000)
     assert promise_of({}, 2**63 - 1).whole_ns < 2**63
+    for wrong in ("x", "nan", True):
+        with pytest.raises(InvalidInput, match="token_ms"):
+            promise_of({"token_ms": wrong}, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("timeout", -1),
-        ("timeout", 1.5),
-        ("token_ms", True),
-        ("token_ms", "x"),
-        ("first_token_ms", "nan"),
-        ("first_token_ms", -1),
-    ],
-)
-def test_times_out_of_range_are_refused(name, value):
-    with pytest.raises(InvalidInput, match=name):
-        promise_of({name: value}, 0)
-
-
-def test_settings_are_read():
+def test_settings_are_read_and_refused_by_their_name():
     settings = read()
     assert (settings.seats, settings.step_tokens, settings.cache_tokens, settings.queue_bytes) == (4, 64, 512, 2_000_000)
-    assert settings.threads == 3
-    assert settings.promise == Promise(1_500_000, 0, 2_000_000)
-    assert settings.cache == "auto" and read(cache="paged").cache == "paged"
+    assert (settings.threads, settings.promise, settings.cache) == (3, Promise(1_500_000, 0, 2_000_000), "auto")
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("seats", "0"), ("cache_tokens", "many"), ("cache", "dense"), ("cleaning", "never"), ("admission", "1"),
-        ("token_ms", "-1"),
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(name, value):
-    with pytest.raises(InvalidInput, match=name):
-        read(**{name: value})
-
-
-def test_a_missing_setting_is_named():
+    wrong = {"seats": "0", "cache_tokens": "many", "cache": "dense", "cleaning": "never", "admission": "1", "token_ms": "-1"}
+    for name, value in wrong.items():
+        with pytest.raises(InvalidInput, match=name):
+            read(**{name: value})
     with pytest.raises(InvalidInput, match="'seats'"):
-        read_settings(
-            {name: value for name, value in PARAMETERS.items() if name != "seats"}, torch.device("cpu"), torch.float32
-        )
+        read_settings({name: own for name, own in PARAMETERS.items() if name != "seats"}, torch.device("cpu"), torch.float32)

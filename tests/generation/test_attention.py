@@ -13,9 +13,11 @@ from hplm.generation.cache import CUDA_BLOCK, Cache
 from hplm.generation.kernel import kernel
 from hplm.generation.ranges import Ranges
 from hplm.generation.room import Room, places_of
-from tests.generation.small import CONFIG, CPU
+from tests.generation.small import CONFIG
+from tests.generation.world import CPU
 
 LAYER = 1
+compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
 
 
 def config_of(heads, kv_heads, head):
@@ -132,19 +134,7 @@ def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie(monkeypatch):
     assert chosen == ["blocks"] + ["gathered"] * 11
 
 
-def test_new_keys_and_values_are_written_to_their_places_only():
-    config = config_of(4, 2, 16)
-    cache = filled(config, 512, 0)
-    before = [part.clone() for part in cache.layer(LAYER)]
-    key, value = torch.randn(3, 32), torch.randn(3, 32)
-    attention = CachedAttention(config, cache, [Chunk(Room((64,), 64), 5, 1), Chunk(Room((128,), 64), 0, 2)])
-    attention(LAYER, torch.randn(3, 64), key, value)
-    for was, now, new in zip(before, cache.layer(LAYER), (key, value), strict=True):
-        was[[69, 128, 129]] = new
-        assert torch.equal(was, now)
-
-
-@pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
+@compiled
 def test_a_token_alone_has_the_same_numbers_as_in_company():
     config = config_of(9, 3, 64)
     cache = filled(config, 4096, 0)
@@ -157,7 +147,7 @@ def test_a_token_alone_has_the_same_numbers_as_in_company():
         assert torch.equal(alone[0], whole[i])
 
 
-@pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
+@compiled
 def test_scores_far_apart_do_not_overflow():
     keys = torch.randn(300, 16) * 100
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100

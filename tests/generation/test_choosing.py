@@ -59,11 +59,6 @@ def test_each_answer_of_a_request_has_a_seed_of_its_own():
     assert len({seed_of(seed, choice) for seed in (-1, 0, 5) for choice in range(16)}) == 48
 
 
-def test_temperature_0_takes_the_likeliest_token():
-    logits = torch.cat([logits_of(i) for i in range(5)])
-    assert chosen(logits, *[Wish(Sampling(temperature=0), i, i) for i in range(5)]) == logits.argmax(1).tolist()
-
-
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_tokens_are_drawn_by_their_probability(temperature):
     logits = logits_of(1, 12, 1.0)
@@ -95,12 +90,14 @@ def test_a_nucleus_beyond_the_candidates_is_exact():
     assert len(found.keys() - nucleus) <= 1 and len(found) > 0.99 * len(nucleus)
 
 
-def test_top_p_of_nearly_nothing_and_a_tiny_temperature_take_the_likeliest():
-    logits = logits_of(4)
-    best = int(logits.argmax())
-    for sampling in (Sampling(top_p=1e-6), Sampling(top_k=1), Sampling(min_p=1.0), Sampling(temperature=1e-4)):
-        assert drawn(logits, sampling, 50) == {best: 50}
-    assert drawn(logits, Sampling(temperature=1e-30), 50) == {best: 50}
+@pytest.mark.parametrize(
+    "given",
+    [{"temperature": 0}, {"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 1e-4}, {"temperature": 1e-30}],
+)
+def test_some_settings_leave_the_likeliest_token_alone(given):
+    logits = torch.cat([logits_of(i) for i in range(5)])
+    wishes = [Wish(Sampling(**given), seed, place) for seed in range(5) for place in range(10)]
+    assert chosen(logits.repeat_interleave(10, 0), *wishes) == logits.argmax(1).repeat_interleave(10).tolist()
 
 
 def extremes_of(name):
@@ -125,15 +122,12 @@ def test_no_number_that_is_read_makes_logits_overflow(name):
 
 
 SETTINGS = [
-    Sampling(),
-    Sampling(temperature=0),
-    Sampling(top_k=3),
-    Sampling(top_p=0.5, temperature=1.5),
-    Sampling(min_p=0.1),
-    Sampling(presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.3),
-    Sampling(logit_bias={5: 100.0}),
-    Sampling(logprobs=3),
-]
+    Sampling(**given)
+    for given in (
+        {}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.5, "temperature": 1.5}, {"min_p": 0.1}, {"logprobs": 3},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3}, {"logit_bias": {5: 100.0}},
+    )
+]  # fmt: skip
 
 
 def test_company_changes_no_choice():

@@ -12,7 +12,7 @@ from hplm.generation.promise import NO_PROMISE, Promise
 from hplm.generation.sampling import Sampling
 from tests.generation.world import KINDS, MS, Fake, World, decode
 
-FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy"]
+FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy", "move", "choosing"]
 TENANTS = 3
 
 
@@ -78,7 +78,7 @@ class Decoders:
         if chance.random() < 0.3:
             more["stop_token_ids"] = tuple(chance.sample(range(40), 3))
         if chance.random() < 0.3:
-            more |= {"presence_penalty": 1.0, "top_p": 0.9}
+            more |= {"presence_penalty": 1.0, "top_p": 0.9, "logprobs": 2}
         temperature, most = chance.choice([0.0, 1.0]), chance.choice([4, 12, 40, 70])
         return Sampling(temperature, max_tokens=most, min_tokens=chance.choice([0, 0, 3]), **more)
 
@@ -96,7 +96,7 @@ class Decoders:
             self.world.cancel(self.chance.choice(going_on))
 
     def fail(self):
-        self.world.fault = self.chance.choice([*FAULTS, "copy", "copy"])  # few sequences begin alike
+        self.world.fault = self.chance.choice([*FAULTS, "copy", "copy", "move"])  # few sequences begin alike
 
     def change(self):
         self.model.change(self.chance.randrange(TENANTS))
@@ -122,7 +122,8 @@ class Decoders:
         world.run()
         for said in world.said:
             world.assert_right(said)
-        assert sum(not self.explained(said) for said in world.said) <= world.met.count("copy")
+        unexplained = [said for said in world.said if not self.explained(said)]
+        assert all(isinstance(said.error, Internal) for said in unexplained) and len(unexplained) <= world.met.count("copy")
         assert world.loop.device_failed == ("device" in world.met)
 
     def explained(self, said):
@@ -136,8 +137,8 @@ class Decoders:
                 return True
             case QueueFull():
                 return self.full
-            case DeadlineMissed():
-                return bool(promise.whole_ns or promise.first_token_ns)
+            case DeadlineMissed():  # what there is of an answer is never lost
+                return bool(promise.whole_ns or promise.first_token_ns) and not said.request.generated
             case Draining():
                 return self.abandoned
             case Internal() if not self.world.hit[request]:
@@ -148,6 +149,7 @@ class Decoders:
 
 
 def test_every_request_gets_its_answer_and_one_end():
+    """Its many short runs take some ten seconds: each fault must hit somebody, in each kind of cache."""
     happened = Counter()
 
     @settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])  # a smaller seed is no smaller case

@@ -22,7 +22,7 @@ from hplm.generation.promise import NO_PROMISE
 from hplm.generation.ranges import Ranges
 from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence, Source
 from hplm.generation.room import Space, places_of
-from hplm.generation.running import Running
+from hplm.generation.running import Running, age
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
@@ -57,12 +57,13 @@ def all_of(room):
 
 
 class Poisoned(Cache):
-    """Counts the owners of each place. It fills with NaN what nobody owns or has filled. `copy` fails if told to."""
+    """Counts the owners of each place. It fills with NaN what nobody owns or has filled. A copy fails if told to."""
 
     def __init__(self, space, layers, width, dtype=torch.float32):
         super().__init__(space, layers, width, CPU, dtype)
         self._layers, self._owners = range(layers), np.zeros(space.tokens, dtype=np.int64)
-        self.refuses = lambda: False
+        self.meets = lambda fault: False
+        self._fault = "copy"
         self.alike = 0  # how many rooms began with what another holds
         self._poison(np.arange(space.tokens))
 
@@ -73,9 +74,14 @@ class Poisoned(Cache):
         return own
 
     def grow(self, own, tokens, filled):
-        refuses, self.refuses = self.refuses, lambda: False
-        grown = super().grow(own, tokens, filled)
-        self.refuses = refuses
+        self._fault = "move"
+        try:
+            grown = super().grow(own, tokens, filled)
+        except RuntimeError:
+            self._changed([own], [])
+            raise
+        finally:
+            self._fault = "copy"
         self._changed(*([own], [grown]) if grown is not None else ([], []))
         if grown is not None:
             self._poison(places_of([grown], np.array([filled]), np.array([grown.size - filled])))
@@ -86,7 +92,7 @@ class Poisoned(Cache):
         self._changed([own], [])
 
     def copy(self, source, into, tokens):
-        if self.refuses():
+        if self.meets(self._fault):
             raise RuntimeError(UNEXPECTED[0])
         super().copy(source, into, tokens)
 
@@ -182,7 +188,7 @@ class Machine:
     def __init__(self, world, cache, seats):
         self.held, self.busy = set(), False
         self._world, self._cache, self._seats = world, cache, seats
-        cache.refuses = lambda: self._meets("copy")
+        cache.meets = self._meets
 
     def hold(self, sequence):
         assert sequence not in self.held
@@ -224,6 +230,8 @@ class Machine:
                 logits.append(logits_of(keys[at]))
         if logits and self._meets("nan", [next(one.sequence for one in step.planned if one.completes)], Broken):
             logits[0] = logits[0] * torch.nan
+        if logits and tokens > 1 and self._meets("choosing"):
+            return Refusing()
         return torch.stack(logits) if logits else NOTHING
 
     def wait(self):
@@ -237,6 +245,15 @@ class Machine:
         for sequence in sequences:
             self._world.hit[sequence.request].add(error)
         return True
+
+
+class Refusing:
+    """Logits for which there is no memory when tokens are chosen."""
+
+    def __getitem__(self, row):
+        raise RuntimeError(NO_MEMORY)
+
+    __getattr__ = __getitem__
 
 
 class World:
@@ -290,8 +307,13 @@ class World:
         """Steps. Whoever was cancelled or too late before a step has ended after it."""
         for _ in range(times):
             ending = [said for said in self.said if not said.ended and self._must_end(said.request)]
+            oldest, moves = self.running.sequences[:1], self.met.count("move")
             self.loop.step()
             assert all(said.ended for said in ending)
+            for one in oldest:
+                back = one.room is None and one.finish is None and not one.request.ended
+                younger = any(age(one) < age(other) for other in self.running.sequences[:1])
+                assert not (back and younger) or self.met.count("move") > moves, "it was put back for a younger one"
 
     def cancel(self, said) -> None:
         said.request.cancel()
@@ -332,6 +354,8 @@ class World:
             count = same_as_reference(self.model, said, choice)
             assert isinstance(self.model, Fake) <= (count == len(ids))
             compared += count
+            told = [len(piece.tokens) for piece in said.pieces if piece.choice == choice]
+            assert sampling.logprobs is None or told == [1] * len(ids) or (finish in ("cancelled", "deadline") and told[-1] < 2)
             text, reason = written(ids, sampling)
             assert finish == reason or (finish in ("cancelled", "deadline") and reason is None), (finish, reason, ids)
             mine = said.text(choice)

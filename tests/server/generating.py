@@ -15,16 +15,16 @@ RETURN = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens
 class Asked:
     """A request on a gRPC stream of its own, by a plain tritonclient."""
 
-    def __init__(self, server, prompt, tenant, sampling=GREEDY, headers=None, timeout=None, parameters=None, **more):
-        """`more`: further inputs. A prompt that is None is not sent."""
+    def __init__(self, server, prompt, tenant="", sampling=GREEDY, headers=None, timeout=None, parameters=None, **more):
+        """`more`: further inputs. A prompt or sampling that is None is not sent."""
         self.said = queue.Queue()
         self.client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         self.client.start_stream(lambda result, error: self.said.put(error or result), headers=headers)
         given = {} if prompt is None else {"text_input": prompt}
-        given |= {"sampling_parameters": json.dumps(sampling), **more}
+        given |= {} if sampling is None else {"sampling_parameters": json.dumps(sampling)}
         self.client.async_stream_infer(
             "chat",
-            [_tensor(name, value) for name, value in given.items()],
+            [_tensor(name, value) for name, value in {**given, **more}.items()],
             timeout=timeout,
             parameters={"tenant": tenant, **(parameters or {})},
             enable_empty_final_response=True,

@@ -1,4 +1,4 @@
-"""A decoder behind a real Triton: streamed and whole answers, keys, bad input, cancelling, draining, a dead process."""
+"""A decoder behind a real Triton: streamed and whole answers, keys, bad input, cancelling, draining, a dead process, counts."""
 
 import http.client
 import json
@@ -9,6 +9,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.engine.backbone import Backbone
+from hplm.metrics.names import METRICS, OF_DECODERS, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.probing import State
@@ -17,6 +18,7 @@ from hplm.server.supervisor import Supervisor
 from testing.generative import GenerativeReference
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
 from tests.support.message import mentions
+from tests.support.metrics import settled
 from tests.support.servers import SECRET, cancelled
 from tests.support.wait import eventually
 
@@ -35,13 +37,6 @@ def prompts(backbone):
     return Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
 
 
-def assert_equals_reference(ids, backbone, prompts, prompt, tenant):
-    written = GenerativeReference(backbone).generate(prompts.encode(prompt).tolist(), tenant, 24)
-    same = written.sure()
-    assert ids[:same] == written.tokens[:same] and len(ids) == 24
-    return same
-
-
 def test_streams_of_several_tenants_equal_the_reference(server, backbone, prompts):
     asked = [
         (prompt, tenant, Asked(server, prompt, tenant, {**GREEDY, "logprobs": 0}, stream=True, **RETURN))
@@ -50,68 +45,47 @@ def test_streams_of_several_tenants_equal_the_reference(server, backbone, prompt
     ]
     compared = 0
     for prompt, tenant, one in asked:
-        pieces = one.pieces()
-        ids = ids_of(pieces)
-        compared += assert_equals_reference(ids, backbone, prompts, prompt, tenant)
+        pieces, given = one.pieces(), prompts.encode(prompt).tolist()
+        ids, written = ids_of(pieces), GenerativeReference(backbone).generate(given, tenant, 24)
+        same = written.sure()
+        compared += same
+        assert ids[:same] == written.tokens[:same] and len(ids) == 24
         assert text_of(pieces) == prompts.decode(ids)
         assert sum(int(piece["num_output_tokens"][0]) for piece in pieces) == 24 and len(pieces) > 1
         assert [piece["finish_reason"][0] for piece in pieces] == [b""] * (len(pieces) - 1) + [b"length"]
-        assert pieces[-1]["num_input_tokens"][0] == len(prompts.encode(prompt))
+        assert pieces[-1]["num_input_tokens"][0] == len(given)
     assert compared > 100
 
 
-def test_a_whole_answer_is_one_response_and_the_sum_of_its_stream(server):
-    streamed = Asked(server, "some words", "lora", stream=True).pieces()
-    (whole,) = Asked(server, "some words", "lora", exclude_input_in_output=True, **RETURN).pieces()
-    assert whole["text_output"][0].decode() == text_of(streamed)
-    assert (whole["finish_reason"][0], whole["num_output_tokens"][0]) == (b"length", 24)
-    (echoed,) = Asked(server, "some words", "lora").pieces()
-    assert echoed.keys() == {"text_output"}
-    assert echoed["text_output"][0].decode() == "some words" + text_of(streamed)
-
-
-def test_generate_and_generate_stream_give_what_grpc_gives(server):
-    asked = {"text_input": "some words", "tenant": "lora"}
-    expected = text_of(Asked(server, "some words", "lora", stream=True).pieces())
-    status, whole = post(server, "generate", **asked, **GREEDY, exclude_input_in_output=True, return_finish_reason=True)
-    assert (status, whole["text_output"], whole["finish_reason"]) == (200, expected, "length")
-    status, events = post(server, "generate_stream", **asked, sampling_parameters=json.dumps(GREEDY), stream=True)
-    assert status == 200 and len(events) > 1
-    assert "".join(event["text_output"] for event in events) == expected
-
-
-def test_messages_are_answered_as_the_chat_template_writes_them(server, prompts):
-    chat = json.dumps([{"role": "user", "content": "some words"}])
-    written = "<|258|>user\nsome words<|257|>\n<|258|>assistant\n"
-    assert prompts.of_messages(chat) == prompts.encode(written).tolist()[1:]
-    expected = text_of(Asked(server, written, "lora", stream=True).pieces())
-    assert text_of(Asked(server, None, "lora", messages=chat, stream=True).pieces()) == expected
-    (whole,) = Asked(server, None, "lora", messages=chat).pieces()
-    assert whole["text_output"][0].decode() == expected
-    (echoed,) = Asked(server, None, "lora", messages=chat, exclude_input_in_output=False).pieces()
-    assert echoed["text_output"][0].decode() == "user\nsome words\nassistant\n" + expected
-    asked = {"messages": chat, "tenant": "lora", "sampling_parameters": json.dumps(GREEDY)}
-    assert post(server, "generate", **asked)[1]["text_output"] == expected
-    _, events = post(server, "generate_stream", **asked, stream=True)
-    assert "".join(event["text_output"] for event in events) == expected
+CHAT = json.dumps([{"role": "user", "content": "some words"}])
+WRITTEN = "<|258|>user\nsome words<|257|>\n<|258|>assistant\n"  # as the chat template writes it
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("given", "prompt", "echoed"),
     [
-        ({}, ["text_input", "messages"]),
-        ({"text_input": "a", "messages": "[]"}, ["text_input", "messages"]),
-        ({"messages": "[]"}, ["messages"]),
-        ({"messages": "hello"}, ["messages", "JSON"]),
-        ({"messages": '[{"role": "user"}]'}, ["messages", "content"]),
+        ({"text_input": "some words"}, "some words", "some words"),
+        ({"messages": CHAT}, WRITTEN, "user\nsome words\nassistant\n"),
     ],
 )
-def test_bad_messages_are_refused(server, given, named):
-    with pytest.raises(InferenceServerException) as caught:
-        Asked(server, given.get("text_input"), "plain", **{k: v for k, v in given.items() if k == "messages"}).piece()
-    assert mentions(caught.value.message(), "[invalid_input]", *named)
-    status, answer = post(server, "generate", tenant="plain", **given)
-    assert status == 400 and mentions(answer["error"], "[invalid_input]", *named)
+def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, given, prompt, echoed):
+    assert prompts.of_messages(CHAT) == prompts.encode(WRITTEN).tolist()[1:]
+    text, messages = given.get("text_input"), {name: own for name, own in given.items() if name == "messages"}
+    expected = text_of(Asked(server, prompt, "lora", stream=True).pieces())
+    assert text_of(Asked(server, text, "lora", stream=True, **messages).pieces()) == expected
+    (whole,) = Asked(server, text, "lora", exclude_input_in_output=True, **messages, **RETURN).pieces()
+    assert whole["text_output"][0].decode() == expected
+    assert (whole["finish_reason"][0], whole["num_output_tokens"][0]) == (b"length", 24)
+    (echo,) = Asked(server, text, "lora", exclude_input_in_output=False, **messages).pieces()
+    assert echo.keys() == {"text_output"} and echo["text_output"][0].decode() == echoed + expected
+    (usual,) = Asked(server, text, "lora", **messages).pieces()
+    assert usual["text_output"][0].decode() == ("" if messages else echoed) + expected
+    body = {**given, "tenant": "lora", "exclude_input_in_output": True}
+    status, answer = post(server, "generate", **body, **GREEDY, return_finish_reason=True)
+    assert (status, answer["text_output"], answer["finish_reason"]) == (200, expected, "length")
+    status, events = post(server, "generate_stream", **body, sampling_parameters=json.dumps(GREEDY), stream=True)
+    assert status == 200 and len(events) > 1
+    assert "".join(event["text_output"] for event in events) == expected
 
 
 def test_several_choices_come_side_by_side(server):
@@ -122,55 +96,46 @@ def test_several_choices_come_side_by_side(server):
     assert [b"".join(piece["text_output"][i] for piece in pieces) for i in range(3)] == whole["text_output"].tolist()
 
 
-def test_many_at_once_are_answered_each_with_its_own(server):
-    texts = [f"number {i}" for i in range(24)]
-
-    def ask(text):
-        return post(server, "generate", text_input=text, tenant="lora", **GREEDY, exclude_input_in_output=True)[1][
-            "text_output"
-        ]
-
-    alone = [ask(text) for text in texts[:6]]
-    with ThreadPoolExecutor(12) as pool:
-        together = list(pool.map(ask, texts))
-    assert together[:6] == alone and len(set(together)) > 12
-
-
 @pytest.mark.parametrize(
-    ("tenant", "sampling", "parameters", "word", "named"),
+    ("tenant", "given", "word", "named"),
     [
-        ("nobody", {}, {}, "no_tenant", []),
-        ("keyed", {}, {}, "no_tenant", []),
-        ("plain", {"temprature": 1}, {}, "invalid_input", ["temprature"]),
-        ("plain", {"temperature": -1}, {}, "invalid_input", ["temperature"]),
-        ("plain", {"max_tokens": 20_000}, {}, "invalid_input", ["max_tokens"]),
-        ("plain", {"stop": [""]}, {}, "invalid_input", ["stop"]),
-        ("plain", {}, {"first_token_ms": -1}, "invalid_input", ["first_token_ms"]),
-        ("plain", {}, {"hplm_rung": 2}, "invalid_input", ["hplm_rung", 2, "'plain'"]),
-        ("plain", {}, {"temperature": 1}, "invalid_input", ["temperature", "sampling_parameters"]),
+        ("nobody", {}, "no_tenant", []),
+        ("keyed", {}, "no_tenant", []),
+        ("plain", {"sampling_parameters": {"temprature": 1}}, "invalid_input", ["temprature"]),
+        ("plain", {"max_tokens": 20_000}, "invalid_input", ["max_tokens"]),
+        ("plain", {"hplm_rung": 2}, "invalid_input", ["hplm_rung", 2, "'plain'"]),
+        ("plain", {"temperature": 1, "sampling_parameters": {}}, "invalid_input", ["temperature", "sampling_parameters"]),
+        ("plain", {"text_input": None}, "invalid_input", ["text_input", "messages"]),
+        ("plain", {"messages": "[]"}, "invalid_input", ["text_input", "messages"]),
+        *[
+            ("plain", {"text_input": None, "messages": text}, "invalid_input", ["messages", named])
+            for text, named in (("[]", "messages"), ("hello", "JSON"), ('[{"role": "user"}]', "content"))
+        ],
     ],
 )
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_refusal_is_the_only_response(server, tenant, sampling, parameters, word, named, stream):
-    asked = Asked(server, "a", tenant, sampling, parameters=parameters, stream=stream)
-    with pytest.raises(InferenceServerException) as caught:
-        asked.piece()
-    assert mentions(caught.value.message(), f"[{word}]", *named)
-    body = {"text_input": "a", "tenant": tenant, "sampling_parameters": json.dumps(sampling), **parameters}
-    status, answer = post(server, "generate", **body)
-    assert status == 400 and f"[{word}]" in answer["error"]
+def test_a_refusal_is_the_only_response(server, tenant, given, word, named):
+    body = {"text_input": "a", "tenant": tenant, **given}
+    inputs = {name: body.pop(name) for name in ("text_input", "messages", "sampling_parameters") if name in body}
+    inputs = {name: own if isinstance(own, str) else json.dumps(own) for name, own in inputs.items() if own is not None}
+    for stream in (True, False):
+        asked = Asked(server, None, parameters=body, sampling=None, stream=stream, **inputs)
+        with pytest.raises(InferenceServerException) as caught:
+            asked.piece()
+        assert mentions(caught.value.message(), f"[{word}]", *named)
+    status, answer = post(server, "generate", **inputs, **body)
+    assert status == 400 and mentions(answer["error"], f"[{word}]", *named)
 
 
-def test_a_key_stands_in_a_header_or_in_the_body(server):
-    bearer = f"Bearer {SECRET}"
+def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):
+    bearer, known = f"Bearer {SECRET}", ["lora", "plain", "single", "wide"]
     assert len(Asked(server, "a", "keyed", headers={"authorization": bearer}).pieces()) == 1
     for way in ("generate", "generate_stream"):
         assert post(server, way, text_input="a", tenant="keyed", authorization=bearer, max_tokens=4)[0] == 200
         answer = post(server, way, text_input="a", tenant="keyed", authorization=f"{bearer}x", max_tokens=4)[1]
         assert "[no_tenant]" in json.dumps(answer)
-
-
-def test_a_header_that_names_another_tenant_is_refused(server):
+    for headers, more in (({}, []), ({"authorization": bearer}, ["keyed"])):
+        (answer,) = Asked(server, "", "nobody", {}, headers=headers, parameters={"hplm_tenants": True}).pieces()
+        assert json.loads(answer["text_output"][0]) == sorted([*known, *more])
     assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
     with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-tenant"):
         Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
@@ -186,12 +151,6 @@ def test_times_count_from_the_arrival_at_the_front_door(server, bounds):
         Asked(server, "a", "plain", headers={"hplm-arrived": "soon"}).pieces()
 
 
-def test_a_key_opens_its_tenant_and_those_without_keys(server):
-    for headers, expected in (({}, []), ({"authorization": f"Bearer {SECRET}"}, ["keyed"])):
-        (answer,) = Asked(server, "", "nobody", {}, headers=headers, parameters={"hplm_tenants": True}).pieces()
-        assert json.loads(answer["text_output"][0]) == sorted(["lora", "plain", "single", "wide", *expected])
-
-
 def test_a_chosen_token_is_told_before_the_likeliest(server):
     sampling = {"max_tokens": 64, "seed": 1, "ignore_eos": True, "temperature": 0.1}
     (alone,) = Asked(server, "ab", "plain", {**sampling, "logprobs": 0}, **RETURN).pieces()
@@ -201,51 +160,32 @@ def test_a_chosen_token_is_told_before_the_likeliest(server):
     assert any(len(token) == 20 for token in told), "none of the chosen tokens is one of the likeliest"
 
 
-def test_a_request_too_late_to_begin_is_refused_and_one_on_its_way_ends_with_what_there_is(server):
-    assert _begun_in_time(server)[-1]["finish_reason"][0] == b"deadline"
-    with pytest.raises(InferenceServerException) as caught:
+def test_a_request_too_late_to_begin_is_refused(server):
+    with pytest.raises(InferenceServerException, match=r"\[deadline\]"):
         Asked(server, "a", "plain", GREEDY, timeout=1).piece()
-    assert "[deadline]" in caught.value.message()
     for way in ("generate", "generate_stream"):
         answer = post(server, way, text_input="a", tenant="plain", timeout=1)[1]
         assert "[deadline]" in json.dumps(answer)
     assert post(server, "generate", text_input="a", tenant="plain", timeout=60_000_000)[0] == 200
 
 
-def _begun_in_time(server):
-    """Returns the pieces of a long answer whose time ends after some text. A slow machine gets more and more time for that."""
-    for seconds in (0.3 * 2**number for number in range(8)):
-        asked = Asked(server, "a", "plain", LONG, timeout=round(1e6 * seconds), stream=True, return_finish_reason=True)
-        try:
-            pieces = asked.pieces()
-        except InferenceServerException as error:
-            assert "[deadline]" in error.message()
-            continue
-        if text_of(pieces):
-            return pieces
-    raise AssertionError("no text has come")
-
-
-def test_a_cancelled_stream_frees_what_it_held(server):
-    before = cancelled(server)
-    asked = Asked(server, "a", "single", LONG, stream=True)
-    asked.piece()
-    with pytest.raises(InferenceServerException) as caught:
+@pytest.mark.parametrize("way", ["gRPC", "HTTP"])
+def test_a_stream_whose_client_has_gone_frees_what_it_held(server, way):
+    before, connection = cancelled(server), http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    if way == "gRPC":
+        asked = Asked(server, "a", "single", LONG, stream=True)
+        asked.piece()
+    else:
+        body = {"text_input": "a", "tenant": "single", "sampling_parameters": json.dumps(LONG), "stream": True}
+        connection.request("POST", "/v2/models/chat/generate_stream", json.dumps(body))
+        assert connection.getresponse().read(1)
+    with pytest.raises(InferenceServerException, match=r"\[quota\]"):
         Asked(server, "a", "single").piece()
-    assert "[quota]" in caught.value.message()
-    asked.client.stop_stream(cancel_requests=True)
+    connection.close()
+    if way == "gRPC":
+        asked.client.stop_stream(cancel_requests=True)
     eventually(lambda: cancelled(server) == before + 1)
     assert len(Asked(server, "a", "single").pieces()) == 1
-
-
-def test_a_closed_http_connection_cancels_a_stream(server):
-    before = cancelled(server)
-    body = {"text_input": "a", "tenant": "single", "sampling_parameters": json.dumps(LONG), "stream": True}
-    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
-    connection.request("POST", "/v2/models/chat/generate_stream", json.dumps(body))
-    assert connection.getresponse().read(1)
-    connection.close()
-    eventually(lambda: cancelled(server) == before + 1)
 
 
 def test_a_probe_is_answered_without_a_tenant(server):
@@ -291,3 +231,30 @@ def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(ser
         assert len(Asked(server, "a", "plain").pieces()) == 1
         for way, more in ways:
             assert post(server, way, text_input="a", tenant="plain", max_tokens=4, **more)[0] == 200
+
+
+def test_counts_and_times_of_answers_are_published(server):
+    before = settled(server, {"hplm_running_sequences": 0})
+    for tenant, sampling in (("plain", GREEDY), ("plain", {**GREEDY, "n": 2}), ("lora", {**GREEDY, "max_tokens": 1})):
+        Asked(server, "words", tenant, sampling, stream=True).pieces()
+    with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+        Asked(server, "a", "nobody").piece()
+    scraped = settled(server, {"hplm_generations_total": 4, "hplm_running_sequences": 0, "hplm_cache_tokens": 0}, before)
+    now = server.metrics()
+    assert scraped.of("hplm_generations_total", outcome="length") == 3
+    assert scraped.of("hplm_generations_total", outcome="no_tenant") == 1
+    assert scraped.of("hplm_generated_tokens_total") == 3 * 24 + 1
+    assert scraped.of("hplm_prompt_tokens_total") == 3 * len("*words")
+    assert now.of("hplm_cache_room_tokens") == 32_768 and now.of("hplm_cache_share") == 0
+    known = [set(labels) for name, labels in scraped.series if name == "hplm_adapters_info"]
+    running = {("max_lora", "8"), ("running_lora_adapters", "lora"), ("waiting_lora_adapters", "")}
+    assert any(running <= labels for labels in known), known
+    for name, count in (("hplm_first_token_seconds", 3), ("hplm_token_seconds", 3 * (24 - 1))):
+        assert scraped.of(f"{name}_count") == scraped.of(f"{name}_bucket", le="+Inf") == count
+        buckets = [value for (found, _), value in scraped.series.items() if found == f"{name}_bucket"]
+        assert len(buckets) > 10 and max(buckets) == count and scraped.of(f"{name}_sum") > 0
+    shown = {name for name, own in scraped.series if ("backbone", "chat") in own}
+    assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS} | {
+        SERVER_RESTARTS.name,
+        "hplm_model_restarts_total",
+    }

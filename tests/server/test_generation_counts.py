@@ -1,4 +1,4 @@
-"""Each answer of a decoder is counted once, by the end that its client was told. Triton's part is played by a stand-in."""
+"""Each answer of a decoder is counted once, by the end that its client was told, and clients that have gone are looked for."""
 
 from types import SimpleNamespace
 
@@ -7,51 +7,26 @@ import pytest
 from hplm.errors import DeadlineMissed, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH, Piece
 from hplm.server.held import Held
-from tests.support.fake_triton import with_fake_triton
-
-FINAL = 1
+from tests.support.fake_triton import FINAL, Request, fake_utilities, with_fake_triton
 
 
-class TritonError(Exception):
-    INTERNAL = UNAVAILABLE = 0
+class Failing(Request):
+    """Refuses all responses if it `fails`, and keeps the others with their flags."""
 
-    def __init__(self, message, code):
-        super().__init__(message)
-
-
-class Request:
-    """Keeps the responses. It refuses those that `fails` is true of."""
-
-    def __init__(self, fails=lambda response: False):
-        self.fails = fails
-        self.sent = []
-
-    def get_response_sender(self):
-        return self
-
-    def is_cancelled(self):
-        return False
+    def __init__(self, fails=False):
+        super().__init__({}, {})
+        self.fails, self.sent = fails, []
 
     def send(self, response, flags):
-        if self.fails(response):
+        if self.fails:
             raise RuntimeError("Triton does not take it")
-        assert not any(flags == FINAL for _, flags in self.sent), "something was sent behind the end"
+        assert FINAL not in [flags for _, flags in self.sent], "something was sent behind the end"
         self.sent.append((response, flags))
-
-
-def response(outputs=(), error=None):
-    return SimpleNamespace(outputs=outputs, error=error)
 
 
 @pytest.fixture
 def model():
-    stand_in = SimpleNamespace(
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-        InferenceResponse=response,
-        Tensor=lambda name, values: (name, values),
-        TritonError=TritonError,
-    )
-    with with_fake_triton(stand_in, "backends.replies", "backends.hplm_generate.model") as (_, model):
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_generate.model") as (_, model):
         yield model
 
 
@@ -59,8 +34,8 @@ def model():
 def answering(model, monkeypatch):
     """Returns an answer, its request and what is counted of it. No piece but the first `fits` find room in shared memory."""
 
-    def answer(fits=100, **request):
-        held, counted, taken = Request(**request), [], []
+    def answer(fits=100, fails=False):
+        request, counted, taken = Failing(fails), [], []
 
         class Memory:
             def taken(self, size):
@@ -76,9 +51,8 @@ def answering(model, monkeypatch):
                 pass
 
         monkeypatch.setattr(model.replies, "SHARED_MEMORY", Memory())
-        sender = model.replies.Sender(held, Held("toy"))
         wanted = model.Wanted(stream=True, choices=1, returned=frozenset())
-        return model.Answer(sender, wanted, None, counted.append), held, counted
+        return model.Answer(model.replies.Sender(request, Held("toy")), wanted, None, counted.append), request, counted
 
     return answer
 
@@ -87,40 +61,39 @@ def piece(finish=None, is_last=False):
     return Piece(0, "a", (), finish, is_last, 2, 1)
 
 
-def test_an_answer_is_counted_by_its_last_piece(answering):
-    answer, request, counted = answering()
-    answer.say(piece())
-    last = piece(LENGTH, is_last=True)
-    answer.say(last)
-    assert counted == [last] and [flags for _, flags in request.sent] == [0, FINAL] and answer.ended
+LAST = piece(LENGTH, is_last=True)
 
 
-def test_an_error_is_counted_by_its_word(answering):
-    answer, request, counted = answering()
-    answer.say(DeadlineMissed("late"))
-    assert counted == [DeadlineMissed.word] and len(request.sent) == 1
-
-
-@pytest.mark.parametrize("fits", [0, 1])
-def test_an_error_in_place_of_a_piece_is_what_is_counted(answering, fits):
-    answer, request, counted = answering(fits)
-    pieces = [piece()] * fits + [piece(LENGTH, is_last=fits == 1)]
-    for one in pieces[:-1]:
+@pytest.mark.parametrize(
+    ("said", "fits", "counted", "flags"),
+    [
+        ([piece(), LAST], 100, LAST, [0, FINAL]),
+        ([DeadlineMissed("late")], 100, DeadlineMissed.word, [FINAL]),
+        ([piece(LENGTH)], 0, OutOfCapacity.word, [FINAL]),
+        ([piece(), LAST], 1, OutOfCapacity.word, [0, FINAL]),
+    ],
+)
+def test_an_answer_is_counted_by_the_end_that_its_client_got(answering, said, fits, counted, flags):
+    answer, request, found = answering(fits)
+    for one in said[:-1]:
         answer.say(one)
-    with pytest.raises(OutOfCapacity):
-        answer.say(pieces[-1])
-    answer.say(piece("cancelled", is_last=True))  # the generator cancels what cannot be sent
-    assert counted == [OutOfCapacity.word] and answer.ended
-    assert [flags for _, flags in request.sent] == [0] * fits + [FINAL] and request.sent[-1][0].error is not None
+    if counted == OutOfCapacity.word:
+        with pytest.raises(OutOfCapacity):
+            answer.say(said[-1])
+        answer.say(piece("cancelled", is_last=True))  # the generator cancels what cannot be sent
+    else:
+        answer.say(said[-1])
+    assert found == [counted] and [own for _, own in request.sent] == flags and answer.ended
+    assert isinstance(request.sent[-1][0], str) == (counted is not LAST), "an error is its message"
 
 
 def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
-    answer, _, counted = answering(fails=lambda response: True)
+    answer, _, counted = answering(fails=True)
     with pytest.raises(RuntimeError):
         answer.say(piece())
     assert not counted and not answer.ended  # its end is still to come
     with pytest.raises(RuntimeError):
-        answer.say(piece(LENGTH, is_last=True))
+        answer.say(LAST)
     assert counted == [Internal.word] and answer.ended
 
 

@@ -35,9 +35,17 @@ class TritonError(str):
         return super().__new__(cls, message)
 
 
-def fake_utilities() -> SimpleNamespace:
+class Inputs(dict[str, Tensor]):
+    """By name; called, they are what Triton gives."""
+
+    def __call__(self) -> list[Tensor]:
+        return list(self.values())
+
+
+def fake_utilities(**more: Any) -> SimpleNamespace:
     """Returns what Triton gives to a model's module. A response is its error's message, or its outputs by name."""
     return SimpleNamespace(
+        **more,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
         MetricFamily=MagicMock(),
         Tensor=Tensor,
@@ -51,7 +59,7 @@ class Request:
     """A request, which is its own sender and keeps the responses."""
 
     def __init__(self, inputs: Mapping[str, str | bool | list[str]], parameters: Mapping[str, Any]) -> None:
-        self.inputs = {name: Tensor(name, _values(given)) for name, given in inputs.items()}
+        self.inputs = Inputs({name: Tensor(name, _values(given)) for name, given in inputs.items()})
         self.parameters = lambda: json.dumps(parameters)
         self.timeout = lambda: 0
         self.request_id = lambda: ""
@@ -66,9 +74,12 @@ class Request:
 
     def first(self) -> Any:
         """Returns the first response, and wants no more."""
-        found = self._sent.get(timeout=PATIENCE)
+        found = self.next()
         self.cancelled = True
         return found
+
+    def next(self) -> Any:
+        return self._sent.get(timeout=PATIENCE)
 
 
 def _values(given: str | bool | list[str]) -> np.ndarray:
@@ -78,9 +89,10 @@ def _values(given: str | bool | list[str]) -> np.ndarray:
 
 
 @contextmanager
-def model_of(repository: Path, name: str, backend: str) -> Iterator[Any]:
-    """Loads an exported model into this process, as Triton does in one of its own."""
-    with with_fake_triton(fake_utilities(), "backends.replies", f"backends.{backend}.model") as (_, module):
+def model_of(repository: Path, name: str, backend: str, **more: Any) -> Iterator[Any]:
+    """Loads an exported model into this process, as Triton does in one of its own. `more`: of its utilities."""
+    ours = ("backends.replies", "backends.forwarded", "backends.across", f"backends.{backend}.model")
+    with with_fake_triton(fake_utilities(**more), *ours) as (*_, module):
         config = {key: {"string_value": value} for key, value in parameters_of(repository / name / "config.pbtxt").items()}
         model = module.TritonPythonModel()
         model.initialize(

@@ -1,0 +1,132 @@
+"""Prompts through the model `hplm` in one process: who is forwarded next, and what a client that has gone leaves behind."""
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from builder.store.store import TenantFile
+from testing.toy import make_chat
+from tests.support.fake_triton import Inputs, Request, Tensor, model_of
+from tests.support.servers import server_environment
+from tests.support.wait import Hold, eventually
+
+AT_ONCE = 16  # prompts that the alias forwards
+TENANTS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other", "single")]
+LONG = 10_000  # tokens
+
+
+def to(decoder, forwarded):
+    """Returns the class of requests of one model to another. `forwarded` is called with the tenant of each prompt."""
+
+    class Nested(Request):
+        def __init__(self, request_id, model_name, inputs, requested_output_names, parameters, timeout):
+            super().__init__({}, parameters)
+            self.inputs, self.timeout = Inputs({one.name(): one for one in inputs}), lambda: timeout
+            self.tenant = parameters.get("tenant")
+
+        def exec(self, decoupled):
+            if self.tenant:
+                forwarded(self.tenant)
+            decoder.execute([self])
+            found = self.next()
+            failed = isinstance(found, str)
+            tensors = [] if failed else [Tensor(name, values) for name, values in found.items()]
+            error = SimpleNamespace(message=lambda: found)
+            yield SimpleNamespace(has_error=lambda: failed, error=lambda: error, output_tensors=lambda: tensors)
+
+    return Nested
+
+
+class Alias:
+    """Its prompts are held while `hold` is closed."""
+
+    def __init__(self, decoder):
+        self.model, self.decoder, self.tenants, self.hold = None, decoder, [], Hold()
+
+    def forwarded(self, tenant):
+        self.tenants.append(tenant)
+        self.hold.pass_through()
+
+    def ask(self, tenant, most, timeout_us=0):
+        inputs = {"text_input": "ab", "return_finish_reason": True}
+        request = Request(inputs, {"tenant": tenant, "max_tokens": most, "ignore_eos": True})
+        request.timeout, request.requested_output_names = lambda: timeout_us, lambda: ["text_output", "finish_reason"]
+        self.model.execute([request])
+        return request
+
+    @property
+    def computing(self):
+        levels = self.decoder._service.levels
+        return levels.running + levels.waiting
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, settings={"single": {"in_flight": 1}}).repository
+    with ExitStack() as stack:
+        stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
+        alias = Alias(stack.enter_context(model_of(repository, "chat", "hplm_generate")))
+        nested = to(alias.decoder, lambda tenant: alias.forwarded(tenant))
+        alias.model = stack.enter_context(model_of(repository, "hplm", "hplm_alias", InferenceRequest=nested))
+        yield alias
+
+
+@pytest.fixture
+def alias(loaded):
+    loaded.hold = Hold()
+    loaded.tenants.clear()
+    with loaded.hold:
+        yield loaded
+
+
+def test_tenants_take_turns_and_who_is_late_or_has_gone_is_not_forwarded(alias):
+    flood = [alias.ask("plain", 2) for _ in range(AT_ONCE + 24)]
+    for _ in range(AT_ONCE):
+        alias.hold.until_reached()
+    assert alias.ask("other", 2, timeout_us=300_000).next().startswith("[deadline]")  # while all places are taken
+    other = alias.ask("other", 2)
+    for _ in range(2):
+        alias.hold.let_one_go()
+        alias.hold.until_reached()
+    assert alias.tenants.count("other") == 1
+    for one in flood[AT_ONCE + 1 :]:
+        one.cancelled = True
+    alias.hold.open()
+    assert isinstance(other.next(), dict)
+    assert [isinstance(one.next(), dict) for one in flood] == [True] * (AT_ONCE + 1) + [False] * 23
+    assert alias.tenants.count("plain") == AT_ONCE + 1
+
+
+def test_prompts_whose_clients_have_gone_free_their_places_and_what_they_held(alias):
+    """Triton tells only the alias that a client has gone."""
+    alias.hold.open()
+    flood = [alias.ask("plain", LONG) for _ in range(AT_ONCE + 24)]
+    eventually(lambda: alias.computing == AT_ONCE)
+    for one in flood:
+        one.cancelled = True
+    assert isinstance(alias.ask("other", 2).next(), dict)
+    for one in flood:
+        one.next()
+    single = alias.ask("single", LONG)
+    eventually(lambda: alias.computing)
+    assert alias.ask("single", 2).next().startswith("[quota]")
+    single.cancelled = True
+    single.next()
+    assert isinstance(alias.ask("single", 2).next(), dict)
+    levels = alias.decoder._service.levels
+    assert (levels.running, levels.waiting, levels.cached) == (0, 0, 0)
+
+
+def test_a_client_can_cancel_no_prompt_of_another(alias):
+    """Not even if it knows the name."""
+    alias.hold.open()
+    running = alias.ask("plain", 500)
+    eventually(lambda: alias.model._prompts)
+    (name,) = alias.model._prompts
+    for model in (alias.model, alias.decoder):
+        forged = Request({"text_input": "ab"}, {"tenant": "other", "max_tokens": 1, "hplm_cancel": name})
+        forged.requested_output_names = lambda: ["text_output"]
+        model.execute([forged])
+        assert isinstance(forged.next(), dict)
+    assert running.next()["finish_reason"].tolist() == [[b"length"]]
