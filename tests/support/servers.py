@@ -28,6 +28,7 @@ from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
 from builder.publish.groups import emit
+from builder.publish.live import add_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.errors import HplmError
@@ -40,11 +41,12 @@ from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS, State
-from testing.random_store import random_store, random_weights
+from testing.random_store import random_store, random_table, random_tenants, random_weights
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, TENANTS, make_chat
 from tests.backbones import CUT, make_two, placement_of_two
 from tests.confidence import CALIBRATIONS
+from tests.links import FAR, make_linked
 from tests.server.generating import post
 from tests.server.stock import Stock
 from tests.support.metrics import Scraped
@@ -94,12 +96,24 @@ def _chat(folder: Path) -> Built:
 
 
 def _precisions(folder: Path) -> Built:
-    """The toy in bf16 and in int8."""
+    """The toy in bf16 and in int8; `live`, whose state has changed before the start; and `toy`, which has links to `large`."""
     stores: dict[str, Store] = {}
     for dtype in ("bf16", "int8"):
         stores[dtype] = random_store(folder / dtype, replace(CONFIG, name=dtype), TENANTS, DOMAINS, spread=0.3)
         export(stores[dtype], folder / "repository", replace(ENCODER, dtype=dtype))
-    return Built(folder / "repository", stores)
+    live = stores["live"] = random_store(
+        folder / "live",
+        replace(CONFIG, name="live"),
+        random_tenants(6, 4, 3, ("bio",)),
+        ("bio",),
+        corpus_tokens=3000,
+        spread=0.3,
+    )
+    export(live, folder / "repository", replace(ENCODER, plot_preload=True))
+    random_table(live, "law", 1, ("bio", 1), 1000, seed=5)
+    add_domain(Manager.open(folder / "repository", folder / "state", "live"), live, "law")
+    linked = make_linked(folder)
+    return Built(linked.repository, {**stores, "live": live, "toy": linked.near, FAR: linked.far})
 
 
 def _group(folder: Path) -> Built:
