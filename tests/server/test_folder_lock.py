@@ -42,15 +42,12 @@ def other(tmp_path):
 def test_an_export_names_the_process_that_has_a_share_until_it_ends(other, tmp_path):
     with pytest.raises(InvalidInput, match=mentioning(tmp_path, f"process {other.pid}", "--while-served")), alone(tmp_path):
         pass
-    other.kill()
-    other.wait()
-    with alone(tmp_path):
-        pass
-
-
-def test_an_export_may_be_written_all_the_same(other, tmp_path):
     with alone(tmp_path, while_served=True):
         pass
+    other.kill()
+    other.wait()
+    with alone(tmp_path), pytest.raises(InvalidInput, match=mentioning(f"process {os.getpid()}")), alone(tmp_path):
+        pass  # two exports into one folder do not mix
 
 
 def test_models_share_and_a_folder_that_is_not_there_yet_is_not_served(tmp_path):
@@ -62,11 +59,6 @@ def test_models_share_and_a_folder_that_is_not_there_yet_is_not_served(tmp_path)
         os.close(descriptor)
     with alone(tmp_path), alone(tmp_path / "none"):
         assert not (tmp_path / "none").exists()
-
-
-def test_two_exports_into_one_folder_do_not_mix(tmp_path):
-    with alone(tmp_path), pytest.raises(InvalidInput, match=mentioning(f"process {os.getpid()}")), alone(tmp_path):
-        pass
 
 
 def test_a_model_waits_until_the_export_is_written(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import urllib.request
 
 import numpy as np
 import pytest
@@ -39,18 +38,6 @@ def test_every_task_has_the_confidence_of_its_logits(server, protocol, model):
             near = 1e-6 if expected is not None else 1e-3
             expected = of_passage(reference.windows(text, tenant.id, pair)) if expected is None else expected
             assert answer["CONFIDENCE"][i, 0] == pytest.approx(expected, abs=near)
-
-
-def test_a_request_without_outputs_gets_it_too(server):
-    body = {
-        "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["a b"]}],
-        "parameters": {"tenant": "many"},
-    }
-    request = urllib.request.Request(f"http://{server.http_url}/v2/models/tasks/infer", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        outputs = {output["name"]: output for output in json.load(answer)["outputs"]}
-    assert outputs["CONFIDENCE"]["shape"] == [1, 1]
-    assert outputs["CONFIDENCE"]["data"] == pytest.approx([of_logits("many", [], [outputs["LOGITS"]["data"]])], abs=1e-5)
 
 
 def test_a_new_calibration_is_served_at_once(server):
