@@ -6,6 +6,7 @@ import http.client
 import random
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tritonclient.utils import InferenceServerException
@@ -30,11 +31,11 @@ class Asking:
         self.answers: list[tuple[str, str, Any]] = []
         self._stock_of, self._tenants, self._texts = stock_of, tenants, texts
         self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
+        self._pool, self._clients = ThreadPoolExecutor(clients), range(clients)
+        self._running: list[Future[None]] = []
 
     def __enter__(self) -> Asking:
-        for thread in self._threads:
-            thread.start()
+        self._running += [self._pool.submit(self._ask, number) for number in self._clients]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,9 +43,8 @@ class Asking:
 
     def end(self) -> None:
         self._end.set()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-        assert not any(thread.is_alive() for thread in self._threads)
+        for one in self._running:
+            one.result(PATIENCE)
 
     def failures(self) -> list[Exception]:
         return [answer for _, _, answer in self.answers if isinstance(answer, Exception)]

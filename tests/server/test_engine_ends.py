@@ -102,3 +102,4 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
         eventually(lambda: said_to("hugo") == "quarantined")  # at once: it was still suspected
     finally:
         main(release)
+    eventually(lambda: said_to("hugo") is None)

@@ -60,7 +60,7 @@ def test_one_engine_of_two_stages_answers_for_both_backbones_and_for_no_tenant_o
 
 def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_their_engine(server):
     stock = server.stock()
-    with Asking(server.stock, ["acme"], [TEXT], clients=1) as load:
+    with Asking(server.stock, ["gaia"], [TEXT], clients=1) as load:
         new = server.tenant("deep", file=TenantFile("new", 1, "root", 1, "classify", ["x", "y"], 4)).id
 
         def compare():
@@ -78,7 +78,7 @@ def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_thei
         load.wait_for(lambda tenant, text, answer: not isinstance(answer, Exception), 3)
     assert {error_in(str(error)).word for error in load.failures()} <= {"crashed", "draining"}
     compare()
-    compared(server, [(("toy", "acme", TEXT), answer["LOGITS"][0]) for _, _, answer in load.answers
+    compared(server, [(("toy", "gaia", TEXT), answer["LOGITS"][0]) for _, _, answer in load.answers
                       if not isinstance(answer, Exception)])  # fmt: skip
 
 

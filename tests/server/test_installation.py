@@ -97,11 +97,9 @@ def test_the_layout_has_tritons_and_our_backends_and_a_copy_of_the_python_backen
 
 def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
     inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda", "HOME": "/root"}
-    installation = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",))
-    environment = installation.environment(tmp_path, inherited)
+    environment = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",)).environment(tmp_path, inherited)
     assert environment["PATH"] == f"{os.path.dirname(sys.executable)}:/usr/bin"
-    assert environment["LD_LIBRARY_PATH"] == f"{tmp_path}/lib:{tmp_path}/libs:/cuda"
-    assert environment["HOME"] == "/root"
+    assert (environment["LD_LIBRARY_PATH"], environment["HOME"]) == (f"{tmp_path}/lib:{tmp_path}/libs:/cuda", "/root")
     # An installed tritonserver finds its own libraries.
     assert Installation(tmp_path, "", tmp_path).environment(tmp_path, inherited)["LD_LIBRARY_PATH"] == "/cuda"
 

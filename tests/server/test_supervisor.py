@@ -147,7 +147,7 @@ def test_requests_that_a_dead_model_held_end_with_their_connections(watched, exp
     assert all(isinstance(one.result(), CLOSED) for one in asked)
     watched.until(lambda: watched.answers() == expected)
     assert any(re.search(rf"restarting.*{re.escape(UPPER)}.* held \d+ requests", said) for said in watched.said)
-    eventually(lambda: published(watched.server, "hplm_server_restarts_total") == watched.server.restarts)
+    eventually(lambda: published(watched.server, "hplm_server_restarts_total", backbone="toy") == watched.server.restarts)
 
 
 def test_a_model_that_stands_still_is_replaced(watched, expected):
@@ -197,7 +197,7 @@ def test_the_secret_may_be_given_but_not_with_characters_that_triton_reads_other
 
 def test_hplm_watch_says_whether_all_models_work_and_revives_a_dead_one(watched, monkeypatch, capsys):
     """Takes long: two starts of the command, and of a model."""
-    server = watched.server
+    server, control = watched.server, watched.server.control()
 
     def watch(*options, secret=True, url=server.http_url):
         """Returns the exit code and what was said."""
@@ -207,7 +207,7 @@ def test_hplm_watch_says_whether_all_models_work_and_revives_a_dead_one(watched,
         return code, said.err or said.out
 
     code, said = watch()
-    assert code == 0 and mentions(said, len(server.control().models()))
+    assert code == 0 and mentions(said, len(control.probes(control.models())))
     assert watch("--models", "toy-lookup", UPPER, secret=False)[0] == 0
     for options, named in (
         ({"url": "127.0.0.1:1"}, ["127.0.0.1:1", "--url"]),
