@@ -1,6 +1,5 @@
 """A real tritonserver with tiny models: its answers, its refusals, and that no process remains."""
 
-import http.client
 import json
 import os
 import signal
@@ -137,16 +136,6 @@ def test_calls_that_could_run_code_or_read_memory_need_the_secret(served, protoc
         with pytest.raises(InferenceServerException, match="restricted"):
             call(client, headers)
     call(client, {prefix + name: secret})
-
-
-def test_calls_that_clients_need_are_open(served, protocol):
-    client = connect(served, protocol)
-    assert client.is_server_ready() and client.is_model_ready("echo")
-    assert client.get_model_metadata("echo") and client.get_model_config("echo") and client.get_inference_statistics()
-    connection = http.client.HTTPConnection(served.metrics_url, timeout=PATIENCE)
-    connection.request("GET", "/metrics")
-    assert b"nv_inference_request_success" in connection.getresponse().read()
-    connection.close()
 
 
 def test_it_listens_on_loopback_only(served):
