@@ -23,8 +23,11 @@ from tests.server.stock import LIBRARIES
 OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
 
 
-def logits(model: Path, tenant: str, text: str) -> np.ndarray:
-    models = WholeModels(model / "1", len(TENANTS), 1024, torch.device("cpu"), torch.float32)
+def opened(model: Path) -> WholeModels:
+    return WholeModels(model / "1", len(TENANTS), 1024, torch.device("cpu"), torch.float32)
+
+
+def logits(models: WholeModels, tenant: str, text: str) -> np.ndarray:
     ((_, rows),) = models.answer([models.question({"tenant": tenant}, [text], None)])
     return rows[0].logits
 
@@ -46,12 +49,12 @@ def test_baselines_are_loaded_one_by_one_and_answer_for_their_tenants(server, tm
         asked = [(rng.choice(TENANTS).id, random_text(rng, 30), stocks[number % 2]) for number in range(60)]
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(lambda one: one[2].ask([one[1]], one[0], model="many"), asked))
+        models = opened(server.repository / "many")
         for (tenant, text, _), answer in zip(asked, answers, strict=True):
-            expected = logits(server.repository / "many", tenant, text)
-            np.testing.assert_allclose(answer["LOGITS"][0], expected, atol=1e-4)
+            np.testing.assert_allclose(answer["LOGITS"][0], logits(models, tenant, text), atol=1e-4)
         text = random_text(rng, 30)
         answer = stocks[0].ask([text], model="each-acme")
-        expected = logits(server.repository / "each-acme", "acme", text)
+        expected = logits(opened(server.repository / "each-acme"), "acme", text)
         np.testing.assert_allclose(answer["LOGITS"][0], expected, atol=1e-4)
         assert not client.is_model_ready("each-beta")
         for texts, tenant, word in (
