@@ -138,8 +138,9 @@ def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_s
     assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
     template = "Construct a {} tokenizer, backed by the library that splits words into smaller pieces. Calls {}."
     copies = [document(template.format(f"{name}Model", f"{name}_base"), f"{name}.py") for name in ("Bert", "Gpt", "T5x")]
-    kept = [one for members in split_documents([*copies, fresh]).values() for one in members]
-    assert fresh in kept and len(kept) == 2
+    other = document("Opens the till and counts the coins that lie within it today.", "till.py")
+    kept = [one for members in split_documents([*copies, other]).values() for one in members]
+    assert other in kept and len(kept) == 2
 
 
 def asked(docstring: str = LENT.docstring, **facts: object) -> Document:
@@ -150,7 +151,7 @@ def test_a_text_does_not_say_its_label_and_words_are_tagged() -> None:
     said = "The BookShop's lending.rules for readers and for books of theirs."
     assert area(asked(said), NAMES) == Classified("The for readers and for books of theirs.", "lending")
     said = "This method can lend books to readers; Lend them well, lend() fails else."
-    assert kind(asked(said), NAMES) == Classified("This can books to readers; Them well, fails else.", "method")
+    assert kind(asked(said), NAMES) == Classified("This can books to readers; Lend them well, fails else.", "method")
     assert kind(asked(decorators=("property",)), NAMES) is None
     assert kind(asked(kind="module"), NAMES) is None
     said = "Lend `a` to the *reader*, a dear\none.\n\nNothing to be found in here."
