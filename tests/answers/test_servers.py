@@ -3,7 +3,6 @@
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from hplm.server import process_group
 from hplm.server.held import Held
 from tests.support.servers import CONFIGS, Servers, server_environment
 
@@ -20,13 +19,6 @@ def test_a_tenant_is_a_tests_own_with_its_keys_and_limits(server):
     assert server.ill() == "" and own.id not in [one.id for one in server.manager().current().tenants]
 
 
-def test_a_server_that_a_test_has_killed_is_named_and_replaced(server, servers):
-    process_group.kill(server.server.pid)
-    with pytest.raises(pytest.fail.Exception, match=r"\Aafter test_x the server 'toy' has ended with exit code"):
-        servers.check("toy", "test_x")
-    assert servers.get("toy") is not server
-
-
 def test_requests_that_nobody_waits_for_are_named(server, monkeypatch):
     monkeypatch.setattr("tests.support.servers.PATIENCE", 0.1)
     with server_environment(monkeypatch, server.server.id):
@@ -36,16 +28,31 @@ def test_requests_that_nobody_waits_for_are_named(server, monkeypatch):
         held.close()
 
 
-def test_a_server_that_does_not_start_is_named_in_the_first_line_and_not_tried_twice(tmp_path, monkeypatch):
+def test_a_server_that_is_ill_is_named_and_replaced_and_one_that_does_not_start_is_not_tried_twice(monkeypatch):
     tried = []
 
-    def empty(folder):
-        tried.append(folder)
-        return CONFIGS["nothing"](folder)
+    class Lease:
+        def __init__(self, name):
+            tried.append(name)
+            self.name, self.said, self.built = name, "", CONFIGS[name]
 
-    monkeypatch.setitem(CONFIGS, "empty", empty)
+        def ill(self):
+            return self.said
+
+        def close(self):
+            tried.append("closed")
+
+    monkeypatch.setattr("tests.support.servers.Lease", Lease)
+    monkeypatch.setitem(CONFIGS, "one", CONFIGS["toy"])
     ours = Servers()
+    first = ours.get("one")
+    ours.check("one", "test_x")
+    assert ours.get("one") is first
+    first.said = "has ended with exit code 9"
+    with pytest.raises(pytest.fail.Exception, match=r"\Aafter test_x the server 'one' has ended"):
+        ours.check("one", "test_x")
+    assert ours.get("one") is not first and tried == ["one", "closed", "one"]
     for _ in range(2):
-        with pytest.raises(pytest.fail.Exception, match=r"\Athe server 'empty' does not start: KeyError"):
-            ours.get("empty")
-    assert len(tried) == 1
+        with pytest.raises(pytest.fail.Exception, match=r"\Athe server 'nothing' does not start: KeyError"):
+            ours.get("nothing")
+    assert tried.count("nothing") == 1

@@ -22,12 +22,12 @@ ROOMS: dict[str, tuple[str, str]] = {
     "placement": ("tests/placement", ""),
     "server": (
         "tests/server tests/faults tests/refusals",
-        "tests/faults tests/server/test_supervisor.py tests/server/test_draining.py",
+        "tests/faults tests/server/test_supervisor.py tests/server/test_engine_ends.py",
     ),
     "backends": (
         "tests/server tests/engine tests/refusals",
-        "tests/answers tests/server/test_keys.py tests/server/test_served_answers.py tests/refusals/test_wire.py "
-        "tests/server/test_metrics.py tests/server/test_probing.py tests/server/test_failed_probes.py",
+        "tests/answers tests/server/test_keys.py tests/refusals/test_wire.py "
+        "tests/server/test_metrics.py tests/server/test_probing.py tests/server/test_replies.py",
     ),
     "publish": ("tests/builder/publish", "tests/builder/publish"),
     "builder": (
@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "training": ("tests/builder/training", "tests/builder/training"),
     "importing": ("tests/builder/importing", "tests/builder/importing"),
     "clients": ("clients/tests", "clients/tests"),
-    "exits": ("tests/server/test_export_over_served.py", "tests/server/test_export_over_served.py"),
+    "exits": ("tests/server/test_folder_lock.py", "tests/server/test_folder_lock.py"),
 }
 
 

@@ -1,15 +1,17 @@
+"""The demo's data: the same from the same sources, readable, and without a test text in what is learnt."""
+
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from demo import DemoData, write_demo_data
-from demo.__main__ import fingerprint
-from demo.data import data_of, stored_demo_data
+from demo.data import MANIFEST, data_of, stored_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
 from demo.domains import Area, Domain
@@ -53,33 +55,34 @@ def texts(path: Path) -> set[str]:
     return {re.sub(r"\W+", " ", text).strip().lower() for text in raw_texts(path)}
 
 
-def test_the_same_sources_give_the_same_files(data: DemoData, folder: Path, tmp_path: Path) -> None:
-    written(tmp_path)
+def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(data, folder, tmp_path, monkeypatch) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    monkeypatch.setattr("demo.data.write_demo_data", lambda folder, **_: written(folder))  # not of the demo's own sources
+    first = stored_demo_data(again, SIZES)
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
-    assert files == {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.*")}
+    assert files == {path.relative_to(again): path.read_bytes() for path in again.rglob("*.*") if path.name != MANIFEST}
     assert len(files) == 1 + 3 * len(SMALL_TASKS)
+    monkeypatch.setattr("demo.data.write_demo_data", None)
+    assert stored_demo_data(again, SIZES) == first == data_of(again)
+    moved = data_of(again.rename(tmp_path / "moved"))
+    assert all(file.exists() for tenant in moved.tenants for file in (tenant.train, tenant.dev, tenant.test))
+    assert all(domain.corpus.exists() for domain in moved.domains)
 
 
-def test_the_builder_can_read_the_files(data: DemoData) -> None:
+def test_the_builder_can_read_the_files_and_no_text_is_in_two_splits(data: DemoData) -> None:
     for tenant in data.tenants:
-        for path in (tenant.train, tenant.dev, tenant.test):
-            for row in rows(path):
-                if tenant.task == "classify":
-                    assert set(row) == {"text", "label"}
-                    assert row["label"] in tenant.labels
-                    assert 6 <= len(row["text"].split()) <= 100
-                else:
-                    assert set(row) == {"tokens", "tags"}
-                    assert len(row["tokens"]) == len(row["tags"]) <= 100
-                    assert set(row["tags"]) <= set(tenant.labels)
-                    assert " ".join(row["tokens"]).split() == row["tokens"]
-
-
-def test_no_text_is_in_two_splits(data: DemoData) -> None:
-    for tenant in data.tenants:
-        assert texts(tenant.train).isdisjoint(texts(tenant.test))
-        assert texts(tenant.train).isdisjoint(texts(tenant.dev))
-        assert texts(tenant.dev).isdisjoint(texts(tenant.test))
+        splits = (tenant.train, tenant.dev, tenant.test)
+        for row in (row for path in splits for row in rows(path)):
+            if tenant.task == "classify":
+                assert set(row) == {"text", "label"} and row["label"] in tenant.labels
+                assert 6 <= len(row["text"].split()) <= 100
+            else:
+                assert set(row) == {"tokens", "tags"} and set(row["tags"]) <= set(tenant.labels)
+                assert len(row["tokens"]) == len(row["tags"]) <= 100
+                assert " ".join(row["tokens"]).split() == row["tokens"]
+        for one, other in combinations(map(texts, splits), 2):
+            assert one.isdisjoint(other)
 
 
 def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) -> None:
@@ -105,24 +108,3 @@ def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -
     bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
     with pytest.raises(HplmError, match=mentioning("'stdlib-area'", "stdlib", "train")):
         write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
-
-
-def test_existing_data_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("demo.data.write_demo_data", lambda folder, **_: written(folder))
-    first = stored_demo_data(tmp_path, SIZES)
-    monkeypatch.setattr("demo.data.write_demo_data", None)
-    assert stored_demo_data(tmp_path, SIZES) == first == data_of(tmp_path)
-    moved = data_of(tmp_path.rename(tmp_path.with_name("moved")))
-    assert all(file.exists() for tenant in moved.tenants for file in (tenant.train, tenant.dev, tenant.test))
-    assert all(domain.corpus.exists() for domain in moved.domains)
-
-
-def test_only_packages_that_the_demo_reads_change_its_folder(tmp_path, monkeypatch):
-    before = fingerprint("model")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, package, changes in (("other", "other_package", False), ("more", "numpy", True)):
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "top_level.txt").write_text(f"{package}\n")
-        assert (fingerprint("model") != before) is changes

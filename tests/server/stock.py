@@ -54,5 +54,6 @@ class Stock:
         timeout = parameters.pop("timeout", None)
         if tenant is not None:
             parameters["tenant"] = tenant
+        headers = dict(headers) if headers else None  # the HTTP client adds its own to them
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}

@@ -15,15 +15,14 @@ from safetensors.torch import load, save
 from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
-from hplm.errors import HplmError
-from hplm.server import TritonServer, probing
+from hplm.server import TritonServer, probing, process_group
 from hplm.server.held import holders
 from testing.random_store import random_weights
 from testing.toy import WORDS
 from tests.server.asking import Asking
 from tests.server.stock import Stock
 from tests.support.message import mentions
-from tests.support.servers import ADMIN_KEY, serving
+from tests.support.servers import ADMIN_KEY
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
@@ -129,9 +128,7 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
     admin = Admin(server)
     before = admin("tenant.list")["tenants"]
     for command, given, named in [
-        ("{", {}, ["JSON"]),
         ('{"command": "tenant.explode"}', {}, ["tenant.list"]),
-        ("tenant.delete", {"id": "../x"}, ["'../x'"]),
         ("tenant.delete", {"id": "nobody"}, ["'nobody'"]),
         ("tenant.delete", {}, ["tenant.delete", "'id'"]),
         ("tenant.add", {**good, "labels": []}, ["'labels'"]),
@@ -142,8 +139,6 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
         ("tenant.add", with_number(good, 1e6), ["'head.weight'", "fp16"]),
         ("tenant.add", {**good, "domain": "med"}, ["'med'"]),
         ("tenant.limit", {"id": "echo", "rate": -1}, ["'rate'"]),
-        ("tenant.limit", {"id": "echo", "deadline_us": 2500.5}, ["'deadline_us'"]),
-        ("tenant.limit", {"id": "echo", "homes": 1.5}, ["'homes'"]),
         ("tenant.limit", {"id": "echo", "rate": True}, ["'rate'", "'burst'", "'in_flight'", "'deadline_us'"]),
         ("tenant.limit", {"id": "echo", "token_us": 5000}, ["'echo'", "classify", "'token_us'"]),
         ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
@@ -153,18 +148,6 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
             admin(command, **given)
         assert mentions(refused.value, *named)
     assert admin("tenant.list")["tenants"] == before
-
-
-def test_two_servers_on_one_state_see_the_same(server, acme, monkeypatch):
-    monkeypatch.setenv("HPLM_ADMIN_KEY", ADMIN_KEY)
-    with serving(server.repository, state=server.state) as other:
-        added = Admin(server)("tenant.add", **trained(server, acme))
-        assert added["late"] == []
-        for one in (server, other):
-            assert Stock(one, "http").ask([TEXT], acme)["VERSION"][0, 0] == b"1"
-        Admin(other)("tenant.delete", id=acme)
-        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-            server.stock().ask([TEXT], acme)
 
 
 class OnReadOnlyState(TritonServer):
@@ -185,34 +168,23 @@ def _may_mount(folder):
     return tried.returncode == 0 and "Read-only" in tried.stderr
 
 
-def test_a_server_on_a_read_only_mount_of_the_state_sees_the_same(server, acme, tmp_path):
-    if not _may_mount(tmp_path / "tried"):
-        pytest.skip("this machine lets nobody mount in a namespace of their own")
+def test_another_server_sees_each_change_of_the_state_and_where_it_can_through_a_read_only_mount(server, acme, tmp_path):
+    """Takes long: a start of Triton."""
     text, reader = [TEXT], tmp_path / "reader"
-    shutil.copytree(server.repository, reader, ignore=shutil.ignore_patterns("toy-admin"))
+    shutil.copytree(server.repository, reader, ignore=shutil.ignore_patterns("toy-admin", "tasks*"))
     Admin(server)("tenant.add", **trained(server, acme))
-    with OnReadOnlyState(reader, state=server.state) as replica:
+    with (OnReadOnlyState if _may_mount(tmp_path / "tried") else TritonServer)(reader, state=server.state) as replica:
         stock = Stock(replica, "http")
         first = stock.ask(text, acme)
         assert np.allclose(first["LOGITS"], server.stock().ask(text, acme)["LOGITS"], atol=1e-5)
         changes = [("update", trained(server, acme, 2, seed=8), b"2"), ("rollback", {"id": acme}, b"1")]
         for command, more, version in changes:
             assert Admin(server)(f"tenant.{command}", **more)["late"] == []
-            _until(lambda: stock.ask(text, acme)["VERSION"][0, 0], version)
+            # The manager does not wait for a reader that may not write.
+            eventually(lambda version=version: stock.ask(text, acme)["VERSION"][0, 0] == version)
         Admin(server)("tenant.delete", id=acme)
         with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-            _until(lambda: stock.ask(text, acme), None)
+            eventually(lambda: stock.ask(text, acme) is None)
         assert Admin(server)("tenant.compact")["bytes"] >= 0
         stock.ask(text, "echo")
-
-
-def _until(asked, expected):
-    """Waits here, because the manager does not wait for a reader that may not write."""
-    eventually(lambda: asked() == expected)
-
-
-@pytest.mark.parametrize("key", ["", " \n"], ids=["none", "blank"])
-def test_the_admin_model_needs_a_key_and_a_state(server, monkeypatch, key):
-    monkeypatch.setenv("HPLM_ADMIN_KEY", key)
-    with pytest.raises(HplmError, match="HPLM_ADMIN_KEY"), TritonServer(server.repository, state=server.state):
-        raise AssertionError("it has started")
+        process_group.kill(replica.pid)

@@ -10,18 +10,21 @@ from hplm.server import supervisor
 from hplm.server.probing import Health, Probe, State
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
 from tests.support.message import mentioning, mentions
+from tests.support.wait import Clock
 
 BROKEN = Health(State.BROKEN, "[internal] the loop fails")
 WORKS = Health(State.WORKS)
 BUSY = Health(State.BUSY, Draining("the engine is being started again").wire())
+REFUSED = Health(State.WORKS, "expected 2 inputs but got 1")
+SILENT = Health(State.SILENT)
 
 
-class Played:
-    """A server with the model `chat`, and what controls it. Each answer to a probe takes a second."""
+class Played(Clock):
+    """A server with the model `chat`, and what controls it. Each answer to a probe takes a second. Others say nothing."""
 
     def __init__(self, *answers):
+        super().__init__(1000.0)
         self.answers = list(answers)
-        self.now = 1000.0
         self.pid, self.id, self.models, self.restarts = None, "hplm-played", {"chat"}, 0
         self.unreadable, self.read = set(), []
 
@@ -31,8 +34,7 @@ class Played:
     def see_states(self):
         pass
 
-    def limit_log(self):
-        pass
+    limit_log = see_states
 
     def control(self):
         return self
@@ -47,126 +49,113 @@ class Played:
         return dict.fromkeys(models, Probe("infer", b""))
 
     def probe(self, model, probe, timeout):
-        self.now += 1
-        return self.answers.pop(0)
+        self.seconds += 1
+        return self.answers.pop(0) if model == "chat" else SILENT
 
     def start_again(self):
         self.restarts += 1
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
-def supervised(monkeypatch, *answers):
-    """Returns the server after all answers, and what was said."""
-    played, said = Played(*answers), []
-    monkeypatch.setattr(supervisor, "time", played)
-    supervising = Supervisor(played, said.append)
-    while played.answers:
-        supervising.look()
-    return played, said
-
-
-def test_a_server_is_started_again_if_a_model_of_it_stays_broken(monkeypatch):
-    server, said = supervised(monkeypatch, WORKS, *[BROKEN] * round(SILENT_SECONDS + 2))
-    assert server.restarts == 1 and mentions(said[0], "chat", BROKEN.said)
-
-
-def test_a_model_that_is_broken_for_a_moment_is_left_alone(monkeypatch):
-    assert supervised(monkeypatch, *[WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4)[0].restarts == 0
-
-
-def watched(monkeypatch, how, *answers, read=None):
-    """`read` gets the models whose probes are made."""
-    played = Played(*answers)
-    played.read = [] if read is None else read
-    monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
-    monkeypatch.setattr(watch, "time", played)
-    watch.run(SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive"))
-
-
-def test_watching_fails_if_a_model_stays_broken(monkeypatch):
-    with pytest.raises(HplmError, match=mentioning("chat", BROKEN.said)):
-        watched(monkeypatch, "once", BROKEN)
-    with pytest.raises(HplmError, match=mentioning("chat", BROKEN.said)):
-        watched(monkeypatch, "", WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20)
-
-
-def test_a_server_is_ready_only_if_every_model_answers(monkeypatch):
-    watched(monkeypatch, "once", WORKS)
-    with pytest.raises(HplmError, match=mentioning("chat", BUSY.said)):
-        watched(monkeypatch, "once", BUSY)
-
-
-def test_a_server_is_alive_while_a_model_says_that_it_will_answer_soon(monkeypatch):
-    for health in (WORKS, BUSY):
-        watched(monkeypatch, "alive", health)
-    for health in (BROKEN, Health(State.DEAD, "Stub process"), Health(State.SILENT)):
-        with pytest.raises(HplmError, match=mentioning("chat", health.said)):
-            watched(monkeypatch, "alive", health)
-
-
-class PlayedWithMore(Played):
-    """A model that answers, and others that are loaded later and say nothing. A restart loads only the first one."""
-
-    def probe(self, model, probe, timeout):
-        self.now += 1
-        return WORKS if model == "chat" else Health(State.SILENT)
-
-    def start_again(self):
-        super().start_again()
         self.models = {"chat"}
 
 
-def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(monkeypatch):
-    played, said = PlayedWithMore(), []
-    monkeypatch.setattr(supervisor, "time", played)
-    supervising = Supervisor(played, said.append)
-    played.models = {"chat", "later", "last"}
-    while not played.restarts:
+@pytest.fixture
+def supervised(monkeypatch):
+    def supervise(*answers, **settings):
+        """Returns the server, its supervisor, and what that will say."""
+        played, said = Played(*answers), []
+        vars(played).update(settings)
+        monkeypatch.setattr(supervisor, "time", played)
+        return played, Supervisor(played, said.append), said
+
+    return supervise
+
+
+@pytest.mark.parametrize(
+    ("answers", "restarts"),
+    [
+        ([WORKS, *[BROKEN] * round(SILENT_SECONDS + 2)], 1),
+        ([WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4, 0),  # for a moment each
+    ],
+)
+def test_a_server_is_started_again_if_a_model_of_it_stays_broken(supervised, answers, restarts):
+    server, supervising, said = supervised(*answers)
+    while server.answers:
+        supervising.look()
+    assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.said) for one in said[:1])
+
+
+def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(supervised):
+    server, supervising, _ = supervised(*[WORKS] * 100)
+    server.models = {"chat", "later", "last"}
+    while not server.restarts:
         supervising.look()
     supervising.look()
-    assert played.restarts == 1 and supervising.watched == ["chat"]
+    assert server.restarts == 1 and supervising.watched == ["chat"]
 
 
-def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(monkeypatch):
-    played = Played(*[WORKS] * 3)
-    played.unreadable = {"later"}
-    monkeypatch.setattr(supervisor, "time", played)
-    supervising = Supervisor(played, print)
-    played.models = {"chat", "later"}
+def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(supervised):
+    server, supervising, _ = supervised(*[WORKS] * 3, unreadable={"later"})
+    server.models = {"chat", "later"}
     supervising.look()
     assert supervising.watched == ["chat"]
-    played.unreadable = set()
+    server.unreadable = set()
     supervising.look()
     assert sorted(supervising.watched) == ["chat", "later"]
 
 
-def test_a_server_whose_models_cannot_be_read_is_started_again(monkeypatch):
-    played, said = Played(), []
-    played.unreadable = {"chat"}
-    monkeypatch.setattr(supervisor, "time", played)
-    supervising = Supervisor(played, said.append)
+def test_a_server_whose_models_cannot_be_read_is_started_again(supervised):
+    server, supervising, _ = supervised(unreadable={"chat"})
     supervising.look()
-    assert not played.restarts
-    played.now += SILENT_SECONDS + 1
+    assert not server.restarts
+    server.seconds += SILENT_SECONDS + 1
     supervising.look()
-    assert played.restarts == 1
+    assert server.restarts == 1
 
 
-def test_a_probe_that_is_answered_with_an_error_is_made_again(monkeypatch):
+@pytest.fixture
+def watched(monkeypatch):
+    def watch_it(how, *answers):
+        """Returns the models whose probes are made, if it ends well or with an error about `chat`."""
+        played = Played(*answers)
+        monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
+        monkeypatch.setattr(watch, "time", played)
+        given = SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive")
+        watch.run(given)
+
+    return watch_it
+
+
+@pytest.mark.parametrize(
+    ("how", "answers", "named"),
+    [
+        ("once", [WORKS], None),
+        ("once", [BROKEN], BROKEN.said),
+        ("once", [BUSY], BUSY.said),  # alive, but not ready
+        ("alive", [WORKS], None),
+        ("alive", [BUSY], None),
+        ("alive", [BROKEN], BROKEN.said),
+        ("alive", [Health(State.DEAD, "Stub process")], "Stub process"),
+        ("alive", [SILENT], SILENT.said),
+        ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.said),
+    ],
+)
+def test_watching_says_whether_a_model_works(watched, how, answers, named):
+    if named is None:
+        watched(how, *answers)
+    else:
+        with pytest.raises(HplmError, match=mentioning("chat", named)):
+            watched(how, *answers)
+
+
+def test_a_probe_that_is_answered_with_an_error_is_made_again(supervised, watched, monkeypatch):
     """The model may have been loaded again with other inputs. Triton refuses the old probe, whether the model lives or not."""
-    refused = Health(State.WORKS, "expected 2 inputs but got 1")
-    played = Played(WORKS, refused, WORKS, WORKS)
-    monkeypatch.setattr(supervisor, "time", played)
-    supervising = Supervisor(played, print)
-    while played.answers:
+    server, supervising, _ = supervised(WORKS, REFUSED, WORKS, WORKS)
+    while server.answers:
         supervising.look()
-    assert played.read == ["chat", "chat"] and not played.restarts
+    assert server.read == ["chat", "chat"] and not server.restarts
     read = []
+    monkeypatch.setattr(
+        Played, "probes", lambda self, models: read.extend(models) or dict.fromkeys(models, Probe("infer", b""))
+    )
     with pytest.raises(HplmError, match=mentioning(BROKEN.said)):
-        watched(monkeypatch, "", WORKS, refused, WORKS, *[BROKEN] * 20, read=read)
+        watched("", WORKS, REFUSED, WORKS, *[BROKEN] * 20)
     assert read == ["chat", "chat"]

@@ -28,15 +28,17 @@ def container(tmp_path):
     return binary
 
 
-def test_a_tritonserver_on_path_comes_first(container, monkeypatch):
+@pytest.fixture
+def on_path(container, monkeypatch):
     monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
-    assert discovery.find_installation() == Installation(container, "on PATH", container.parent.parent / "backends")
+    return container
 
 
-def test_the_containers_tritonserver_comes_second(container, monkeypatch):
+def test_a_tritonserver_on_path_comes_first_and_the_containers_second(on_path, monkeypatch):
+    assert discovery.find_installation() == Installation(on_path, "on PATH", on_path.parent.parent / "backends")
     monkeypatch.setenv("PATH", os.devnull)
-    monkeypatch.setattr(discovery, "IN_CONTAINERS", container)
-    assert discovery.find_installation().binary == container
+    monkeypatch.setattr(discovery, "IN_CONTAINERS", on_path)
+    assert discovery.find_installation().binary == on_path
 
 
 def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_path):
@@ -46,7 +48,6 @@ def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_p
     for machine, libc, named in (
         ("x86_64", ("glibc", "2.36"), ["pip install", "hplm[embedded]"]),
         ("x86_64", ("glibc", "2.31"), ["glibc 2.35", "glibc 2.31"]),
-        ("x86_64", ("", ""), ["glibc 2.35"]),
         ("aarch64", ("glibc", "2.36"), ["x86-64", "aarch64"]),
     ):
         monkeypatch.setattr(embedded.platform, "machine", lambda machine=machine: machine)
@@ -55,17 +56,13 @@ def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_p
             discovery.find_installation()
 
 
-def test_a_stub_for_another_python_is_named(container, monkeypatch):
-    monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
-    (container.parent.parent / "backends/python" / STUB).write_bytes(b"\x7fELF libpython3.99.so.1.0")
-    with pytest.raises(HplmError, match=mentioning(container, 3.99, VERSION, "python3.99 -m pip")):
+def test_a_stub_for_another_python_and_a_missing_python_backend_are_named(on_path):
+    stub = on_path.parent.parent / "backends/python" / STUB
+    stub.write_bytes(b"\x7fELF libpython3.99.so.1.0")
+    with pytest.raises(HplmError, match=mentioning(on_path, 3.99, VERSION, "python3.99 -m pip")):
         discovery.find_installation()
-
-
-def test_an_image_without_the_python_backend_is_named(container, monkeypatch):
-    monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
-    (container.parent.parent / "backends/python" / STUB).unlink()
-    with pytest.raises(HplmError, match=mentioning(container, container.parent.parent / "backends/python" / STUB)):
+    stub.unlink()
+    with pytest.raises(HplmError, match=mentioning(on_path, stub)):
         discovery.find_installation()
 
 
@@ -100,11 +97,9 @@ def test_the_layout_has_tritons_and_our_backends_and_a_copy_of_the_python_backen
 
 def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
     inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda", "HOME": "/root"}
-    installation = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",))
-    environment = installation.environment(tmp_path, inherited)
+    environment = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",)).environment(tmp_path, inherited)
     assert environment["PATH"] == f"{os.path.dirname(sys.executable)}:/usr/bin"
-    assert environment["LD_LIBRARY_PATH"] == f"{tmp_path}/lib:{tmp_path}/libs:/cuda"
-    assert environment["HOME"] == "/root"
+    assert (environment["LD_LIBRARY_PATH"], environment["HOME"]) == (f"{tmp_path}/lib:{tmp_path}/libs:/cuda", "/root")
     # An installed tritonserver finds its own libraries.
     assert Installation(tmp_path, "", tmp_path).environment(tmp_path, inherited)["LD_LIBRARY_PATH"] == "/cuda"
 
@@ -116,15 +111,11 @@ def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch):
         embedded.embedded()
 
 
-def test_without_libpython_the_error_says_how_to_get_it(monkeypatch, tmp_path):
+def test_this_pythons_libpython_is_used_or_the_error_says_how_to_get_it(monkeypatch, tmp_path):
+    carried = f"libpython3-abcdef.{sys.version_info.minor}.so.1.0"
+    (tmp_path / carried).write_text("")
+    assert embedded._links_to_libpython(tmp_path)[carried] == embedded.libpython()
     monkeypatch.setattr(embedded.sysconfig, "get_config_var", lambda name: str(tmp_path))
     monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
     with pytest.raises(HplmError, match=mentioning(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
         embedded.embedded()
-
-
-def test_this_pythons_libpython_is_used_instead_of_the_wheels_copy(tmp_path):
-    carried = f"libpython3-abcdef.{sys.version_info.minor}.so.1.0"
-    (tmp_path / carried).write_text("")
-    links = embedded._links_to_libpython(tmp_path)
-    assert links[carried] == embedded.libpython()

@@ -6,34 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builder.publish.export import export
-from builder.publish.live import add_domain, update_domain
-from builder.publish.model_configs import ServingOptions
-from hplm.tenants.manager import Manager
-from testing.random_store import random_store, random_table, random_tenant, random_tenants
+from builder.publish.live import update_domain
+from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
-from testing.toy import CONFIG, random_text
+from testing.toy import random_text
 from tests.server.asking import Asking
-from tests.server.stock import Stock
 from tests.support.answers import Comparison
 from tests.support.metrics import settled
-from tests.support.servers import serving
 
 pytestmark = pytest.mark.slow
 
-TENANTS = random_tenants(6, 4, 3, domains=("bio",))
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
-
-
-@pytest.fixture
-def place(tmp_path):
-    store = random_store(tmp_path / "store", CONFIG, TENANTS, ("bio",), corpus_tokens=3000, spread=0.3)
-    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, plot_preload=True))
-    return store, tmp_path / "repository", tmp_path / "state"
-
-
-def asking(server):
-    return Asking(lambda protocol: Stock(server, protocol), [tenant.id for tenant in TENANTS], TEXTS)
 
 
 def version_of(answer):
@@ -41,36 +24,34 @@ def version_of(answer):
     return min(2, int(answer["VERSION"][0, 0]))
 
 
-def references(place):
-    """Returns the allowed answers by tenant and version."""
-    _, repository, state = place
-    known = {}
-    for where in (None, state):
-        reference = Reference.open(repository / "toy/1", where)
-        for tenant in reference.backbone.view.snapshot.tenants:
-            for text in TEXTS:
-                known[tenant.id, tenant.version, text] = reference.forward(text, tenant.id).numpy()
-    return known
+@pytest.mark.server("precisions")
+def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(server):
+    """The server was started on a state that had changed before."""
+    store, live = server.built.stores["live"], server.manager("live")
+    tenants = sorted(store.tenants(), key=lambda tenant: tenant.id)
 
+    def references():
+        """Returns the allowed answers by tenant, version and text: as exported, and as the state says now."""
+        found = {}
+        for state in (None, server.state):
+            reference = Reference.open(server.model_folder("live"), state)
+            for tenant in reference.backbone.view.snapshot.tenants:
+                for text in TEXTS:
+                    found[tenant.id, tenant.version, text] = reference.forward(text, tenant.id).numpy()
+        return found
 
-def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
-    """The server starts on a state that has changed before."""
-    store, repository, state = place
-    random_table(store, "law", 1, ("bio", 1), 1000, seed=5)
-    add_domain(Manager.open(repository, state), store, "law")
-    with serving(repository, state=state) as server, asking(server) as load:
+    with Asking(server.stock, [tenant.id for tenant in tenants], TEXTS, model="live") as load:
         load.wait_for(lambda tenant, text, answer: version_of(answer) == 1)
         random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
-        for number, tenant in enumerate(TENANTS):
+        for number, tenant in enumerate(tenants):
             random_tenant(store, replace(tenant, version=2, domain_version=2), 0.3, seed=500 + number)
-        live = Manager.open(repository, state)
         canary = update_domain(live, store, "bio", share=0.34).moved
         assert len(canary) == 2
         load.wait_for(lambda tenant, text, answer: tenant in canary and version_of(answer) == 2)
         load.wait_for(lambda tenant, text, answer: tenant not in canary and version_of(answer) == 1)
         update_domain(live, store, "bio")
         load.wait_for(lambda tenant, text, answer: tenant not in canary and version_of(answer) == 2)
-        both = references(place)
+        both = references()
         live.roll_back_domain("bio")
         load.wait_for(lambda tenant, text, answer: version_of(answer) == 1)
         update_domain(live, store, "bio")
@@ -81,7 +62,7 @@ def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
         version = version_of(answer)
         comparison.add(f"{tenant} version {version}", answer["LOGITS"][0], both[tenant, version, text])
     comparison.assert_equal("fp32")
-    for tenant in TENANTS:
+    for tenant in tenants:
         for text in TEXTS:  # otherwise the comparison could not distinguish the versions
             assert np.abs(both[tenant.id, 1, text] - both[tenant.id, 2, text]).max() > 0.01
 

@@ -1,3 +1,5 @@
+"""What is read from Triton's log, and how large it may grow."""
+
 from hplm.server import log
 
 NOISE = """\
@@ -24,6 +26,8 @@ def test_the_error_of_a_failing_model_is_shown_once_and_readable():
         "At:",
         "  m.py(3)",
     ]
+    parser = "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:1: Expected identifier"
+    assert log.complaints(f"{NOISE}{parser}\n") == [parser]
 
 
 def test_without_an_error_line_the_last_lines_are_shown():
@@ -32,12 +36,16 @@ def test_without_an_error_line_the_last_lines_are_shown():
     assert not any(line.startswith(("|", "+")) for line in said)
 
 
-def test_the_error_of_a_broken_configuration_names_the_line():
-    parser = "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:1: Expected identifier"
-    assert log.complaints(f"{NOISE}{parser}\n") == [parser]
-
-
-def test_only_lines_since_the_start_are_read(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"an older server\n\xffnow\n")
-    assert log.read(path, offset=len("an older server\n")) == "�now\n"
+def test_a_log_that_is_too_large_keeps_its_end_in_a_second_file_and_is_written_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "LARGEST", 1000)
+    monkeypatch.setattr(log, "_KEPT", 100)
+    path = tmp_path / "serve.log"
+    assert not log.rotate(path)  # somebody has removed it
+    with path.open("ab", buffering=0) as server:
+        server.write(b"a" * 900)
+        assert not log.rotate(path)
+        server.write(b"b" * 200)
+        assert log.rotate(path)
+        server.write(b"c" * 8 + b"\xff\n")
+    assert (tmp_path / "serve.log.1").read_bytes() == b"b" * 100
+    assert log.read(path, offset=6) == "cc\ufffd\n"

@@ -1,3 +1,5 @@
+"""Free ports, those that are taken, and addresses that Triton would misread."""
+
 import socket
 
 import pytest
@@ -5,12 +7,6 @@ import pytest
 from hplm.errors import HplmError
 from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
 from tests.support.message import mentioning
-
-
-@pytest.fixture
-def taken():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
 
 
 def test_zero_becomes_three_different_free_ports():
@@ -43,27 +39,21 @@ def test_a_given_port_is_kept_and_can_be_used_again_at_once():
     assert Ports(http=port).claim("127.0.0.1").http == port
 
 
-@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
-def test_a_port_in_use_is_named_with_the_flag_that_changes_it(taken, service):
-    with pytest.raises(HplmError, match=mentioning(taken, "127.0.0.1", f"--{service}-port")):
-        Ports(**{service: taken}).claim("127.0.0.1")
-
-
-def test_ports_and_addresses_that_cannot_be_had_are_refused():
-    free = free_ports(1)[0]
-    for ports, address, named in (
-        (Ports(http=free, grpc=free), "127.0.0.1", (free, "--grpc-port")),
-        (Ports(http=65536), "127.0.0.1", ("--http-port 65536",)),
-        (Ports(), "192.0.2.1", ("--address 192.0.2.1",)),
-    ):
-        with pytest.raises(HplmError, match=mentioning(*named)):
-            ports.claim(address)
-
-
-@pytest.mark.parametrize("address", ["::1", "no.such.host.invalid"])
-def test_an_address_that_triton_would_read_as_255_255_255_255_is_refused(address):
-    with pytest.raises(HplmError, match=mentioning(repr(address), "--address 127.0.0.1")):
-        resolve(address)
+def test_ports_and_addresses_that_cannot_be_had_are_refused_with_the_flag_that_changes_them():
+    free, services = free_ports(1)[0], ("http", "grpc", "metrics")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        for ports, address, named in (
+            *((Ports(**{one: taken}), "127.0.0.1", (taken, "127.0.0.1", f"--{one}-port")) for one in services),
+            (Ports(http=free, grpc=free), "127.0.0.1", (free, "--grpc-port")),
+            (Ports(http=65536), "127.0.0.1", ("--http-port 65536",)),
+            (Ports(), "192.0.2.1", ("--address 192.0.2.1",)),
+        ):
+            with pytest.raises(HplmError, match=mentioning(*named)):
+                ports.claim(address)
+    for address in ("::1", "no.such.host.invalid"):  # Triton would read them as 255.255.255.255
+        with pytest.raises(HplmError, match=mentioning(repr(address), "--address 127.0.0.1")):
+            resolve(address)
 
 
 def test_names_are_resolved_and_the_wildcard_is_reached_by_loopback():

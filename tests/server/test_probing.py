@@ -4,8 +4,11 @@ import json
 
 import pytest
 
-from hplm.server import log, probing
+from hplm.errors import HplmError
+from hplm.server import probing
+from hplm.server.control import Control
 from hplm.server.probing import State
+from tests.support.message import mentioning
 
 
 def test_a_probe_has_every_required_input_with_the_least_values():
@@ -30,9 +33,7 @@ def test_a_probe_has_every_required_input_with_the_least_values():
     }
     assert json.loads(probing.probe_of({**config, "max_batch_size": 0}).body)["inputs"][1]["shape"] == [1, 2]
     optional = {"input": config["input"][1:2], "max_batch_size": 8}
-    assert json.loads(probing.probe_of(optional).body)["inputs"] == [
-        {"name": "PAIR", "shape": [1, 1], "datatype": "BYTES", "data": [""]}
-    ]
+    assert [one["name"] for one in json.loads(probing.probe_of(optional).body)["inputs"]] == ["PAIR"]
     generating = {"model_transaction_policy": {"decoupled": True}, "input": config["input"][:2]}
     assert probing.probe_of(generating) == probing.Probe("generate", b'{"hplm_probe": true, "TEXT": ""}')
 
@@ -56,19 +57,22 @@ def test_what_an_answer_means(status, said, state):
     assert probing.health(status, json.dumps({"error": said}).encode() if said else b"").state is state
 
 
-def test_a_log_that_somebody_has_removed_is_left_alone(tmp_path):
-    assert not log.rotate(tmp_path / "serve.log")
+class Played(Control):
+    """A server that does not know its model's configuration."""
+
+    def __init__(self):
+        super().__init__("127.0.0.1", 1, {})
+        self.asked = []
+
+    def _ask(self, port, method, path, body=None, timeout=5.0):
+        self.asked.append(path)
+        return 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
 
 
-def test_a_log_that_is_too_large_keeps_its_end_in_a_second_file_and_is_written_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "LARGEST", 1000)
-    monkeypatch.setattr(log, "_KEPT", 100)
-    path = tmp_path / "serve.log"
-    with path.open("ab", buffering=0) as server:
-        server.write(b"a" * 900)
-        assert not log.rotate(path)
-        server.write(b"b" * 200)
-        assert log.rotate(path)
-        server.write(b"c" * 10)
-    assert path.read_bytes() == b"c" * 10
-    assert (tmp_path / "serve.log.1").read_bytes() == b"b" * 100
+def test_a_model_whose_configuration_cannot_be_read_has_no_probe_and_is_not_loaded_with_an_empty_one():
+    """Triton would answer a probe without inputs, whether the model lives or not."""
+    server = Played()
+    with pytest.raises(HplmError, match=mentioning("toy", 400, "no available versions")):
+        server.probes(["toy"])
+    server.asked.clear()
+    assert not server.revive("toy") and server.asked == ["/v2/models/toy/config"]

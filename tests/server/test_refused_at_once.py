@@ -31,17 +31,17 @@ HeldBy.count = property(lambda self: lookup_service.MOST_AHEAD if Path({gate!r})
 """
 
 
-@pytest.fixture
-def gate(tmp_path):
-    return tmp_path / "gate"
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory):
+    return tmp_path_factory.mktemp("gated") / "gate"
 
 
-@pytest.fixture
-def server(toy, tmp_path, gate):
-    shutil.copytree(Path(backends.__file__).parent, tmp_path / "backends")
-    with open(tmp_path / "backends/hplm_lookup/model.py", "a") as lookup:
+@pytest.fixture(scope="module")
+def server(toy, gate):
+    gated = shutil.copytree(Path(backends.__file__).parent, gate.with_name("backends"))
+    with open(gated / "hplm_lookup/model.py", "a") as lookup:
         lookup.write(GATED.format(places=PLACES, gate=str(gate)))
-    with serving(toy.repository, backends=tmp_path / "backends") as server:
+    with serving(toy.repository, backends=gated) as server:
         yield server
 
 

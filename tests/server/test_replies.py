@@ -1,27 +1,27 @@
-"""Senders of responses, without a Triton: its part is played by a stand-in."""
+"""Responses and probes that fail, without a Triton: its part is played here."""
 
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+from hplm.errors import Draining, Internal
 from hplm.server.held import Held
-from tests.support.fake_triton import with_fake_triton
+from tests.support import fake_triton
+from tests.support.fake_triton import FINAL, fake_utilities, with_fake_triton
+from tests.support.wait import PATIENCE
 
-FINAL = 1
 
-
-class Request:
+class Request(fake_triton.Request):
     """A request whose memory Triton frees with its last response. To ask about it then would end the server process."""
 
     def __init__(self):
-        self.is_there, self.asked = True, 0
-        self.sending = threading.Event()
+        super().__init__({}, {})
+        self.is_there, self.asked, self.sending = True, 0, threading.Event()
+        self.is_cancelled = self._is_cancelled
 
-    def get_response_sender(self):
-        return self
-
-    def is_cancelled(self):
+    def _is_cancelled(self):
         assert self.is_there
         self.sending.wait(0.001)  # another thread may send in the meantime
         assert self.is_there
@@ -33,31 +33,65 @@ class Request:
         self.is_there = self.is_there and flags != FINAL
 
 
-@pytest.fixture
-def replies():
-    with with_fake_triton(SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL), "backends.replies") as (replies,):
-        yield replies
+def test_a_request_is_not_asked_about_after_its_last_response():
+    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+        for _ in range(200):
+            request = Request()
+            sender, failures = replies.Sender(request, Held("toy")), []
 
-
-def test_a_request_is_not_asked_about_after_its_last_response(replies):
-    for _ in range(200):
-        request = Request()
-        sender, failures = replies.Sender(request, Held("toy")), []
-
-        def ask(sender=sender, request=request, failures=failures):
-            try:
-                while request.is_there:
+            def ask(sender=sender, request=request, failures=failures):
+                try:
+                    while request.is_there:
+                        assert sender.is_cancelled is False
                     assert sender.is_cancelled is False
-                assert sender.is_cancelled is False
-            except AssertionError as error:
-                failures.append(error)
+                except AssertionError as error:
+                    failures.append(error)
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        sender.send("a part", is_last=False)
-        sender.send("the end")
-        asking.join(60)
-        assert not asking.is_alive()
-        assert not failures
-        asked = request.asked
-        assert sender.is_cancelled is False and request.asked == asked
+            asking = threading.Thread(target=ask)
+            asking.start()
+            sender.send("a part", is_last=False)
+            sender.send("the end")
+            asking.join(PATIENCE)
+            assert not asking.is_alive() and not failures
+            asked = request.asked
+            assert sender.is_cancelled is False and request.asked == asked
+
+
+class Refusals:
+    def __init__(self):
+        self.errors = []
+
+    def put(self, sender, error):
+        self.errors.append(error)
+
+
+@pytest.fixture(params=["hplm_lookup", "hplm_generate"])
+def model(request):
+    """Returns a model without what serves, and what it has counted."""
+
+    def fails():
+        raise Internal("it does not move")
+
+    with with_fake_triton(fake_utilities(), "backends.replies", f"backends.{request.param}.model") as (_, module):
+        model, counted = module.TritonPythonModel.__new__(module.TritonPythonModel), Counter()
+        model._held, model._refusals = Held("toy"), Refusals()
+        model._service = SimpleNamespace(check=fails, count=lambda outcome: counted.update([outcome]))
+        model._count = lambda outcome: counted.update([outcome])
+        model.replies = module.replies
+        yield model, counted
+
+
+@pytest.mark.parametrize(
+    ("asked", "drains", "kind", "counts"),
+    [
+        ({"hplm_probe": True}, False, Internal, {}),
+        ({"hplm_probe": True}, True, Draining, {}),
+        ({"tenant": "acme"}, True, Draining, {"draining": 1}),
+    ],
+)
+def test_a_request_that_is_refused_counts_and_a_probe_counts_nowhere(model, monkeypatch, asked, drains, kind, counts):
+    model, counted = model
+    monkeypatch.setattr(model.replies, "DRAIN", SimpleNamespace(begun=drains))
+    model.execute([fake_triton.Request({}, asked)])
+    assert [type(error) for error in model._refusals.errors] == [kind]
+    assert counted == counts and model._held._count == sum(counts.values())

@@ -15,7 +15,6 @@ import pytest
 from hplm.server import reply_sockets
 from loadtest.encode import infer_request
 from tests.support.message import mentions
-from tests.support.servers import serving
 from tests.support.wait import eventually
 
 # Triton's pair: messages of 17 bytes, and a writer that does not wait.
@@ -57,29 +56,28 @@ def test_buffers_that_may_not_be_widened_are_logged_with_the_way_out(monkeypatch
 
 
 @pytest.mark.slow
-def test_every_request_is_answered_although_the_thread_that_sends_answers_is_busy(toy):
+@pytest.mark.server("toy")
+def test_every_request_is_answered_although_the_thread_that_sends_answers_is_busy(server):
     """Nearly all connections have the same thread. While it reads a large request, the answers to all others arrive."""
     asked = infer_request("toy", ["the"], "nobody")
     large = large_request()
-    with serving(toy.repository) as server:
-        host, _, port = server.http_url.rpartition(":")
+    host, _, port = server.http_url.rpartition(":")
 
-        def connected() -> socket.socket:
-            """A thread that does nothing gets the connection, and the first one is asked first."""
-            connection = socket.create_connection((host, int(port)))
-            eventually(lambda: not unread(int(port)))
-            return connection
-
-        first, second, *others = (connected() for _ in range(REQUESTS + 2))
-        for connection in (first, second):
-            connection.sendall(large[:-1])
+    def connected() -> socket.socket:
+        """A thread that does nothing gets the connection, and the first one is asked first."""
+        connection = socket.create_connection((host, int(port)))
         eventually(lambda: not unread(int(port)))
-        first.sendall(large[-1:])
-        for connection in others:
-            connection.sendall(asked)
-        second.sendall(large[-1:])
-        statuses = answers([first, second, *others])
-    assert statuses == {404: REQUESTS, 400: 2}
+        return connection
+
+    first, second, *others = (connected() for _ in range(REQUESTS + 2))
+    for connection in (first, second):
+        connection.sendall(large[:-1])
+    eventually(lambda: not unread(int(port)))
+    first.sendall(large[-1:])
+    for connection in others:
+        connection.sendall(asked)
+    second.sendall(large[-1:])
+    assert answers([first, second, *others]) == {404: REQUESTS, 400: 2}
 
 
 def unread(port: int) -> int:

@@ -3,27 +3,37 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from hplm.cli.serve import has_decoder
+from hplm.cli.main import main
+from hplm.cli.serve import has_decoder, open_tenants
+from hplm.errors import HplmError
 from hplm.server import process_group
-from tests.server.plain_models import ECHO, add_model
-from tests.support.message import mentions
+from hplm.tenants.manager import Manager
+from hplm.tenants.state import State
+from testing.toy import TENANTS
+from tests.server.plain_models import ECHO, STANDS_STILL_ONCE, add_model
+from tests.server.stock import Stock
+from tests.support.fake_triton import model_of
+from tests.support.message import mentioning, mentions
 from tests.support.servers import until_ready
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
-SERVE = [sys.executable, "-m", "hplm.cli.main", "serve"]
+HPLM = [sys.executable, "-m", "hplm.cli.main"]
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 
@@ -32,7 +42,22 @@ def command(tmp_path):
     """The command for a repository with one model, with a gateway."""
     add_model(tmp_path / "repository", "echo", ECHO)
     (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
-    return [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--openai-port", "0"]
+    return [*HPLM, "serve", "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--openai-port", "0"]
+
+
+def from_a_terminal():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets its background processes ignore it
+
+
+@contextmanager
+def running(command, folder):
+    """Yields the process of `hplm serve`, and what it says until it is ready."""
+    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=from_a_terminal)
+    with subprocess.Popen(command, **piped, cwd=folder) as process:
+        try:
+            yield process, until_ready(process)
+        finally:
+            process.kill()
 
 
 def the_child(process, condition):
@@ -60,49 +85,14 @@ def gateway_of(process):
     return the_child(process, lambda child: "hplm_openai" in process_group.arguments(child))
 
 
+def identity_of(triton):
+    (identity,) = [word.partition("=")[2] for word in process_group.arguments(triton) if word.startswith("--id=")]
+    return identity
+
+
 def models(url):
     with urllib.request.urlopen(f"{url}/models", timeout=PATIENCE) as answer:
         return json.load(answer)["data"]
-
-
-def test_what_ends_is_started_again_until_a_signal_stops_all(command, tmp_path):
-    """Takes two starts of Triton and two of the gateway."""
-    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen(command, **piped, cwd=tmp_path) as process:
-        try:
-            said = until_ready(process)
-            for protocol in ("HTTP", "gRPC", "metrics"):
-                assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
-            log = tmp_path / ".hplm" / "serve-0.log"
-            assert mentions(said, "tritonserver", "echo", "no decoder", "--address 0.0.0.0", log) and log.is_file()
-            url = re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
-
-            first = gateway_of(process)
-            assert models(url) == []
-            os.kill(first, signal.SIGKILL)
-            assert mentions(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
-            assert models(url) == []  # the connection waits until the gateway is there again
-            gateway, group = gateway_of(process), triton_of(process)
-            assert gateway != first
-
-            os.kill(group, signal.SIGKILL)
-            assert mentions(process.stdout.readline(), "restarting", "SIGKILL")
-            assert process.stdout.readline().startswith("Ready again")
-            address = re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]
-            with urllib.request.urlopen(f"http://{address}/v2/health/ready", timeout=PATIENCE) as answer:
-                assert answer.status == 200
-            eventually(lambda: lists(url))
-            assert gateway_of(process) == gateway and triton_of(process) != group
-
-            group = triton_of(process)
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=PATIENCE)
-            assert (process.returncode, out.count("\n"), err) == (0, 1, "")
-            assert process_group.members(group) == [] and not process_group.lives(gateway)
-            with pytest.raises(OSError):
-                models(url)
-        finally:
-            process.kill()
 
 
 def lists(url):
@@ -114,16 +104,80 @@ def lists(url):
         return False
 
 
+def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(toy, tmp_path, capsys):
+    """Takes two starts of Triton, attempts at a third one, and two starts of the gateway."""
+    state, repository = tmp_path / "state", ["--repository", str(toy.repository)]
+    serve = [*HPLM, "serve", *repository, "--state", str(state), *ANY_PORTS, "--openai-port", "0"]
+    with running(serve, tmp_path) as (process, said):
+        for protocol in ("HTTP", "gRPC", "metrics"):
+            assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
+        log = tmp_path / ".hplm" / "serve-0.log"
+        assert mentions(said, "tritonserver", "toy-lookup", "no decoder", "--address 0.0.0.0", log, len(TENANTS), "acme")
+        assert mentions(said, state / "toy") and log.is_file()  # a mistyped one would be seen here
+        url = re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
+        stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
+
+        assert main(["export", "--store", str(toy.store.folder), *repository, "--dtype", "fp32"]) == 1
+        assert mentions(capsys.readouterr().err, toy.folder.parent, f"process {process.pid}", "--while-served")
+        live = Manager.open(toy.repository, state)
+        live.add_key("acme")
+        assert live.settle_now() == []
+
+        first = gateway_of(process)
+        assert models(url) == []
+        os.kill(first, signal.SIGKILL)
+        assert mentions(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
+        assert models(url) == []  # the connection waits until the gateway is there again
+        gateway, group = gateway_of(process), triton_of(process)
+        assert gateway != first
+
+        environment = {**os.environ, "HPLM_SERVER_ID": identity_of(group)}
+        drain = [*HPLM, "drain", "--at-least", "0"]
+        done = subprocess.run(drain, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE)
+        assert (done.returncode, done.stderr) == (0, "") and mentions(done.stdout, "all", "answered")
+        with pytest.raises(InferenceServerException, match=r"\[draining\]"):
+            stock.ask(["a"], "echo")
+        os.kill(group, signal.SIGKILL)
+        assert mentions(process.stdout.readline(), "restarting", "SIGKILL")
+        assert process.stdout.readline().startswith("Ready again")
+        assert stock.ask(["a"], "echo")["LABEL"].size  # at the same address, and it drains no more
+        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+            stock.ask(["a"], "acme")
+        eventually(lambda: lists(url))
+        assert gateway_of(process) == gateway and triton_of(process) != group
+
+        state.rename(tmp_path / "elsewhere")
+        os.kill(triton_of(process), signal.SIGKILL)
+        lines = iter(process.stdout.readline, "")
+        (line,) = [next(line for line in lines if "CURRENT" in line or line.startswith("Ready"))]
+        assert mentions(line, "CURRENT", "hplm begin")
+        process.send_signal(signal.SIGINT)  # Ctrl-C while it tries
+        out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, err) == (0, "") and "Ready" not in out
+        assert not process_group.lives(gateway)
+
+
+def test_a_signal_stops_all(command, tmp_path):
+    """Takes two attempts to start Triton, because a model of the first one stands still."""
+    add_model(tmp_path / "repository", "still", STANDS_STILL_ONCE + ECHO)
+    with running(command, tmp_path) as (process, said):
+        assert (tmp_path / "repository/still/1/once").exists()
+        url = re.search(r"^OpenAI +(\S+)$", said, re.MULTILINE)[1]
+        group, gateway = triton_of(process), gateway_of(process)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out.count("\n"), err) == (0, 1, "")
+        assert process_group.members(group) == [] and not process_group.lives(gateway)
+        with pytest.raises(OSError):
+            models(url)
+
+
 def test_nothing_outlives_a_command_that_is_killed(command, tmp_path):
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        try:
-            until_ready(process)
-            gateway, group = gateway_of(process), triton_of(process)
-            (identity,) = [word.partition("=")[2] for word in process_group.arguments(group) if word.startswith("--id=")]
-            assert len(process_group.members(group)) == 2
-            assert left_by(identity)
-        finally:
-            process.kill()
+    with running(command, tmp_path) as (process, _):
+        gateway, group = gateway_of(process), triton_of(process)
+        identity = identity_of(group)
+        assert len(process_group.members(group)) == 2
+        assert left_by(identity)
     eventually(lambda: not process_group.members(group) and not process_group.lives(gateway))
     eventually(lambda: not left_by(identity))
 
@@ -132,19 +186,47 @@ def left_by(identity):
     return [*process_group.SHARED_MEMORY.glob(f"{identity}*"), *Path(tempfile.gettempdir()).glob(f"{identity}*")]
 
 
-def test_a_decoder_is_known_by_its_configuration(tmp_path):
+@pytest.mark.parametrize("model", ["lookup", "upper"])
+def test_models_do_not_load_without_a_state_that_must_exist(toy, tmp_path, monkeypatch, model):
+    """The export knows of no key and no deletion, so nobody may be answered from it."""
+    monkeypatch.setenv("HPLM_STATE", str(tmp_path))
+    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "1")
+    repository = shutil.copytree(toy.repository, tmp_path / "repository")
+    opened = model_of(repository, f"toy-{model}", f"hplm_{model}")
+    with pytest.raises(HplmError, match=mentioning("CURRENT", "hplm begin")), opened:
+        raise AssertionError("loaded")
+    State(tmp_path / "toy").begin()
+    with model_of(repository, f"toy-{model}", f"hplm_{model}"):
+        pass
+
+
+@pytest.mark.parametrize("said_by", ["--state-must-exist", "HPLM_STATE_MUST_EXIST"])
+def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monkeypatch, capsys, said_by):
+    options = ["--state-must-exist"] if said_by.startswith("--") else []
+    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "" if options else "1")
+    monkeypatch.setattr("hplm.server.TritonServer", None)  # none is started
+    serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, *options]
+    assert main([*serve, "--state", str(tmp_path / "state")]) == 1
+    assert mentions(capsys.readouterr().err, tmp_path / "state/toy", "CURRENT", "hplm begin")
+    assert not (tmp_path / "state").exists()
+    if options:
+        assert main(serve) == 1 and mentions(capsys.readouterr().err, "--state")
+
+
+def test_tenants_without_keys_and_decoders_are_found(toy, tmp_path):
+    Manager.open(toy.repository, tmp_path / "state").add_key("acme")
+    assert open_tenants(toy.repository, tmp_path / "state") == sorted(tenant.id for tenant in TENANTS[1:])
     for name, backend in (("encoder-upper", "hplm_upper"), ("luna", "hplm_generate")):
         assert not has_decoder(tmp_path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "{backend}"\n')
-    assert has_decoder(tmp_path)
+    assert has_decoder(tmp_path) and open_tenants(tmp_path, None) == []
 
 
-def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path):
-    done = subprocess.run([*SERVE, "--repository", str(tmp_path / "absent")], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.startswith("hplm serve: ") and mentions(done.stderr, tmp_path / "absent")
-    assert done.stderr.count("\n") == 1
+def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path, capsys):
+    assert main(["serve", "--repository", str(tmp_path / "absent")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("hplm serve: ") and mentions(said, tmp_path / "absent") and said.count("\n") == 1
 
 
 def test_flags_after_two_dashes_go_to_tritonserver(command, tmp_path):

@@ -1,28 +1,58 @@
-"""The client and `hplm evaluate` read the answers of every task of a real Triton."""
+"""A real Triton answers every task: the client and `hplm evaluate` read it, and each answer says how sure it is."""
+
+from __future__ import annotations
 
 import json
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from builder.evaluation.served import score_served
 from builder.evaluation.tenant import evaluate_tenant
+from builder.publish.live import update_tenant
+from builder.store.calibrations import Calibrated, save_calibrated
+from hplm.levels.calibration import Calibration
 from hplm_client import HplmClient
+from tests.confidence import CALIBRATIONS, of_logits, of_passage
+from tests.server.stock import LIBRARIES
 from tests.tasks import TENANTS, question
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
+OUTPUTS = ("LABEL", "LOGITS", "CONFIDENCE")
 
-def test_the_client_reads_every_task(server):
-    rng, reference = random.Random(3), server.reference("tasks")
-    with HplmClient(server.http_url, backbone="tasks") as client:
-        text, pair = question(rng, "span")
-        answer = client.infer(text, tenant="find", pair=pair)
-        assert answer.label == pair[slice(*answer.rows[0].span)] == reference.answer(text, "find", pair).labels[0]
-        value = client.infer(text, tenant="mark", logits=True).rows[0]
-        assert value.logits == pytest.approx([float(value.label)], rel=1e-4)
-        assert len(client.infer_batch([text, pair], tenant="many")) == 2
+
+@pytest.mark.parametrize("model", ["tasks", "hplm"])
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_every_task_has_the_confidence_of_its_logits(server, protocol, model):
+    stock, reference, rng = server.stock(protocol), server.reference("tasks"), random.Random(protocol)
+    for tenant in TENANTS:
+        texts, pairs = zip(*(question(rng, tenant.task) for _ in range(4)), strict=True)
+        answer = stock.ask(texts, tenant.id, pairs if pairs[0] is not None else None, OUTPUTS, model)
+        assert answer["CONFIDENCE"].shape == (4, 1) and answer["CONFIDENCE"].dtype == np.float32
+        for i, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
+            labels = [label.decode() for label in answer["LABEL"][i]]
+            expected = of_logits(tenant.id, labels, answer["LOGITS"][i])  # -1 without a calibration
+            near = 1e-6 if expected is not None else 1e-3
+            expected = of_passage(reference.windows(text, tenant.id, pair)) if expected is None else expected
+            assert answer["CONFIDENCE"][i, 0] == pytest.approx(expected, abs=near)
+
+
+def test_a_new_calibration_is_served_at_once(server):
+    stock, live, store = server.stock(), server.manager("tasks"), server.built.stores["tasks"]
+    before = stock.ask(["a b"], "many", outputs=OUTPUTS, model="tasks")
+    save_calibrated(store, store.tenant("many"), Calibrated(Calibration(temperature=9.0), {}, {}))
+    change = update_tenant(live, store, "many")
+    save_calibrated(store, store.tenant("many"), Calibrated(CALIBRATIONS["many"], {}, {}))
+    assert live.settle(change.generation) == []
+    after = stock.ask(["a b"], "many", outputs=(*OUTPUTS, "VERSION"), model="tasks")
+    assert after["VERSION"][0, 0] == b"%d" % change.after and (after["LOGITS"] == before["LOGITS"]).all()
+    least = np.abs(after["LOGITS"][0, 0]).min()
+    assert after["CONFIDENCE"][0, 0] == pytest.approx(1 / (1 + np.exp(-least / 9)), abs=1e-6)
+    assert after["CONFIDENCE"][0, 0] != pytest.approx(before["CONFIDENCE"][0, 0], abs=1e-6)
+    assert live.settle(live.roll_back("many").generation) == []
 
 
 def labelled(reference, tenant, text, pair):

@@ -1,4 +1,4 @@
-"""Parts of a real server are killed and stopped: every open request is answered or closed, and the server serves again."""
+"""Parts of a real server are killed and stopped: open requests are answered or closed, and the server serves again."""
 
 import http.client
 import json
@@ -8,18 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from hplm.cli.main import main
 from hplm.errors import HplmError
 from hplm.server import Supervisor, TritonServer
 from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
+from tests.backbones import NAMES, WHOLE, emit_two, make_two
 from tests.server.plain_models import ECHO, add_model
-from tests.server.stock import Stock
+from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_engine_ends import engine_of
 from tests.support.message import mentioning, mentions
 from tests.support.servers import kill_model, published
@@ -31,14 +35,14 @@ TEXT = [" ".join(WORDS[:9])]
 LONG = 3 * PATIENCE  # for restarts of the server
 CLOSED = (InferenceServerException, OSError, http.client.HTTPException)
 REQUESTS = 30
-COMMAND = [sys.executable, "-m", "hplm.cli.main"]
+UPPER = "toy+deep-upper"  # of both backbones
 
 
 class Watched:
     """A server and its supervisor, which looks when a test says so."""
 
     def __init__(self, repository):
-        self.server = TritonServer(repository, start_timeout=120)
+        self.server = TritonServer(repository, log_file=repository.with_suffix(".log"), start_timeout=120)
         self.server.start()
         self.supervise()
 
@@ -50,7 +54,9 @@ class Watched:
         self.server.stop(drain=0)
 
     def ask(self):
-        return Stock(self.server, "http").ask(TEXT, "acme", outputs=("LABEL",))["LABEL"].tolist()
+        """Returns the labels of both backbones."""
+        stock = Stock(self.server, "http")
+        return [stock.ask(TEXT, "acme", outputs=("LABEL",), model=name)["LABEL"].tolist() for name in NAMES]
 
     def answers(self):
         try:
@@ -74,15 +80,19 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def started(toy, tmp_path_factory):
-    """A server of a copy of the toy, because a test adds a model."""
-    watched = Watched(shutil.copytree(toy.repository, tmp_path_factory.mktemp("watched") / "repository"))
+def started(tmp_path_factory):
+    """A group of two backbones with one engine. A test adds a model to its repository."""
+    folder = tmp_path_factory.mktemp("two")
+    repository, _ = make_two(folder)
+    watched = Watched(emit_two(repository, folder / "groups", WHOLE))
     yield watched, watched.ask()
     watched.close()
 
 
 @pytest.fixture
 def watched(started):
+    if started[0].server.pid is None:  # a test has stopped it
+        started[0].server.start()
     started[0].supervise()
     return started[0]
 
@@ -92,17 +102,17 @@ def expected(started):
     return started[1]
 
 
-@pytest.mark.parametrize("model", ["toy-lookup", "hplm"])
+@pytest.mark.parametrize("model", ["toy-lookup", "hplm", UPPER])
 def test_a_model_that_dies_idle_is_loaded_again_and_the_server_stays(watched, expected, model):
     server, dead = watched.server.pid, watched.stub(model)
     before = published(watched.server, "hplm_model_restarts_total"), published(watched.server, "hplm_lookup_requests_total")
     watched.until_idle()
     kill_model(watched.server, model)
     watched.until_said("loaded", model)
-    assert watched.ask() == expected
+    watched.until(lambda: watched.answers() == expected)  # a new engine takes its time
     assert watched.server.pid == server and watched.stub(model).pid != dead.pid
     assert dead.region not in regions(watched.server.id)
-    if model != "hplm":  # the alias has no metrics
+    if model == "toy-lookup":
         eventually(lambda: published(watched.server, "hplm_model_restarts_total") > before[0])
         eventually(lambda: published(watched.server, "hplm_lookup_requests_total") > before[1])  # the new process counts on
 
@@ -128,31 +138,16 @@ def test_a_model_that_was_loaded_while_the_server_served_is_loaded_again_too(wat
 def test_requests_that_a_dead_model_held_end_with_their_connections(watched, expected):
     """Takes long: a start of Triton."""
     os.kill(engine_of(watched.server), signal.SIGSTOP)  # so that upper holds them
-    dead = watched.stub("toy-upper")
+    dead = watched.stub(UPPER)
     with ThreadPoolExecutor(REQUESTS) as pool:
-        asked = [pool.submit(watched.answers) for _ in range(REQUESTS)]
+        asked = [pool.submit(watched.answers) for _ in range(REQUESTS)]  # each has asked one backbone
         eventually(lambda: sum(one.held for one in holders(watched.server.id) if one.pid == dead.pid) == REQUESTS)
         os.kill(dead.pid, signal.SIGKILL)
         watched.until(lambda: all(one.done() for one in asked))
     assert all(isinstance(one.result(), CLOSED) for one in asked)
     watched.until(lambda: watched.answers() == expected)
-    assert any(re.search(r"restarting.*toy-upper.* held \d+ requests", said) for said in watched.said)
-    eventually(lambda: published(watched.server, "hplm_server_restarts_total") == watched.server.restarts)
-
-
-def test_a_server_that_ends_serves_again_at_the_same_address_and_drains_no_more(watched, expected):
-    """Takes long: a start of Triton."""
-    drain = [*COMMAND, "drain", "--at-least", "0"]
-    environment = {**os.environ, "HPLM_SERVER_ID": watched.server.id}
-    done = subprocess.run(drain, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "") and "all requests are answered" in done.stdout
-    refused = watched.answers()
-    assert isinstance(refused, InferenceServerException) and "[draining]" in str(refused)
-    url, restarts = watched.server.http_url, watched.server.restarts
-    os.kill(watched.server.pid, signal.SIGKILL)
-    watched.until(lambda: watched.server.restarts == restarts + 1)
-    assert watched.ask() == expected and watched.server.http_url == url
-    assert any("SIGKILL" in said for said in watched.said)
+    assert any(re.search(rf"restarting.*{re.escape(UPPER)}.* held \d+ requests", said) for said in watched.said)
+    eventually(lambda: published(watched.server, "hplm_server_restarts_total", backbone="toy") == watched.server.restarts)
 
 
 def test_a_model_that_stands_still_is_replaced(watched, expected):
@@ -200,36 +195,81 @@ def test_the_secret_may_be_given_but_not_with_characters_that_triton_reads_other
         TritonServer(toy.repository)
 
 
-def watch(server, *options: str, secret: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HPLM_ADMIN": server.admin_header[1] if secret else ""}
-    command = [*COMMAND, "watch", "--url", server.http_url, *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+def test_hplm_watch_says_whether_all_models_work_and_revives_a_dead_one(watched, monkeypatch, capsys):
+    """Takes long: two starts of the command, and of a model."""
+    server, control = watched.server, watched.server.control()
 
+    def watch(*options, secret=True, url=server.http_url):
+        """Returns the exit code and what was said."""
+        monkeypatch.setenv("HPLM_ADMIN", server.admin_header[1] if secret else "")
+        code, said = main(["watch", "--url", url, "--once", *options]), capsys.readouterr()
+        assert bool(code) == bool(said.err) and said.err.count("\n") <= 1
+        return code, said.err or said.out
 
-def test_hplm_watch_says_whether_all_models_work_and_revives_a_dead_one(watched):
-    """Takes long: eight starts of the command."""
-    server = watched.server
-    well = watch(server, "--once")
-    assert (well.returncode, well.stderr) == (0, "") and mentions(well.stdout, 3)
-    assert watch(server, "--once", "--models", "toy-lookup", "toy-upper", secret=False).returncode == 0
-    for options, secret, named in ((["--models", "nobody"], True, "nobody"), ([], False, "HPLM_ADMIN")):
-        refused = watch(server, "--once", *options, secret=secret)
-        assert refused.returncode == 1 and mentions(refused.stderr, named)
+    code, said = watch()
+    assert code == 0 and mentions(said, len(control.probes(control.models())))
+    assert watch("--models", "toy-lookup", UPPER, secret=False)[0] == 0
+    for options, named in (
+        ({"url": "127.0.0.1:1"}, ["127.0.0.1:1", "--url"]),
+        ({"secret": False}, ["HPLM_ADMIN"]),
+    ):
+        code, said = watch(**options)
+        assert code == 1 and mentions(said, *named)
+    code, said = watch("--models", "nobody")
+    assert code == 1 and mentions(said, "nobody")
     environment = {**os.environ, "HPLM_ADMIN": server.admin_header[1]}
-    command = [*COMMAND, "watch", "--url", server.http_url]
     for attempt in range(2):  # the second watcher does not know how often it was loaded again
         watched.until_idle()
         kill_model(server, "toy-lookup")
         if not attempt:
-            dead = watch(server, "--once")
-            assert dead.returncode == 1 and mentions(dead.stderr, "toy-lookup")
+            code, said = watch()
+            assert code == 1 and mentions(said, "toy-lookup")
+        command = [sys.executable, "-m", "hplm.cli.main", "watch", "--url", server.http_url]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watching:
             assert mentions(watching.stdout.readline(), "loaded", "toy-lookup")
             watching.kill()
-    assert watch(server, "--once").returncode == 0
+    assert watch()[0] == 0
 
 
-def test_hplm_watch_names_the_address_of_a_server_that_does_not_answer():
-    command = [*COMMAND, "watch", "--url", "127.0.0.1:1", "--once"]
-    absent = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert absent.returncode == 1 and absent.stderr.count("\n") == 1 and mentions(absent.stderr, "127.0.0.1:1", "--url")
+def outcome(stock, backbone):
+    try:
+        stock.ask(TEXT * 4, "acme", outputs=("LABEL",), model=backbone)
+        return "answered"
+    except InferenceServerException as error:
+        if "[draining]" in error.message() and error.status() in ("503", "StatusCode.UNAVAILABLE"):
+            return "draining"
+        closed = error.status() == "StatusCode.UNAVAILABLE" and "[" not in error.message()  # gRPC's word for it
+        return "closed" if closed else f"{error.status()} {error.message()}"
+    except (OSError, http.client.HTTPException):
+        return "closed"
+
+
+def test_while_a_server_stops_clients_meet_their_answer_or_draining_or_a_closed_connection(watched):
+    """Of both backbones and over both protocols, each by itself. Triton would wait for an idle connection."""
+    idle = http.client.HTTPConnection(watched.server.http_url, timeout=PATIENCE)
+    idle.request("GET", "/v2/health/live")
+    idle.getresponse().read()
+    server, ending = watched.server, threading.Event()
+    ways = [(backbone, protocol) for backbone in NAMES for protocol in LIBRARIES]
+    met = {way: Counter() for way in ways}
+
+    def ask_on(backbone, protocol):
+        stock, own = Stock(server, protocol), met[backbone, protocol]
+        while not ending.is_set() and own["closed"] < 100:
+            own[outcome(stock, backbone)] += 1
+
+    with ThreadPoolExecutor(2 * len(ways)) as pool:
+        asking = [pool.submit(ask_on, *way) for way in ways * 2]
+        try:
+            eventually(lambda: all(own["answered"] > 20 for own in met.values()))
+        finally:
+            try:
+                server.stop()
+            finally:
+                ending.set()
+        for one in asking:
+            one.result(timeout=PATIENCE)
+    assert all(set(own) <= {"answered", "draining", "closed"} for own in met.values()), met
+    assert all(sum(met[way]["draining"] for way in ways if way[1] == protocol) for protocol in LIBRARIES), met
+    assert "Waiting for in-flight requests" not in server.log_file.read_text(), "Triton has waited"
+    idle.close()

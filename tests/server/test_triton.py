@@ -1,6 +1,5 @@
 """A real tritonserver with tiny models: its answers, its refusals, and that no process remains."""
 
-import http.client
 import json
 import os
 import signal
@@ -15,7 +14,10 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
+from hplm.plot.table import Table
 from hplm.server import TritonServer, process_group
 from hplm.server.stubs import stubs
 from tests.server.plain_models import (
@@ -23,7 +25,6 @@ from tests.server.plain_models import (
     PORT_TAKEN_ONCE,
     REFUSES,
     SLOW,
-    STANDS_STILL_ONCE,
     add_backend,
     add_config,
     add_model,
@@ -34,17 +35,39 @@ from tests.support.wait import PATIENCE, eventually
 pytestmark = pytest.mark.slow
 
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+KILOBYTES = 16
 HEADERS = ("authorization", "Authorization", "AUTHORIZATION", "Hplm-Tenant", "hplm-arrived")
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("echo")
-    add_backend(folder / "backends", "toy_backend", ECHO)
-    add_config(folder / "repository", "echo", backend="toy_backend")
-    add_model(folder / "repository", "taker", PORT_TAKEN_ONCE + ECHO)
-    with TritonServer(folder / "repository", backends=folder / "backends", state=folder / "state") as server:
-        yield server
+def repository(tmp_path_factory) -> Path:
+    """A model with a backend of ours, one that takes the server's port once, and an ensemble of two slow ones."""
+    repository = tmp_path_factory.mktemp("echo") / "repository"
+    add_backend(repository.parent / "backends", "toy_backend", ECHO)
+    add_config(repository, "echo", backend="toy_backend")
+    add_model(repository, "taker", PORT_TAKEN_ONCE + ECHO)
+    for name in ("slow", "slower"):
+        add_model(repository, name, SLOW)
+    add_config(repository, "both", backend="")
+    config = (repository / "both" / "config.pbtxt").read_text().replace('backend: ""', 'platform: "ensemble"')
+    step = 'model_name: "{}", model_version: -1, input_map {{ key: "TEXT", value: "{}" }}, '
+    step += 'output_map {{ key: "SAID", value: "{}" }}'
+    steps = ", ".join(f"{{ {step.format(*names)} }}" for names in (("slow", "TEXT", "MIDDLE"), ("slower", "MIDDLE", "SAID")))
+    (repository / "both" / "config.pbtxt").write_text(f"{config}\nensemble_scheduling {{ step [ {steps} ] }}\n")
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    folder = repository.parent
+    server = TritonServer(repository, folder / "backends", state=folder / "state", log_file=folder / "logs/triton.log")
+    yield server
+    server.stop(drain=0)
+
+
+@pytest.fixture
+def served(server):
+    return server if server.pid else server.start()  # a test stops it
 
 
 @pytest.fixture
@@ -115,16 +138,6 @@ def test_calls_that_could_run_code_or_read_memory_need_the_secret(served, protoc
     call(client, {prefix + name: secret})
 
 
-def test_calls_that_clients_need_are_open(served, protocol):
-    client = connect(served, protocol)
-    assert client.is_server_ready() and client.is_model_ready("echo")
-    assert client.get_model_metadata("echo") and client.get_model_config("echo") and client.get_inference_statistics()
-    connection = http.client.HTTPConnection(served.metrics_url, timeout=PATIENCE)
-    connection.request("GET", "/metrics")
-    assert b"nv_inference_request_success" in connection.getresponse().read()
-    connection.close()
-
-
 def test_it_listens_on_loopback_only(served):
     wanted = {f"{int(url.rpartition(':')[2]):04X}" for url in (served.http_url, served.grpc_url, served.metrics_url)}
     rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
@@ -133,42 +146,29 @@ def test_it_listens_on_loopback_only(served):
     assert {address[-8:] for address, port in listening if port in wanted} == {"0100007F"}
 
 
-def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, unstarted, tmp_path):
+def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, repository):
     """A client keeps an idle connection, and a stub was killed: each of these makes Triton wait for its exit timeout.
 
-    This start is a second one, because a model of the first stood still. Takes long: two starts of Triton and its slow end.
+    Takes long: Triton's slow end.
     """
-    repository, log_file = tmp_path / "repository", tmp_path / "logs" / "triton.log"
-    add_model(repository, "slow", SLOW)
-    add_model(repository, "slower", STANDS_STILL_ONCE + SLOW)
-    add_config(repository, "both", backend="")
-    config = (repository / "both" / "config.pbtxt").read_text().replace('backend: ""', 'platform: "ensemble"')
-    step = 'model_name: "{}", model_version: -1, input_map {{ key: "TEXT", value: "{}" }}, '
-    step += 'output_map {{ key: "SAID", value: "{}" }}'
-    steps = ", ".join(f"{{ {step.format(*names)} }}" for names in (("slow", "TEXT", "MIDDLE"), ("slower", "MIDDLE", "SAID")))
-    (repository / "both" / "config.pbtxt").write_text(f"{config}\nensemble_scheduling {{ step [ {steps} ] }}\n")
-
-    server = unstarted(log_file=log_file).start()
-    group, idle = server.pid, connect(server, "http")
+    group, idle = served.pid, connect(served, "http")
     with ThreadPoolExecutor(3) as pool:
         try:
-            assert (repository / "slower/1/once").exists()
-            assert json.loads(ask(idle))["state"] is None
-            assert {server.http_url, server.grpc_url, server.metrics_url}.isdisjoint({served.http_url, served.grpc_url})
+            assert ask(idle)
             os.kill(next(stub.pid for stub in stubs(group) if stub.model == "echo"), signal.SIGKILL)
-            answers = [pool.submit(ask, connect(server, protocol), "both") for protocol in LIBRARIES]
+            answers = [pool.submit(ask, connect(served, protocol), "both") for protocol in LIBRARIES]
             eventually(lambda: len(list((repository / "slow").glob("asked-*"))) == len(LIBRARIES))
-            stopping = pool.submit(server.stop, drain=PATIENCE)
-            eventually(lambda: "slow" not in server.control().loaded())
+            control = served.control()
+            stopping = pool.submit(served.stop, drain=PATIENCE)
+            eventually(lambda: "slow" not in control.loaded())
             (repository / "answer").touch()
             assert [answer.result(PATIENCE) for answer in answers] == ["late", "late"]
             stopping.result(PATIENCE)
         finally:
             (repository / "answer").touch()
-            server.stop(drain=0)
-    assert leftovers(server, group) == []
-    assert "Started HTTPService" in log_file.read_text()
-    assert ask(connect(served, "http"))  # the other server still answers
+            served.stop(drain=0)
+    assert leftovers(served, group) == []
+    assert "Started HTTPService" in served.log_file.read_text()
     idle.close()
 
 
@@ -180,14 +180,28 @@ def test_a_port_in_use_is_refused_before_anything_starts(served, unstarted):
     assert server.pid is None
 
 
-def test_errors_of_models_that_do_not_load_are_shown_and_no_process_remains(unstarted, tmp_path):
-    add_model(tmp_path / "repository", "bad", REFUSES)
-    add_model(tmp_path / "repository", "broken", ECHO)
-    (tmp_path / "repository/broken/config.pbtxt").write_text('name: "broken" input [ {')
-    server = unstarted()
+class WithLittleLockedMemory(TritonServer):
+    """A server that may lock 16 KB. Root may lock more than its limit, so root gives that right up."""
+
+    def _command(self, folder):
+        right = ["setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"] if os.geteuid() == 0 else []
+        return [*right, "sh", "-c", f'ulimit -l {KILOBYTES}; exec "$0" "$@"', *super()._command(folder)]
+
+
+def test_errors_of_models_that_do_not_load_are_shown_and_no_process_remains(toy, tmp_path):
+    """One has hot rows beyond the limit of locked memory, and says what to raise."""
+    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=1000))
+    tables = [Table(path.parent) for path in tmp_path.glob("toy/1/plot/*/*/meta.json")]
+    needed = sum(min(1000, table.size) * table.meta.row_bytes for table in tables)
+    assert needed > KILOBYTES << 10
+    add_model(tmp_path, "bad", REFUSES)
+    add_model(tmp_path, "broken", ECHO)
+    (tmp_path / "broken/config.pbtxt").write_text('name: "broken" input [ {')
+    server = WithLittleLockedMemory(tmp_path)
     with pytest.raises(HplmError) as refused:
         server.start()
-    assert mentions(refused.value, tmp_path / "repository", tmp_path / "repository/broken/config.pbtxt")
+    assert mentions(refused.value, tmp_path, tmp_path / "broken/config.pbtxt")
+    assert mentions(refused.value, "toy-upper", f"{needed:,}", f"{KILOBYTES << 10:,}", "ulimit -l")
     assert "failed to load 'bad' version 1: Internal: ValueError: table bio/1 is truncated" in str(refused.value)
     assert server.pid is None
     assert leftovers(server) == []
