@@ -11,6 +11,7 @@ from hplm_client import InvalidInput, QueueFull, errors
 from hplm_client.errors import refusal
 from hplm_client.retry import FIRST_PAUSE_S, GRACE_S, LONGEST_PAUSE_S, Attempts
 from hplm_client.waiting import within
+from tests.support.wait import Clock
 
 WORDS = {
     "invalid_input": "InvalidInput", "no_tenant": "NoTenant", "queue_full": "QueueFull", "quota": "QuotaExceeded",
@@ -78,15 +79,8 @@ def test_retry_hints_are_read(message, seconds):
     assert refusal(message, "503").retry_after_s == seconds
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 def attempts(retries=10, deadline_ms=None, network_timeout=60.0, clock=None, die=1.0):
-    return Attempts(retries, deadline_ms, network_timeout, clock or Clock(), lambda: die)
+    return Attempts(retries, deadline_ms, network_timeout, (clock or Clock()).monotonic, lambda: die)
 
 
 FULL, HINTED = QueueFull("full"), QueueFull("[queue_full] retry after 0.2 s")
@@ -114,9 +108,9 @@ def test_the_number_of_attempts_is_limited(retries):
 def test_a_pause_that_would_outlast_the_deadline_is_not_started(limit):
     clock = Clock()
     series = attempts(clock=clock, **limit)
-    clock.now += 0.04
+    clock.seconds += 0.04
     assert series.pause_s(FULL) == FIRST_PAUSE_S
-    clock.now += 0.05
+    clock.seconds += 0.05
     with pytest.raises(QueueFull):
         series.pause_s(QueueFull("[queue_full] retry after 11 ms"))
 
@@ -126,12 +120,12 @@ def test_every_attempt_gets_the_rest_of_the_deadline():
     series, endless = attempts(deadline_ms=50, clock=clock), attempts(network_timeout=1.0, clock=clock)
     assert (series.timeout_us, endless.timeout_us, endless.network_s) == (50_000, None, 1.0)
     assert series.network_s == pytest.approx(0.05 + GRACE_S)
-    clock.now += 0.03
+    clock.seconds += 0.03
     assert series.timeout_us == 20_000 and endless.network_s == pytest.approx(0.97)
-    clock.now += 0.02 + GRACE_S / 4
+    clock.seconds += 0.02 + GRACE_S / 4
     assert series.timeout_us == 1, "0 would mean the tenant's default to the server"
     assert series.network_s == pytest.approx(0.75 * GRACE_S), "the grace is one for all of them"
-    clock.now += GRACE_S
+    clock.seconds += GRACE_S
     assert series.network_s == 0.0
 
 

@@ -15,7 +15,6 @@ from hplm_client import (
     AsyncHplmClient,
     Broken,
     ClientTimeout,
-    Forbidden,
     HplmClient,
     HplmClientError,
     InvalidInput,
@@ -24,7 +23,6 @@ from hplm_client import (
     QueueFull,
     Row,
     ServerFault,
-    wire,
 )
 
 pytestmark = pytest.mark.slow
@@ -143,15 +141,6 @@ def test_the_only_backbone_is_found_and_of_two_one_must_be_named(ask, server):
         finally:
             for model in models:
                 control.unload_model(model, headers=headers)
-
-
-def test_a_server_that_hides_its_models_needs_a_backbone_name(monkeypatch, ask):
-    def refused(*_):
-        raise Forbidden("This API is restricted")
-
-    monkeypatch.setattr(wire, "backbones_in", refused)
-    with pytest.raises(NoBackbone, match="This API is restricted"):
-        ask(infer, backbone=None)
 
 
 @on_both

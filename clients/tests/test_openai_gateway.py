@@ -3,7 +3,6 @@
 import gzip
 import http.client
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -256,21 +255,6 @@ def test_other_paths_and_methods_are_not_there(served):
     for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404)):
         found, _, answer = served.send(method, path)
         assert found == status and error_in(json.loads(answer))["message"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_ends_its_work(served, stream):
-    before = served.decoders.begun
-    connection = served.connect()
-    connection.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "ab", "stream": stream}))
-    if stream:
-        answer = connection.getresponse()
-        assert answer.readline().startswith(b"data: ")
-    eventually(lambda: served.decoders.begun == before + 1)
-    assert served.decoders.ended == before
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
-    eventually(lambda: served.decoders.ended == before + 1)
 
 
 def test_more_requests_than_may_be_on_their_way_are_refused():
