@@ -97,9 +97,7 @@ def test_a_missing_repository_state_or_backbone_is_named(router, served, capsys)
         router.describe({"all": router.replicas}, all={field: value})
         assert router.write() == 1
         assert (value if value != "." else str(router.folder)) in capsys.readouterr().err
-
-
-def test_without_a_state_there_is_nothing_to_watch(router, capsys):
+    router.describe({"all": router.replicas})
     described = json.loads(router.cluster.read_text())
     del described["pools"][0]["state"]
     router.cluster.write_text(json.dumps(described))

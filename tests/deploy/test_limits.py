@@ -242,13 +242,10 @@ def test_an_address_that_does_not_wait_is_cut_off(opened):
     assert door.log.read_text().count("127.0.0.1:") == 0, "it leaves no lines in the log"
 
 
-def test_one_address_makes_so_many_new_connections(opened):
+def test_one_address_has_and_makes_so_many_connections(opened):
     door = opened(HPLM_HANDSHAKES=10)
     found = [lets_in(door) for _ in range(20)]
     assert found[0] and not found[-1] and lets_in(door, OTHER)
-
-
-def test_one_address_has_so_many_connections(opened):
     door, others = opened(**STRICT), []
     for _ in range(16):
         with suppress(ConnectionResetError):  # some are refused, which may show at once
