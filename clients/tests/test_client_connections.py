@@ -150,7 +150,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
 )
 def test_answers_of_other_servers_are_errors(answer, kind, is_async):
     for ask in (infer, generate, read):
-        for backbone in ("minilm", None):
+        for backbone in ("minilm", None) if b"outputs" not in answer else ("minilm",):  # which lists no models
             with Canned(answer) as stranger, pytest.raises(kind) as caught:
                 Way("http", is_async).call(stranger.url, ask, backbone=backbone)
             assert type(caught.value) is kind

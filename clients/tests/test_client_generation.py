@@ -127,6 +127,7 @@ def test_a_closed_stream_frees_its_place(at, client, served):
         assert other.generate("a", tenant="single", max_tokens=1).generated_tokens == 1
         asyncio.run(begin_and_leave())
         assert other.generate("a", tenant="single", max_tokens=1).generated_tokens == 1
+    eventually(lambda: cancelled(served) == before + 2)
 
 
 def test_the_command_prints_the_answer(at, client, capsys):

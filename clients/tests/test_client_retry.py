@@ -90,7 +90,7 @@ def test_pauses_double_up_to_a_limit_differ_between_clients_and_keep_to_the_hint
     series = attempts()
     pauses = [series.pause_s(FULL) for _ in range(8)]
     assert pauses == [min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S) for number in range(8)]
-    assert [attempts(die=die).pause_s(FULL) / FIRST_PAUSE_S for die in (0.0, 0.5)] == [0.5, 0.75]
+    assert [attempts(die=die).pause_s(FULL) / FIRST_PAUSE_S for die in (0.0, 0.5)] == pytest.approx([0.5, 0.75])
     assert [attempts(die=die).pause_s(HINTED) for die in (0.0, 1.0)] == pytest.approx([0.2, 0.3])
 
 

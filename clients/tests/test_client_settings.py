@@ -15,7 +15,7 @@ from hplm_client.settings import Settings
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        *(({"url": url}, repr(url.removeprefix("https://"))) for url in (
+        *(({"url": url}, url.removeprefix("https://")) for url in (
             "http://127.0.0.1:8000", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:8000/path", "https://door/path", "https://door:x",
             "HTTPS:door:443",
         )),
