@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -35,8 +36,9 @@ class Gate(ThreadedServer):
         self.open, self.shut = self._is_open.set, self._is_open.clear
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        its_reader, its_writer = await asyncio.open_connection(*self._server)
-        await asyncio.gather(self._pass_on(reader, its_writer), self._pass_on(its_reader, writer, waits=False))
+        with suppress(OSError):  # one of the two has closed
+            its_reader, its_writer = await asyncio.open_connection(*self._server)
+            await asyncio.gather(self._pass_on(reader, its_writer), self._pass_on(its_reader, writer, waits=False))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, waits: bool = True) -> None:
         while piece := await reader.read(1 << 16):
