@@ -105,7 +105,7 @@ def status(port: int, path: str, token: str = "") -> int | None:
 
 
 def test_followers_get_the_truth_of_the_manager_and_the_router_starts_with_the_files_that_its_pod_writes(pods, source):
-    """Takes seven seconds, for four commands of hplm."""
+    """Takes more than five seconds, for the start of five commands of hplm."""
     manager = pods.volume("hplm-manager", "state")
     State(manager / "toy").begin()
     pods.run_hplm("hplm-all", "first-copy")  # a state without changes is enough
