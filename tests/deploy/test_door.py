@@ -16,6 +16,7 @@ from testing.toy import WORDS
 from tests.deploy.door import INFER, StockAtDoor, haproxy, read_answer, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.support.message import mentions
+from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
@@ -212,8 +213,9 @@ def test_other_methods_of_grpc_are_not_there(door):
         assert ask_over_grpc(door, b"", method).code().name == "UNIMPLEMENTED"
 
 
-def test_slow_clients_are_cut_off(tmp_path):
-    with haproxy(tmp_path, "127.0.0.1:1", "127.0.0.1:1", "toy", HPLM_PATIENCE="500ms", HPLM_SILENCE="1s") as door:
+def test_slow_clients_are_cut_off(server, tmp_path):
+    with haproxy(tmp_path, server.http_url, server.grpc_url, "toy", HPLM_PATIENCE="500ms", HPLM_SILENCE="1s") as door:
+        eventually(lambda: door.post(INFER, body_of()).status == 200)  # else it refuses before it waits for a body
         slow, silent, half = door.connect(), door.knock(), door.connect()
         slow.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n".encode())
         half.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{{".encode())
