@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_repository
 import pytest
-from client_ways import WAYS, Way
+from client_fakes import WAYS, Way, write_backbone
 
 from hplm.server import TritonServer
+from loadtest.door import make_certificate, missing_programs
 from tests.support.servers import _server_is_well, servers  # noqa: F401
 
 
@@ -23,7 +23,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository: Path = tmp_path_factory.mktemp("repository")
-    fake_repository.write(repository, "minilm", answering="minilm-lookup")
+    write_backbone(repository, "minilm", answering="minilm-lookup")
     with TritonServer(repository) as running:
         yield running
 
@@ -31,9 +31,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.fixture
 def ask(way: Way, server: TritonServer) -> Callable[..., Any]:
     """A function that runs `ask(lambda client: ..., **settings)` with a client of the running server."""
-    url = server.http_url if way.protocol == "http" else server.grpc_url
+    return lambda use, **settings: way.call(way.url(server), use, **{"backbone": "minilm", **settings})
 
-    def asked(use: Callable[[Any], Any], **settings: Any) -> Any:
-        return way.call(url, use, **{"backbone": "minilm", **settings})
 
-    return asked
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The files of a certificate for localhost and 127.0.0.1, and of the same with its key."""
+    if "openssl" in missing_programs():
+        pytest.skip("no openssl on PATH")
+    return make_certificate(tmp_path_factory.mktemp("tls"))

@@ -26,10 +26,7 @@ def run(*command: str, server, protocol: str = "http", tenant: str = "acme") -> 
 @pytest.mark.parametrize(
     ("script", "protocol"),
     [
-        ("hplm_client_sync.py", "http"),
-        ("hplm_client_sync.py", "grpc"),
-        ("hplm_client_async.py", "http"),
-        ("hplm_client_async.py", "grpc"),
+        *((f"hplm_client_{kind}.py", protocol) for kind in ("sync", "async") for protocol in ("http", "grpc")),
         ("tritonclient_http.py", "http"),
         ("tritonclient_grpc.py", "grpc"),
     ],
@@ -42,25 +39,16 @@ def test_a_python_example(server, script, protocol):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_curl_example(server):
+def test_the_curl_examples(server):
+    def outputs(done):
+        return {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
+
     done = run("sh", str(EXAMPLES / "curl.sh"), server=server)
     assert done.returncode == 0, done.stderr
-    outputs = {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
-    assert outputs == {"LABEL": [TEXT], "SCORE": [1.0], "SPAN": [0, len(TEXT)], "VERSION": ["v7"]}
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_curl_example_shows_an_error(server):
+    assert outputs(done) == {"LABEL": [TEXT], "SCORE": [1.0], "SPAN": [0, len(TEXT)], "VERSION": ["v7"]}
     done = run("sh", str(EXAMPLES / "curl.sh"), server=server, tenant="nobody")
-    assert done.returncode != 0
-    assert "[no_tenant]" in json.loads(done.stdout)["error"]
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_readmes_curl_line(server):
-    readme = (EXAMPLES.parent / "README.md").read_text()
-    (command,) = re.findall(r"```sh\n(curl .*?)```", readme, re.DOTALL)
+    assert done.returncode != 0 and "[no_tenant]" in json.loads(done.stdout)["error"]
+    (command,) = re.findall(r"```sh\n(curl .*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
     command = command.replace("curl ", "curl --silent ", 1).replace("127.0.0.1:8000", server.http_url)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    outputs = {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
-    assert outputs == {"LABEL": ["some text"], "SCORE": [1.0]}
+    assert outputs(done) == {"LABEL": ["some text"], "SCORE": [1.0]}

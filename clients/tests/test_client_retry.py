@@ -1,84 +1,131 @@
-"""Decisions about retries, with the test's own clock and random numbers."""
+"""Decisions without a server: which error a refusal is, whether it is sent again, and how long to wait."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from hplm_client import InvalidInput, QueueFull
+import hplm_client
+from hplm_client import InvalidInput, QueueFull, errors
+from hplm_client.errors import refusal
 from hplm_client.retry import FIRST_PAUSE_S, GRACE_S, LONGEST_PAUSE_S, Attempts
+from hplm_client.waiting import within
+from tests.support.wait import Clock
+
+WORDS = {
+    "invalid_input": "InvalidInput", "no_tenant": "NoTenant", "queue_full": "QueueFull", "quota": "QuotaExceeded",
+    "deadline": "DeadlineMissed", "draining": "Draining", "capacity": "OutOfCapacity", "internal": "Internal",
+    "broken": "Broken", "crashed": "Crashed", "quarantined": "Quarantined",
+}  # fmt: skip
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("frame", ["[{}] words", "in ensemble 'minilm', [{}] words", "[request id: 7] [{}] words [quota]"])
+def test_the_error_word_chooses_the_exception(word, frame):
+    for status in ("503", "StatusCode.UNAVAILABLE", "400", None):
+        error = refusal(frame.format(word), status)
+        assert type(error) is getattr(hplm_client, WORDS[word]) and error.word == word and error.status == status
+        assert str(error) == frame.format(word)
 
-    def __call__(self):
-        return self.now
+
+@pytest.mark.parametrize(
+    ("message", "status", "kind"),
+    [
+        ("input 'TEXT' data-type is 'FP32'", "400", "InvalidInput"),
+        ("too large", "413", "InvalidInput"),
+        ("batch-size must be <= 1024", "StatusCode.INVALID_ARGUMENT", "InvalidInput"),
+        ("Request for unknown model: 'x' is not found", "404", "NoBackbone"),
+        ("Request for unknown model: 'x' is not found", "StatusCode.NOT_FOUND", "NoBackbone"),
+        ("who are you", "401", "Forbidden"),
+        ("no", "StatusCode.PERMISSION_DENIED", "Forbidden"),
+        ("This API is restricted, expecting header 'x'", "403", "Forbidden"),
+        ("This protocol is restricted, expecting header 'x'", "StatusCode.UNAVAILABLE", "Forbidden"),
+        ("Exceeds maximum queue size", "503", "Unavailable"),
+        ("bad gateway", "502", "Unavailable"),
+        ("[another_word] yet unknown", "503", "Unavailable"),
+        ("Server is stopping", "StatusCode.UNAVAILABLE", "Unavailable"),
+        ("Stub process 'x' is not healthy", "500", "ServerFault"),
+        ("Stub process 'x' is not healthy", "StatusCode.INTERNAL", "ServerFault"),
+        ("no status at all", None, "ServerFault"),
+        ("failed to connect to all addresses; last error: ...", "StatusCode.UNAVAILABLE", "NotConnected"),
+        ("errors resolving nosuch.invalid:1: [...]", "StatusCode.UNAVAILABLE", "NotConnected"),
+        ("Stream removed (Socket closed)", "StatusCode.UNAVAILABLE", "ConnectionLost"),
+        ("Channel closed!", "StatusCode.CANCELLED", "ConnectionLost"),
+    ],
+)
+def test_without_an_error_word_the_status_chooses_the_exception(message, status, kind):
+    assert type(refusal(message, status)) is getattr(hplm_client, kind)
+
+
+def test_only_requests_that_were_not_accepted_are_safe_to_retry():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    safe = {kind.__name__ for kind in kinds if issubclass(kind, hplm_client.SafeToRetry)}
+    assert safe == {"SafeToRetry", "QueueFull", "QuotaExceeded", "Draining", "NotConnected"}
+    assert all(issubclass(kind, hplm_client.HplmClientError) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds"),
+    [
+        ("[quota] retry after 0.2 s", 0.2),
+        ("[queue_full] 4,096 texts wait; Retry after 50ms.", 0.05),
+        ("[queue_full] retry after 3 s, or add a replica", 3.0),
+        ("[queue_full] try later", None),
+        ("[queue_full] retry after 5 minutes", None),
+    ],
+)
+def test_retry_hints_are_read(message, seconds):
+    assert refusal(message, "503").retry_after_s == seconds
 
 
 def attempts(retries=10, deadline_ms=None, network_timeout=60.0, clock=None, die=1.0):
-    return Attempts(retries, deadline_ms, network_timeout, clock or Clock(), lambda: die)
+    return Attempts(retries, deadline_ms, network_timeout, (clock or Clock()).monotonic, lambda: die)
 
 
-def test_pauses_double_up_to_a_limit():
+FULL, HINTED = QueueFull("full"), QueueFull("[queue_full] retry after 0.2 s")
+
+
+def test_pauses_double_up_to_a_limit_differ_between_clients_and_keep_to_the_hint():
     series = attempts()
-    pauses = [series.pause_s(QueueFull("full")) for _ in range(8)]
+    pauses = [series.pause_s(FULL) for _ in range(8)]
     assert pauses == [min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S) for number in range(8)]
+    assert [attempts(die=die).pause_s(FULL) / FIRST_PAUSE_S for die in (0.0, 0.5)] == pytest.approx([0.5, 0.75])
+    assert [attempts(die=die).pause_s(HINTED) for die in (0.0, 1.0)] == pytest.approx([0.2, 0.3])
 
 
-def test_pauses_differ_between_clients():
-    assert attempts(die=0.0).pause_s(QueueFull("full")) == FIRST_PAUSE_S / 2
-    assert attempts(die=0.5).pause_s(QueueFull("full")) == FIRST_PAUSE_S * 0.75
-
-
-def test_a_pause_is_never_shorter_than_the_hint():
-    hinted = QueueFull("[queue_full] retry after 0.2 s")
-    assert attempts(die=0.0).pause_s(hinted) == pytest.approx(0.2)
-    assert attempts(die=1.0).pause_s(hinted) == pytest.approx(0.3)
-
-
-def test_the_number_of_attempts_is_limited():
-    series, error = attempts(retries=2), QueueFull("full")
-    series.pause_s(error)
-    series.pause_s(error)
+@pytest.mark.parametrize("retries", [0, 2])
+def test_the_number_of_attempts_is_limited(retries):
+    series = attempts(retries)
+    for _ in range(retries):
+        series.pause_s(FULL)
     with pytest.raises(QueueFull) as caught:
-        series.pause_s(error)
-    assert caught.value is error
-    with pytest.raises(QueueFull):
-        attempts(retries=0).pause_s(error)
+        series.pause_s(FULL)
+    assert caught.value is FULL
 
 
-def test_a_pause_that_would_outlast_the_deadline_is_not_started():
+@pytest.mark.parametrize("limit", [{"deadline_ms": 100}, {"network_timeout": 0.1}])
+def test_a_pause_that_would_outlast_the_deadline_is_not_started(limit):
     clock = Clock()
-    series = attempts(deadline_ms=100, clock=clock)
-    clock.now += 0.04
-    assert series.pause_s(QueueFull("full")) == FIRST_PAUSE_S
-    clock.now += 0.05
+    series = attempts(clock=clock, **limit)
+    clock.seconds += 0.04
+    assert series.pause_s(FULL) == FIRST_PAUSE_S
+    clock.seconds += 0.05
     with pytest.raises(QueueFull):
         series.pause_s(QueueFull("[queue_full] retry after 11 ms"))
 
 
-def test_without_a_deadline_the_network_timeout_bounds_all_attempts():
-    clock = Clock()
-    series = attempts(network_timeout=1.0, clock=clock)
-    assert (series.timeout_us, series.network_s) == (None, 1.0)
-    clock.now += 0.97
-    assert series.network_s == pytest.approx(0.03)
-    with pytest.raises(QueueFull):
-        series.pause_s(QueueFull("full"))
-
-
 def test_every_attempt_gets_the_rest_of_the_deadline():
     clock = Clock()
-    series = attempts(deadline_ms=50, clock=clock)
-    assert series.timeout_us == 50_000
+    series, endless = attempts(deadline_ms=50, clock=clock), attempts(network_timeout=1.0, clock=clock)
+    assert (series.timeout_us, endless.timeout_us, endless.network_s) == (50_000, None, 1.0)
     assert series.network_s == pytest.approx(0.05 + GRACE_S)
-    clock.now += 0.03
-    assert series.timeout_us == 20_000
-    clock.now += 0.02 + GRACE_S / 4
+    clock.seconds += 0.03
+    assert series.timeout_us == 20_000 and endless.network_s == pytest.approx(0.97)
+    clock.seconds += 0.02 + GRACE_S / 4
     assert series.timeout_us == 1, "0 would mean the tenant's default to the server"
     assert series.network_s == pytest.approx(0.75 * GRACE_S), "the grace is one for all of them"
-    clock.now += GRACE_S
+    clock.seconds += GRACE_S
     assert series.network_s == 0.0
 
 
@@ -86,3 +133,29 @@ def test_every_attempt_gets_the_rest_of_the_deadline():
 def test_a_deadline_is_positive(deadline):
     with pytest.raises(InvalidInput, match=rf"(?<!\w){deadline} ms"):
         attempts(deadline_ms=deadline)
+
+
+def test_work_that_takes_too_long_is_cancelled():
+    async def run():
+        work = asyncio.create_task(asyncio.Event().wait())
+        with pytest.raises(asyncio.TimeoutError):
+            await within(work, 0)
+        await asyncio.wait({work})
+        assert work.cancelled()
+
+    asyncio.run(run())
+
+
+def test_a_cancelling_that_comes_with_the_result_is_not_lost():
+    """A stream whose next part has just come must end too when its reader is cancelled."""
+
+    async def run():
+        part = asyncio.get_running_loop().create_future()
+        reading = asyncio.create_task(within(part, 60))
+        await asyncio.sleep(0)  # it waits
+        part.set_result("a part")
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(run())

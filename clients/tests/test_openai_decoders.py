@@ -71,68 +71,59 @@ def asking(tenant):
     return act
 
 
-def test_the_first_decoder_that_has_the_tenant_answers():
-    answer, transport = use(asking("b"), y=["a"], z=["b"], x=["c"])
-    assert answer == ["z", "end"] and transport.asked == ["x", "y", "z"]
-    assert use(asking("a"), y=["a"], z=["a"])[0] == ["y", "end"]
-    assert use(asking("a"), named=["z", "y"], y=["a"], z=["a"])[0] == ["z", "end"]
+GONE = NoBackbone("unknown model")
 
 
-def test_a_decoder_that_was_unloaded_is_passed_over_and_other_errors_are_told():
-    assert use(asking("a"), y=NoBackbone("unknown model"), z=["a"])[0] == ["z", "end"]
-    with pytest.raises(Draining):
-        use(asking("a"), y=Draining("[draining]"), z=["a"])
+@pytest.mark.parametrize(
+    ("tenant", "given", "answers", "asked"),
+    [
+        ("b", {"y": ["a"], "z": ["b"], "x": ["c"]}, "z", ["x", "y", "z"]),
+        ("a", {"y": ["a"], "z": ["a"]}, "y", ["y"]),
+        ("a", {"named": ["z", "y"], "y": ["a"], "z": ["a"]}, "z", ["z"]),
+        ("a", {"y": GONE, "z": ["a"]}, "z", ["y", "z"]),
+        ("a", {"gone": ["plain-model", "y"], "y": ["a"], "z": ["a"]}, "z", ["z"]),
+    ],
+)
+def test_the_first_decoder_that_has_the_tenant_answers(tenant, given, answers, asked):
+    answer, transport = use(asking(tenant), **given)
+    assert answer == [answers, "end"] and transport.asked == asked
 
 
-def test_a_tenant_that_no_decoder_has_is_unknown():
-    for tenants in (
-        {"y": ["b"]},
-        {"y": NoBackbone("unknown model"), "z": ["b"]},
-        {"y": ["b"], "z": NoBackbone("unknown model")},
-    ):
-        with pytest.raises(NoTenant):
-            use(asking("a"), **tenants)
-    with pytest.raises(NoBackbone):
-        use(asking("a"))
-    with pytest.raises(UnexpectedAnswer):
-        use(asking("silent"), y=["silent"])
+@pytest.mark.parametrize(
+    ("tenant", "given", "kind"),
+    [
+        ("a", {"y": Draining("[draining]"), "z": ["a"]}, Draining),
+        ("a", {"y": ["b"]}, NoTenant),
+        ("a", {"y": GONE, "z": ["b"]}, NoTenant),
+        ("a", {"y": ["b"], "z": GONE}, NoTenant),
+        ("a", {}, NoBackbone),
+        ("silent", {"y": ["silent"]}, UnexpectedAnswer),
+    ],
+)
+def test_what_no_decoder_answers_is_an_error(tenant, given, kind):
+    with pytest.raises(kind):
+        use(asking(tenant), **given)
 
 
 def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
-    opened, _ = use(lambda decoders: decoders.opened("key"), y=["a", "b"], z=["b", "c"], x=NoBackbone("unknown model"))
+    opened, _ = use(lambda decoders: decoders.opened("key"), y=["a", "b"], z=["b", "c"], x=GONE)
     assert opened == {"a": "y", "b": "y", "c": "z"}
 
 
-def test_the_list_of_decoders_is_used_for_a_while():
+def names_of(decoders, times):
+    return asyncio.gather(*(decoders._names() for _ in range(times)), return_exceptions=True)
+
+
+def test_the_list_of_decoders_is_renewed_after_a_while_by_one_request_at_a_time():
     async def act(decoders):
-        for passed in (0, SECONDS_KNOWN / 2, SECONDS_KNOWN):
+        found = [await names_of(decoders, 5)]
+        for passed, listed in ((0, 1), (SECONDS_KNOWN / 2, 1), (SECONDS_KNOWN, 2)):
             decoders._known_at -= passed
-            await decoders._names()
+            found.append(await names_of(decoders, 5))
+            assert decoders._transport.listed == listed
+        return found
 
-    assert use(act, y=["a"])[1].listed == 2
-
-
-def test_one_request_at_a_time_renews_the_list_of_decoders():
-    async def act(decoders):
-        await decoders._names()
-        decoders._known_at -= SECONDS_KNOWN
-        return await asyncio.gather(*(decoders._names() for _ in range(5)))
-
-    names, transport = use(act, y=["a"])
-    assert names == [["y"]] * 5 and transport.listed == 2
-
-
-def test_a_model_that_was_unloaded_while_models_are_listed_is_passed_over():
-    answer, transport = use(asking("a"), gone=["plain-model", "y"], y=["a"], z=["a"])
-    assert answer == ["z", "end"] and transport.asked == ["z"]
-
-
-def test_the_first_requests_wait_for_one_list_of_decoders():
-    async def act(decoders):
-        return await asyncio.gather(*(decoders._names() for _ in range(5)))
-
-    names, transport = use(act, y=["a"])
-    assert names == [["y"]] * 5 and transport.listed == 1
+    assert use(act, y=["a"])[0] == [[["y"]] * 5] * 4
 
 
 def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
@@ -148,8 +139,7 @@ def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
 
 def test_a_list_that_fails_fails_those_that_wait_for_it_and_is_asked_for_again():
     async def act(decoders):
-        failed = await asyncio.gather(*(decoders._names() for _ in range(3)), return_exceptions=True)
-        return failed, await decoders._names()
+        return await names_of(decoders, 3), await decoders._names()
 
     (failed, names), transport = use(act, failures=[ConnectionFailed("nobody listens")], y=["a"])
     assert [type(error) for error in failed] == [ConnectionFailed] * 3

@@ -53,28 +53,38 @@ def ours(triton):
         yield client
 
 
-def test_models_are_those_that_the_key_opens(client, url):
-    assert [model.id for model in client.models.list()] == ["lora", "plain", "single", "wide"]
-    keyed = openai.OpenAI(base_url=url, api_key=SECRET)
-    assert [model.id for model in keyed.models.list()] == ["keyed", "lora", "plain", "single", "wide"]
-    assert {model.owned_by for model in keyed.models.list()} == {"chat"}
+MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Où ?"}]
+ASKED = {"completions": {"prompt": "some words"}, "chat": {"messages": MESSAGES}}
 
 
-def test_a_completion_whole_and_streamed_is_what_our_client_gets(client, ours):
-    expected = ours.generate("some words", tenant="plain", temperature=0, max_tokens=24, ignore_eos=True)
-    whole = client.completions.create(model="plain", prompt="some words", **GREEDY)
-    assert whole.choices[0].text == expected.text and whole.choices[0].finish_reason == "length"
+@pytest.mark.parametrize(("way", "given"), ASKED.items())
+def test_an_answer_whole_and_streamed_is_what_our_client_gets(client, ours, way, given):
+    def ask(**more):
+        return (client.chat.completions if way == "chat" else client.completions).create(
+            model="lora", **given, **GREEDY, **more
+        )
+
+    def text(choice, streamed=False):
+        return choice.text if way == "completions" else (choice.delta if streamed else choice.message).content
+
+    expected, whole = ours.generate(**given, tenant="lora", temperature=0, max_tokens=24, ignore_eos=True), ask()
+    assert text(whole.choices[0]) == expected.text and whole.choices[0].finish_reason == "length"
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected.prompt_tokens, 24)
-    stream = client.completions.create(
-        model="plain", prompt="some words", stream=True, stream_options={"include_usage": True}, **GREEDY
-    )
-    *chunks, last = stream
-    assert len(chunks) > 1 and "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    *chunks, last = ask(stream=True, stream_options={"include_usage": True})
+    assert len(chunks) > 1 and "".join(text(chunk.choices[0], True) for chunk in chunks) == expected.text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert way != "chat" or chunks[0].choices[0].delta.role == "assistant"
     assert last.choices == [] and last.usage == whole.usage
 
 
 def test_settings_of_sampling_have_their_effect(client):
+    answer = client.completions.create(model="plain", prompt="ab", logprobs=2, seed=1, max_tokens=8, **IGNORING_EOS)
+    told = answer.choices[0].logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 8
+    for token, logprob, likeliest in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        if "\ufffd" not in token:  # a part of a character, as others may be
+            assert likeliest[token] == logprob and token in answer.choices[0].text
+
     def ask(**settings):
         answer = client.completions.create(model="lora", prompt="ab", max_tokens=12, **{**IGNORING_EOS, **settings})
         return [choice.text for choice in answer.choices]
@@ -84,27 +94,6 @@ def test_settings_of_sampling_have_their_effect(client):
     assert ask(temperature=0, stop=greedy[5:7]) == [greedy[: greedy.index(greedy[5:7])]]
     assert ask(temperature=0, echo=True) == ["ab" + greedy]
     assert ask(temperature=0, logit_bias={"5": 100}) != [greedy] != ask(temperature=0, frequency_penalty=2, presence_penalty=2)
-
-
-def test_logprobs_tell_the_chosen_tokens(client):
-    answer = client.completions.create(model="plain", prompt="ab", logprobs=2, seed=1, max_tokens=8, **IGNORING_EOS)
-    told = answer.choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 8
-    for token, logprob, likeliest in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
-        if "\ufffd" not in token:  # a part of a character, as others may be
-            assert likeliest[token] == logprob and token in answer.choices[0].text
-
-
-def test_two_tenants_at_once_get_their_own_answers(client):
-    def ask(tenant):
-        choice = client.completions.create(model=tenant, prompt="some words", logprobs=0, **GREEDY).choices[0]
-        return choice.logprobs.token_logprobs
-
-    alone = {tenant: pytest.approx(ask(tenant), abs=1e-3) for tenant in ("plain", "lora")}
-    assert ask("plain") != alone["lora"]
-    with ThreadPoolExecutor(8) as pool:
-        for tenant, answer in zip(["plain", "lora"] * 8, pool.map(ask, ["plain", "lora"] * 8), strict=True):
-            assert answer == alone[tenant]
 
 
 def test_errors_have_the_classes_of_openai_s_client(client, url):
@@ -124,6 +113,9 @@ def test_errors_have_the_classes_of_openai_s_client(client, url):
         client.completions.create(model="keyed", prompt="a", extra_headers={"Authorization": openai.Omit()})
     keyed = openai.OpenAI(base_url=url, api_key=SECRET)
     assert keyed.completions.create(model="keyed", prompt="a", **GREEDY).usage.completion_tokens == 24
+    assert [model.id for model in client.models.list()] == ["lora", "plain", "single", "wide"]
+    assert [model.id for model in keyed.models.list()] == ["keyed", "lora", "plain", "single", "wide"]
+    assert {model.owned_by for model in keyed.models.list()} == {"chat"}
 
 
 def is_full(client):
@@ -154,17 +146,6 @@ def test_a_client_that_goes_frees_its_place(triton, client, url, stream):
         connection.close()
     eventually(lambda: cancelled(triton) == before + 1)
     assert not is_full(client)
-
-
-def test_a_chat_whole_and_streamed_is_what_our_client_gets(client, ours):
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Où ?"}]
-    expected = ours.generate(messages=messages, tenant="lora", temperature=0, max_tokens=24, ignore_eos=True)
-    whole = client.chat.completions.create(model="lora", messages=messages, **GREEDY)
-    assert whole.choices[0].message.content == expected.text and whole.choices[0].finish_reason == "length"
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected.prompt_tokens, 24)
-    chunks = list(client.chat.completions.create(model="lora", messages=messages, stream=True, **GREEDY))
-    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
-    assert len(chunks) > 1 and "".join(chunk.choices[0].delta.content for chunk in chunks) == expected.text
 
 
 @pytest.mark.parametrize("ask", ["metadata", "prompt"])
@@ -204,25 +185,15 @@ def test_a_triton_that_is_gone_is_503():
             assert caught.value.status_code == 503
 
 
-def events_of(address, **body):
-    """Returns what a stream says until its end, an event each."""
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
-    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}))
-    said = connection.getresponse().read().decode()
-    connection.close()
-    return [event.removeprefix("data: ") for event in said.split("\n\n") if event]
-
-
 def test_a_killed_decoder_ends_every_answer_once_and_others_are_answered_again(triton, client):
-    long = {"model": "plain", "prompt": "a", "temperature": 0, "max_tokens": 16_000}
-    restarts, address = triton.server.restarts, triton.gateway
-    with ThreadPoolExecutor(3) as pool:
-        events = pool.submit(events_of, address, **long, ignore_eos=True)
-        eventually(lambda: triton.held == 1)
-        chat = {"model": "plain", "messages": [{"role": "user", "content": "a"}], "max_tokens": 16_000, **IGNORING_EOS}
-        chunks = client.chat.completions.create(**chat, stream=True)
-        next(iter(chunks))  # both streams have begun
-        whole = pool.submit(client.completions.create, **long, **IGNORING_EOS)  # waits for room
+    long = {"model": "plain", "prompt": "a", "temperature": 0, "max_tokens": 16_000, **IGNORING_EOS}
+    restarts = triton.server.restarts
+    with ThreadPoolExecutor(1) as pool:
+        chat = {"model": "plain", "messages": MESSAGES[1:], "max_tokens": 16_000, **IGNORING_EOS}
+        streams = [client.completions.create(**long, stream=True), client.chat.completions.create(**chat, stream=True)]
+        for stream in streams:
+            next(iter(stream))  # both have begun
+        whole = pool.submit(client.completions.create, **long)  # waits for room
         eventually(lambda: triton.held == 3)
         triton.kill("chat")
         supervisor = Supervisor(triton.server, lambda said: None)
@@ -230,10 +201,9 @@ def test_a_killed_decoder_ends_every_answer_once_and_others_are_answered_again(t
         with pytest.raises(openai.InternalServerError) as caught:
             whole.result(PATIENCE)
         assert caught.value.status_code == 502
-        with pytest.raises(openai.APIError):
-            list(chunks)
-        *before, last = events.result(PATIENCE)
-        assert before and "error" in json.loads(last) and not any("error" in json.loads(event) for event in before)
+        for stream in streams:  # each ends with an error, and with nothing after it
+            with pytest.raises(openai.APIError):
+                list(stream)
         assert client.completions.create(model="plain", prompt="a", **GREEDY).usage.completion_tokens == 24
         *_, last = client.completions.create(model="plain", prompt="a", stream=True, **GREEDY)
         assert last.choices[0].finish_reason == "length"

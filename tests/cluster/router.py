@@ -1,4 +1,4 @@
-"""A router before stand-ins: the real HAProxy with the files of `hplm route`."""
+"""A router before fakes: the real HAProxy with the files of `hplm route`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hplm.errors import HplmError
 from hplm.server.ports import free_ports
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import State
-from tests.cluster.stand_in import HOST, StandIn
+from tests.cluster.fake_server import HOST, FakeServer
 from tests.support.wait import PATIENCE, eventually
 
 INFER = "/v2/models/toy/infer"
@@ -42,6 +42,17 @@ def require_haproxy() -> None:
 
 def tenant(name: str, **limits: Any) -> Tenant:
     return Tenant(name, 1, 1, "root", 1, "classify", ("no", "yes"), None, None, **limits)
+
+
+NAMES = [f"tenant-{number}" for number in range(300)]
+LIMITED = [f"limited-{number}" for number in range(100)]
+SHARED, EVERYWHERE = "shared", "everywhere"  # with two and with three homes
+TENANTS = [
+    *map(tenant, NAMES),
+    *(tenant(name, rate=5.0) for name in LIMITED),
+    tenant(SHARED, tokens_rate=100.0, homes=2),
+    tenant(EVERYWHERE, in_flight=9, homes=3),
+]
 
 
 class Served:
@@ -70,7 +81,7 @@ class Served:
 class Router:
     """HAProxy before replicas. It may be started again, with other replicas."""
 
-    def __init__(self, folder: Path, pools: dict[str, list[StandIn]], served: dict[str, Served], **own: Any) -> None:
+    def __init__(self, folder: Path, pools: dict[str, list[FakeServer]], served: dict[str, Served], **own: Any) -> None:
         self.folder = folder
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
@@ -80,7 +91,7 @@ class Router:
         self.served = served
         self.describe(pools, **own)
 
-    def describe(self, pools: dict[str, list[StandIn]], **own: Any) -> None:
+    def describe(self, pools: dict[str, list[FakeServer]], **own: Any) -> None:
         """`own`: more fields, by pool."""
         described = [
             {
@@ -185,17 +196,17 @@ class Router:
 
 
 @contextmanager
-def stand_ins(count: int, prefix: str = "replica-") -> Iterator[list[StandIn]]:
-    with ExitStack() as closing:
-        found: list[StandIn] = []
-        for number in range(1, count + 1):
-            found.append(StandIn(f"{prefix}{number}"))
-            closing.callback(found[-1].close)
+def fake_servers(count: int, prefix: str = "replica-") -> Iterator[list[FakeServer]]:
+    found = [FakeServer(f"{prefix}{number}") for number in range(1, count + 1)]
+    try:
         yield found
+    finally:
+        for one in found:
+            one.close()
 
 
 @contextmanager
-def routing(folder: Path, replicas: list[StandIn], tenants: list[Tenant], *more: str) -> Iterator[Router]:
+def routing(folder: Path, replicas: list[FakeServer], tenants: list[Tenant], *more: str) -> Iterator[Router]:
     """Starts a router before one pool, and waits until it has found all replicas."""
     router = Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)})
     try:

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.cluster.router import INFER, routing, stand_ins, tenant
+from tests.cluster.router import INFER, fake_servers, routing, tenant
 from tests.deploy.door import haproxy, require_haproxy
 from tests.support.wait import eventually
 
@@ -35,7 +35,7 @@ def over_grpc(door, name):
 def test_requests_through_the_door_come_to_their_tenants_replica(tmp_path):
     require_haproxy()
     tenants = [*map(tenant, NAMES), *(tenant(name, rate=5.0) for name in LIMITED)]
-    with stand_ins(3) as replicas, routing(tmp_path, replicas, tenants) as router:
+    with fake_servers(3) as replicas, routing(tmp_path, replicas, tenants) as router:
         url = f"127.0.0.1:{router.port}"
         with haproxy(tmp_path / "door", url, url, "toy") as door:
             eventually(lambda: door.post(INFER, b"{}").status == 200)

@@ -21,13 +21,6 @@ def test_each_replica_gets_as_many_cores(monkeypatch):
     assert [(replica.id, replica.name) for replica in replicas_of(HERE, 2)] == [(1, "replica-1"), (2, "replica-2")]
 
 
-@pytest.mark.parametrize("count, cores, what", [(0, (), "replicas 0"), (3, (0, 1), "2 cores for 3"), (2, (0, 0), "twice")])
-def test_what_cannot_be_divided_is_refused(count, cores, what, monkeypatch):
-    monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
-    with pytest.raises(InvalidInput, match=what):
-        replicas_of(HERE, count, cores)
-
-
 def group(name, *units, devices=("cuda:0",)):
     return Group(name, "here", devices, 1, {"toy": ((0, 1),)}, units)
 
@@ -45,14 +38,23 @@ def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
     assert second.name == "c" and [replica.id for replica in second.replicas] == [3]
 
 
-def test_a_unit_of_two_unlike_groups_is_refused(tmp_path):
-    groups = [group("one", "toy/a", "toy/b"), group("two", "toy/b")]
-    with pytest.raises(InvalidInput, match=r"'one' and 'two' both have unit 'toy/b'"):
-        placed_pools(groups, {"one": tmp_path, "two": tmp_path}, tmp_path)
+@pytest.mark.parametrize(
+    "count, cores, what",
+    [(0, (), "replicas 0"), (3, (0, 1), "2 cores for 3"), (2, (0, 0), "twice"), (1, (99999,), "core 99999")],
+)
+def test_what_cannot_be_divided_is_refused(count, cores, what, monkeypatch):
+    monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
+    with pytest.raises(InvalidInput, match=what):
+        replicas_of(HERE, count, cores)
 
 
-def test_a_core_of_another_machine_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="core 99999"):
-        replicas_of(HERE, 1, (99999,))
-    with pytest.raises(InvalidInput, match="core 99999"):
-        placed_pools([group("one", "toy/a", devices=("cpu:99999",))], {"one": tmp_path}, tmp_path)
+@pytest.mark.parametrize(
+    "groups, what",
+    [
+        ([group("one", "toy/a", "toy/b"), group("two", "toy/b")], "'one' and 'two' both have unit 'toy/b'"),
+        ([group("one", "toy/a", devices=("cpu:99999",))], "core 99999"),
+    ],
+)
+def test_groups_that_are_no_pools_are_refused(tmp_path, groups, what):
+    with pytest.raises(InvalidInput, match=what):
+        placed_pools(groups, dict.fromkeys(("one", "two"), tmp_path), tmp_path)

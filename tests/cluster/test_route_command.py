@@ -7,7 +7,7 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.cluster.router import LONGEST_SOCKET, start_command
-from tests.cluster.router import Router, Served, require_haproxy, stand_ins, tenant
+from tests.cluster.router import Router, Served, fake_servers, require_haproxy, tenant
 
 DECODER = 'name: "writer"\nmodel_transaction_policy { decoupled: true }\n'
 
@@ -20,7 +20,7 @@ def served(tmp_path):
 @pytest.fixture
 def router(tmp_path, served):
     require_haproxy()
-    with stand_ins(2) as replicas:
+    with fake_servers(2) as replicas:
         router = Router(tmp_path, {"all": replicas}, {"all": served})
         router.replicas = replicas
         yield router
@@ -81,7 +81,7 @@ def test_a_wrong_option_is_named(router, capsys, more, named):
 
 
 def test_two_pools_with_one_tenant_are_refused(router, served, capsys):
-    with stand_ins(1, "new-") as new:
+    with fake_servers(1, "new-") as new:
         router.served["new"] = served
         router.describe({"all": router.replicas, "new": new})
         assert router.write() == 1
@@ -97,9 +97,7 @@ def test_a_missing_repository_state_or_backbone_is_named(router, served, capsys)
         router.describe({"all": router.replicas}, all={field: value})
         assert router.write() == 1
         assert (value if value != "." else str(router.folder)) in capsys.readouterr().err
-
-
-def test_without_a_state_there_is_nothing_to_watch(router, capsys):
+    router.describe({"all": router.replicas})
     described = json.loads(router.cluster.read_text())
     del described["pools"][0]["state"]
     router.cluster.write_text(json.dumps(described))

@@ -20,33 +20,6 @@ def up(toy, folder, *more):
     return main(["cluster", "up", "--repository", str(toy.repository), "--folder", str(folder), "--port", "0", *more])
 
 
-@pytest.fixture
-def nowhere(monkeypatch, tmp_path):
-    """No engine is installed."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("hplm.cluster.processes.SYSTEM_FOLDER", str(tmp_path))
-    monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
-
-
-def test_a_missing_engine_is_named_with_its_package(toy, tmp_path, nowhere, capsys):
-    assert up(toy, tmp_path) == 1
-    assert mentions(capsys.readouterr().err, "nginx", "apt-get install nginx-light")
-
-
-def test_a_port_that_is_taken_is_refused(toy, tmp_path, capsys, engines):
-    with listen(LOOPBACK, 0, "") as taken:
-        port = taken.getsockname()[1]
-        assert up(toy, tmp_path, "--port", str(port)) == 1
-    assert mentions(capsys.readouterr().err, port, "--port")
-
-
-def test_a_folder_of_another_cluster_is_refused(toy, tmp_path, capsys, engines):
-    with (tmp_path / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert up(toy, tmp_path) == 1
-    assert mentions(capsys.readouterr().err, tmp_path, "--folder")
-
-
 @pytest.mark.parametrize(
     "options, named",
     [
@@ -62,10 +35,25 @@ def test_options_that_cannot_be_are_refused(toy, tmp_path, options, named, capsy
     assert mentions(capsys.readouterr().err, *named)
 
 
-@pytest.mark.parametrize("command", ["roll", "status"])
-def test_a_cluster_that_does_not_run_is_named(tmp_path, command, capsys):
-    assert main(["cluster", command, "--folder", str(tmp_path)]) == 1
-    assert mentions(capsys.readouterr().err, tmp_path, "hplm cluster up")
+def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines, monkeypatch):
+    def refused(*named, more=()):
+        assert up(toy, tmp_path, *more) == 1
+        assert mentions(capsys.readouterr().err, *named)
+
+    with listen(LOOPBACK, 0, "") as taken:
+        port = taken.getsockname()[1]
+        refused(port, "--port", more=["--port", str(port)])
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(tmp_path, "--folder")
+    for command in ("roll", "status"):
+        assert main(["cluster", command, "--folder", str(tmp_path)]) == 1
+        assert mentions(capsys.readouterr().err, tmp_path, "hplm cluster up")
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("hplm.cluster.processes.SYSTEM_FOLDER", str(tmp_path))
+    monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
+    refused("nginx", "apt-get install nginx-light")
 
 
 @pytest.fixture

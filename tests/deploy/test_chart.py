@@ -29,11 +29,8 @@ def rendered(release: str, namespace: str, *options: str) -> list[Object]:
     return list(yaml.safe_load_all(run(helm, "template", release, CHART, "--namespace", namespace, *options)))
 
 
-def test_helm_finds_no_fault():
+def test_helm_finds_no_fault_and_the_plain_manifests_are_those_of_the_chart(tmp_path):
     run(kubernetes_program("helm"), "lint", "--strict", CHART)
-
-
-def test_the_plain_manifests_are_those_of_the_chart(tmp_path):
     script = KUBERNETES / "render.sh"
     run(str(script), tmp_path, env={**os.environ, "HELM": kubernetes_program("helm")})
     fresh = {path.relative_to(tmp_path): path.read_text("utf-8") for path in tmp_path.rglob("*.yaml")}
@@ -81,13 +78,6 @@ def test_another_release_with_other_values_is_whole_too():
         assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
 
 
-def test_another_description_of_the_cluster_replaces_the_routers():
-    def annotations(*options: str) -> dict[str, str]:
-        return workload(rendered("hplm", "hplm", *options), "hplm-router").template["metadata"]["annotations"]
-
-    assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
-
-
 @pytest.mark.parametrize(
     "wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9", "renewal.enabled=true"]
 )
@@ -95,6 +85,13 @@ def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]
     with pytest.raises(AssertionError, match=re.escape(value)):
         rendered("hplm", "hplm", "--set", wrong)
+
+
+def test_another_description_of_the_cluster_replaces_the_routers():
+    def annotations(*options: str) -> dict[str, str]:
+        return workload(rendered("hplm", "hplm", *options), "hplm-router").template["metadata"]["annotations"]
+
+    assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
 
 
 RENEWAL = ("--set", "journals.claim=journals", "--set", "renewal.enabled=true", "--set", "renewal.options={--slo-scale=5}")

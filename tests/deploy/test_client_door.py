@@ -1,11 +1,8 @@
-"""hplm_client and the commands that use it, through the front door: a real HAProxy before a real Triton."""
+"""hplm_client through the front door: a real HAProxy before a real Triton."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -40,12 +37,13 @@ def asynchronously(url, protocol, backbone, door, use):
     return asyncio.run(used())
 
 
+def ask(client):
+    return client.infer(WORDS[0], tenant="acme", deadline_ms=30_000, logits=True)
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("backbone", ["toy", "hplm"])
 def test_answers_are_those_of_the_server(server, door, url, protocol, backbone):
-    def ask(client):
-        return client.infer(WORDS[0], tenant="acme", deadline_ms=30_000, logits=True)
-
     direct = server.http_url if protocol == "http" else server.grpc_url
     with HplmClient(direct, protocol, backbone) as client:
         expected = ask(client)
@@ -59,17 +57,17 @@ def test_answers_are_those_of_the_server(server, door, url, protocol, backbone):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("way", ["infer", "generate"])
-def test_the_backbone_must_be_named(door, url, protocol, way):
-    def ask(client):
-        return getattr(client, way)("a", tenant="acme")
-
+def test_other_settings_name_the_way_out(door, url, protocol):
     with HplmClient(url, protocol, ca_file=door.certificate) as client:
-        with pytest.raises(NoBackbone, match="--backbone"):
-            ask(client)
+        for way in ("infer", "generate"):
+            with pytest.raises(NoBackbone, match="--backbone"):
+                getattr(client, way)("a", tenant="acme")
         assert client.ready()
     with pytest.raises(NoBackbone, match="--backbone"):
         asynchronously(url, protocol, None, door, ask)
+    for settings, kind, named in (({"tls": True}, NotTrusted, "--ca-file"), ({}, ConnectionFailed, "--tls")):
+        with HplmClient(url, protocol, "toy", retries=0, **settings) as client, pytest.raises(kind, match=named):
+            ask(client)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -78,20 +76,3 @@ def test_the_door_passes_the_header_of_the_tenant_on(door, protocol):
     assert stock.ask([WORDS[0]], "acme", headers={"hplm-tenant": "acme"})["LABEL"].shape == (1, 1)
     with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-tenant"):
         stock.ask([WORDS[0]], "acme", headers={"hplm-tenant": "beta"})
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_other_settings_name_the_way_out(url, protocol):
-    with HplmClient(url, protocol, "toy", tls=True) as client, pytest.raises(NotTrusted, match="--ca-file"):
-        client.infer("a", tenant="acme")
-    with HplmClient(url, protocol, "toy", retries=0) as client, pytest.raises(ConnectionFailed, match="--tls"):
-        client.infer("a", tenant="acme")
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_command_gets_through(door, url, protocol):
-    command = [sys.executable, "-m", "hplm.cli.main", "infer", WORDS[0], "--tenant", "acme", "--backbone", "toy", "--json"]
-    connection = ["--url", f"https://{url}", "--protocol", protocol, "--ca-file", str(door.certificate)]
-    done = subprocess.run([*command, *connection], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["label"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import yaml
 
 from tests.deploy.image import DEPLOY
@@ -14,13 +13,7 @@ from tests.deploy.test_kubernetes import made_by_the_operator, validate
 RUNTIME, SERVICE = (yaml.safe_load((DEPLOY / "kserve" / file).read_text("utf-8")) for file in ("runtime.yaml", "minilm.yaml"))
 
 
-@pytest.fixture(scope="module")
-def base() -> list[Object]:
-    return built(BASE)
-
-
-@pytest.fixture
-def deployment() -> Object:
+def pod_of_kserve() -> Object:
     """KServe puts both descriptions together, and mounts the claim of `storageUri` into the server."""
     runtime, predictor = copy.deepcopy(RUNTIME["spec"]), copy.deepcopy(SERVICE["spec"]["predictor"])
     labels = {**predictor["labels"], "app": "isvc.minilm-predictor"}
@@ -40,36 +33,24 @@ def deployment() -> Object:
     }
 
 
-@pytest.mark.parametrize("description", [RUNTIME, SERVICE], ids=["runtime", "service"])
-def test_both_are_valid(description):
-    validate(description)
-
-
-def test_together_they_are_a_pod_in_which_everything_exists(base, deployment):
-    validate(deployment)
+def test_both_descriptions_are_valid_fit_and_start_what_kubernetes_starts_in_a_pod_in_which_everything_exists():
+    base, deployment = built(BASE), pod_of_kserve()
+    for one in (RUNTIME, SERVICE, deployment):
+        validate(one)
     assert not list(faults([*base, deployment], made_by_the_operator()))
-
-
-def test_the_service_asks_for_what_the_runtime_offers():
     model, offered = SERVICE["spec"]["predictor"]["model"], RUNTIME["spec"]
     assert model["runtime"] == RUNTIME["metadata"]["name"] and model["protocolVersion"] in offered["protocolVersions"]
     formats = [{"name": one["name"], "version": one["version"]} for one in offered["supportedModelFormats"]]
     assert model["modelFormat"] in formats
-
-
-def test_it_starts_what_kubernetes_starts(base, deployment):
     ours, its = container(base, "hplm-all", "server"), container([deployment], "minilm-predictor", "kserve-container")
     assert [word.replace("/mnt/models", "/models") for word in its["args"]] == ours["args"]
     for name in ("command", "env", "readinessProbe", "livenessProbe", "lifecycle", "resources"):
         assert its[name] == ours[name]
-    for theirs, name in (("follow", "follow"), ("first-copy", "first-copy")):
-        its, ours = container([deployment], "minilm-predictor", theirs), container(base, "hplm-all", name)
+    for name in ("follow", "first-copy"):
+        its, ours = container([deployment], "minilm-predictor", name), container(base, "hplm-all", name)
         assert all(its[part] == ours[part] for part in ("command", "args", "env", "volumeMounts", "resources"))
     pods = [workload([deployment], "minilm-predictor").pod, workload(base, "hplm-all").pod]
     assert len({pod["terminationGracePeriodSeconds"] for pod in pods}) == 1
-
-
-def test_the_manager_lets_its_follower_through(base, deployment):
     (policy,) = [one for one in base if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", "hplm-manager")]
     wanted = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
-    assert wanted.items() <= workload([deployment], "minilm-predictor").labels.items()
+    assert wanted.items() <= workload([deployment], "minilm-predictor").labels.items(), "the manager lets its follower through"

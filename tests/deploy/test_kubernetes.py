@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: valid, complete in themselves, and with the commands that are documented."""
+"""The manifests of deploy/kubernetes: valid, complete in themselves, and with documented commands."""
 
 from __future__ import annotations
 
@@ -36,44 +36,30 @@ from tests.deploy.manifests import (  # fmt: skip
 DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
 SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 SERVER = ("hplm-all", "server")
+COMPONENTS = {
+    "with_hpa": "components/hpa",
+    "with_renewal": "components/keda\n  - ../../components/renewal",
+}
 
 
 @pytest.fixture(scope="module")
-def base() -> list[Object]:
-    return built(BASE)
+def known(tmp_path_factory) -> dict[str, list[Object]]:
+    """The base, the example and the example with other components."""
+    found = {"base": built(BASE), "example": built(EXAMPLE)}
+    for name, components in COMPONENTS.items():
+        folder = tmp_path_factory.mktemp("manifests")
+        shutil.copytree(KUBERNETES, folder, dirs_exist_ok=True)
+        own = folder / EXAMPLE.relative_to(KUBERNETES) / "kustomization.yaml"
+        content = own.read_text("utf-8")
+        assert "components/keda" in content
+        own.write_text(content.replace("components/keda", components), "utf-8")
+        found[name] = built(own.parent)
+    return found
 
 
-@pytest.fixture(scope="module")
-def example() -> list[Object]:
-    return built(EXAMPLE)
-
-
-def changed_example(folder: Path, *changes: tuple[str, str]) -> list[Object]:
-    """Returns the objects of the example after replacements in its kustomization."""
-    shutil.copytree(KUBERNETES, folder, dirs_exist_ok=True)
-    own = folder / EXAMPLE.relative_to(KUBERNETES) / "kustomization.yaml"
-    content = own.read_text("utf-8")
-    for old, new in changes:
-        assert old in content
-        content = content.replace(old, new)
-    own.write_text(content, "utf-8")
-    return built(own.parent)
-
-
-@pytest.fixture(scope="module")
-def with_hpa(tmp_path_factory) -> list[Object]:
-    return changed_example(tmp_path_factory.mktemp("manifests"), ("components/keda", "components/hpa"))
-
-
-@pytest.fixture(scope="module")
-def with_renewal(tmp_path_factory) -> list[Object]:
-    added = ("components/keda", "components/keda\n  - ../../components/renewal")
-    return changed_example(tmp_path_factory.mktemp("manifests"), added)
-
-
-@pytest.fixture(params=["base", "example", "with_hpa", "with_renewal"])
-def objects(request) -> list[Object]:
-    return request.getfixturevalue(request.param)
+@pytest.fixture(params=["base", "example", *COMPONENTS])
+def objects(request, known) -> list[Object]:
+    return known[request.param]
 
 
 def made_by_the_operator() -> set[str]:
@@ -92,16 +78,16 @@ def validate(one: Object, version: str = NEWEST) -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_object_is_valid(example, with_hpa, with_renewal, version):
-    for one in [*example, *(other for other in [*with_hpa, *with_renewal] if other not in example)]:
-        validate(one, version)
-
-
-def test_a_field_that_does_not_exist_is_found(base):
-    spoilt = copy.deepcopy(find(base, "StatefulSet", "hplm-all"))
+def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, version):
+    seen: list[Object] = []
+    for one in [one for name, objects in known.items() if name != "base" for one in objects]:
+        if one not in seen:
+            validate(one, version)
+            seen.append(one)
+    spoilt = copy.deepcopy(find(known["base"], "StatefulSet", "hplm-all"))
     spoilt["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["period"] = 10
     with pytest.raises(kubernetes_validate.ValidationError, match="period"):
-        validate(spoilt)
+        validate(spoilt, version)
 
 
 def test_what_is_named_exists(objects):
@@ -146,29 +132,27 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
 
 
 @pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
-def test_what_is_missing_is_found(example, spoil):
-    spoilt = copy.deepcopy(example)
+def test_what_is_missing_is_found(known, spoil):
+    spoilt = copy.deepcopy(known["example"])
     spoil(spoilt)
     assert list(faults(spoilt, made_by_the_operator()))
 
 
-def test_the_servers_have_the_documented_flags(objects):
+def commands(own: Object) -> list[list[str]]:
+    """Returns the command lines of a container, of its probes and of its handlers."""
+    handlers = [own[probe] for probe in ("startupProbe", "readinessProbe", "livenessProbe") if probe in own]
+    handlers += own.get("lifecycle", {}).values()
+    return [words(own), *(handler["exec"]["command"] for handler in handlers if "exec" in handler)]
+
+
+def test_commands_of_hplm_exist_and_servers_have_the_documented_flags(objects):
     flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
-    assert flags == docker_run()[1]
-    assert set(contract_flags(SECRET)) <= set(flags)
-
-
-def test_commands_of_hplm_are_ones_that_exist(objects):
-    seen = set()
-    for one in workloads(objects):
-        for own in one.containers:
-            handlers = [own[probe] for probe in ("startupProbe", "readinessProbe", "livenessProbe") if probe in own]
-            handlers += own.get("lifecycle", {}).values()
-            commands = [words(own), *(handler["exec"]["command"] for handler in handlers if "exec" in handler)]
-            for _, *arguments in [command for command in commands if command and command[0] == "hplm"]:
-                seen.add(arguments[0])
-                parser().parse_args(arguments)
-    assert seen == {"watch", "drain", "follow", "route"}
+    assert flags == docker_run()[1] and set(contract_flags(SECRET)) <= set(flags)
+    given = [line for one in workloads(objects) for own in one.containers for line in commands(own)]
+    ours = [line[1:] for line in given if line and line[0] == "hplm"]
+    for arguments in ours:
+        parser().parse_args(arguments)
+    assert {arguments[0] for arguments in ours} == {"watch", "drain", "follow", "route"}
 
 
 def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects):
@@ -183,10 +167,6 @@ def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects)
         assert asked.url == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
     assert {variable["name"] for variable in server["env"]} >= {"HPLM_ADMIN", "HPLM_SERVER_ID", "HPLM_STATE"}
     assert {"name": "HPLM_STATE_MUST_EXIST", "value": "1"} in server["env"]
-
-
-def test_a_pod_may_take_longer_to_end_than_its_server(objects):
-    server = container(objects, *SERVER)
     drained = parser().parse_args(server["lifecycle"]["preStop"]["exec"]["command"][1:]).seconds
     (exit_timeout,) = [int(flag.partition("=")[2]) for flag in server["args"] if flag.startswith("--exit-timeout-secs=")]
     assert workload(objects, SERVER[0]).pod["terminationGracePeriodSeconds"] > drained + exit_timeout
@@ -204,7 +184,8 @@ def test_containers_have_no_rights_that_they_do_not_need(objects):
             assert all("valueFrom" in variable for variable in own.get("env", []) if "ADMIN" in variable["name"])
 
 
-def test_the_router_knows_every_replica_that_there_may_be(example):
+def test_the_router_knows_every_replica_that_there_may_be(known):
+    example = known["example"]
     scaled = spec(example, "ScaledObject", "hplm-all")
     (pool,) = json.loads(find(example, "ConfigMap", "hplm-cluster")["data"]["cluster.json"])["pools"]
     ports = {port["name"]: port["port"] for port in spec(example, "Service", "hplm-all")["ports"]}
@@ -222,11 +203,12 @@ def check_share_of_routers(objects: list[Object], name: str, count: int) -> None
     assert parser().parse_args(words(writing)[1:]).routers == workload(objects, name).object["spec"]["replicas"] == count
 
 
-def test_as_many_routers_run_as_divide_what_a_replica_may_get(objects):
+def test_as_many_routers_run_as_divide_what_a_replica_may_get_and_one_manager(objects):
     """Of a StatefulSet, a pod is replaced when it has ended. A Deployment would begin the new one at once."""
     routers = spec(objects, "StatefulSet", "hplm-router")
     check_share_of_routers(objects, "hplm-router", routers["replicas"])
     assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time
+    assert spec(objects, "StatefulSet", "hplm-manager")["replicas"] == 1
 
 
 def check_journals(objects: list[Object]) -> None:
@@ -240,16 +222,12 @@ def check_journals(objects: list[Object]) -> None:
     assert renewing["containers"][0]["image"] == container(objects, *SERVER)["image"]
 
 
-def test_a_replica_writes_its_journal_where_the_renewal_reads_it(with_renewal):
-    check_journals(with_renewal)
-
-
-def test_followers_and_the_source_have_the_same_token_and_there_is_one_manager(base):
+def test_a_replica_writes_its_journal_where_the_renewal_reads_it_and_all_have_one_token(known):
+    check_journals(known["with_renewal"])
     mounted = {
         (one.name, volume["secret"]["secretName"])
-        for one in workloads(base)
+        for one in workloads(known["base"])
         for volume in one.pod["volumes"]
         if "secret" in volume
     }
     assert mounted == {(name, "hplm-source-token") for name in ("hplm-all", "hplm-router", "hplm-manager")}
-    assert spec(base, "StatefulSet", "hplm-manager")["replicas"] == 1

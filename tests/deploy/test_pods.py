@@ -46,9 +46,8 @@ class Pods:
             (folder / "source.conf").write_text(find(self.objects, "ConfigMap", "hplm-source")["data"]["source.conf"], "utf-8")
         if name == "cluster":
             described = json.loads(find(self.objects, "ConfigMap", "hplm-cluster")["data"]["cluster.json"])
-            described |= {"state": str(self.volume(pod, "state"))}
             (pool,) = described["pools"]
-            pool |= {"repository": str(self._repository)}
+            described["state"], pool["repository"] = str(self.volume(pod, "state")), str(self._repository)
             for one in pool["replicas"]:  # names that are known here: HAProxy asks for each of them many times
                 one |= {"http": f"localhost:{9000 + one['id']}", "grpc": f"localhost:{9100 + one['id']}"}
             (folder / "cluster.json").write_text(json.dumps(described), "utf-8")
@@ -105,26 +104,18 @@ def status(port: int, path: str, token: str = "") -> int | None:
         connection.close()
 
 
-def change(pods: Pods, *arguments: str) -> None:
-    state = pods.volume("hplm-manager", "state")
-    State(state / "toy").begin()
-    command = ["tenant", *arguments, "--repository", str(pods.volume("hplm-manager", "repository")), "--state", str(state)]
-    assert main(command) == 0
-
-
-def test_followers_get_the_truth_of_the_manager(pods, source):
-    State(pods.volume("hplm-manager", "state") / "toy").begin()
+def test_followers_get_the_truth_of_the_manager_and_the_router_starts_with_the_files_that_its_pod_writes(pods, source):
+    """Takes more than five seconds, for the start of five commands of hplm."""
+    manager = pods.volume("hplm-manager", "state")
+    State(manager / "toy").begin()
     pods.run_hplm("hplm-all", "first-copy")  # a state without changes is enough
-    change(pods, "limit", "acme", "--rate", "50")
+    repository = str(pods.volume("hplm-manager", "repository"))
+    assert main(["tenant", "limit", "acme", "--rate", "50", "--repository", repository, "--state", str(manager)]) == 0
     assert status(source, "/toy/CURRENT", TOKEN) == 200 and status(source, "/toy/CURRENT") == 401
     assert status(source, "/toy/registry.sqlite", TOKEN) == 404
-    pods.run_hplm("hplm-all", "first-copy")
-    assert (pods.volume("hplm-all", "state") / "toy/CURRENT").exists()
-
-
-def test_the_router_starts_with_the_files_that_its_pod_writes(pods, source):
-    change(pods, "limit", "acme", "--rate", "50")
-    pods.run_hplm("hplm-router", "first-copy")
+    for pod in ("hplm-all", "hplm-router"):
+        pods.run_hplm(pod, "first-copy")
+        assert (pods.volume(pod, "state") / "toy/CURRENT").exists()
     pods.run_hplm("hplm-router", "write")
     files = pods.volume("hplm-router", "router-files")
     assert (files / "homes.map").read_text("utf-8").startswith("acme ")

@@ -45,7 +45,7 @@ class HttpTransport:
         expect_ok(status, answer, self._settings.url)
         try:
             return InferenceServerClient.parse_response_body(answer, header_length=json_length)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnexpectedAnswer(f"the answer of {self._settings.url} is not one of Triton's: {answer[:80]!r}") from error
 
     def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:

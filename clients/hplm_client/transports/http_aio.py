@@ -121,5 +121,5 @@ class AsyncHttpTransport:
             reason = f"{type(error).__name__}: {error}"
             advice = "" if self._answered or self._settings.context else NEEDED
             raise ConnectionLost(f"connection to {url} lost after sending ({reason}){advice}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error

@@ -3,7 +3,7 @@
 fail WORD HINT...     refuse with that word
 flaky KEY N WORD      refuse N times for this key, then answer with the number of requests seen
 raise                 fail as Python code fails
-sleep SECONDS         answer after this time
+present KEY           answer with the number of requests that wait to meet others
 meet KEY N            answer N requests with this key when all of them have arrived
 parameters            answer with everything but the tensors that reached the server
 anything else         answer with the text itself; tenant 'tagger' answers with a row a word, the word in upper case,
@@ -13,7 +13,6 @@ anything else         answer with the text itself; tenant 'tagger' answers with 
 import collections
 import json
 import re
-import threading
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -32,8 +31,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             texts = [row[0].decode() for row in pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()]
             verb, *rest = texts[0].split(" ") if texts[0] else [""]
-            if verb == "sleep":
-                threading.Timer(float(rest[0]), self.send, (sender, self.answer(request, texts))).start()
+            if verb == "present":
+                self.send(sender, self.answer(request, [str(len(self.waiting[rest[0]]))]))
             elif verb == "meet":
                 self.meet(sender, self.answer(request, texts), *rest)
             elif verb == "raise":

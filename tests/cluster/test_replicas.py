@@ -1,0 +1,128 @@
+"""What a router does when replicas are away, not well or more: the real HAProxy before fakes."""
+
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from hplm_client.errors import Draining, refusal
+from tests.cluster.router import LIMITED, NAMES, TENANTS, fake_servers, routing
+from tests.cluster.test_router import in_header, in_metadata
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("routers", [1, 4])
+def test_a_replica_gets_no_more_requests_than_triton_bears_whatever_is_away(tmp_path, routers):
+    with fake_servers(3) as replicas, routing(tmp_path, replicas, TENANTS, "--routers", str(routers)) as router:
+        for one in replicas[:2]:
+            one.stop()
+        router.until_up(but=("replica-1", "replica-2"))
+        replicas[2].hold()
+        most = (160 + 96) // routers
+        names = [*LIMITED, *LIMITED, *NAMES]
+        with ThreadPoolExecutor(len(names)) as clients:
+            asked = [clients.submit(in_header, router, name) for name in names]
+            eventually(lambda: sum(one.done() for one in asked) == len(names) - most)  # those that wait for too long
+            assert replicas[2].tenants.total() == most
+            replicas[2].release()
+            assert Counter(one.result()[0] for one in asked) == {200: most, 503: len(names) - most}
+
+
+def test_what_a_replica_refuses_is_passed_on_and_not_asked_again(router, replicas):
+    for one in replicas:
+        one.refusal = "[quota] retry after 1 s"
+    before = sum(one.tenants.total() for one in replicas)
+    assert in_header(router, NAMES[0]) == (503, {"error": "[quota] retry after 1 s"})
+    assert sum(one.tenants.total() for one in replicas) == before + 1
+    router.until_up()
+
+
+def test_a_killed_replica_is_routed_round_and_comes_back(router, replicas):
+    gone, everybody = replicas[0], (*NAMES, *LIMITED)
+    homes = {name: router.replica_of(name) for name in everybody}
+    own = [name for name in everybody if homes[name] == gone.name]
+    gone.stop()
+    try:
+        for name in (*own[:3], own[-1]):  # of which the last one has quotas
+            status, answer = in_header(router, name)
+            assert status == 200 and answer["replica"] != gone.name, "a refused connection goes elsewhere at once"
+        router.until_up(but=(gone.name,))
+        assert {router.replica_of(name) for name in own} == {"replica-2", "replica-3"}
+        assert len({router.replica_of(own[-1]) for _ in range(10)}) == 1
+        assert all(router.replica_of(name) == homes[name] for name in everybody if name not in own)
+    finally:
+        gone.start()
+    router.until_up()
+    assert {name: router.replica_of(name) for name in everybody} == homes
+
+
+def loses_its_tenants(router, replica):
+    assert replica.probed == {"/v2/models/toy/infer", "/v2/models/hplm/infer"}
+    replica.dead.add("toy")
+
+
+def loses_its_front(router, replica):
+    replica.dead.add("hplm")
+
+
+def drains(router, replica):
+    replica.drains = True
+
+
+def is_drained_here(router, replica):
+    """Over gRPC and for tenants with quotas too: all backends follow the pool's."""
+    assert not router.socket.ask(f"set server all/{replica.name} state drain").strip()
+
+
+@pytest.mark.parametrize("happens", [loses_its_tenants, loses_its_front, drains, is_drained_here])
+def test_a_replica_that_is_not_well_gets_no_requests_of_any_kind(router, replicas, happens):
+    happens(router, replicas[1])
+    try:
+        router.until_up(but=("replica-2",))
+        assert {router.replica_of(name) for name in (*NAMES[:50], *LIMITED)} == {"replica-1", "replica-3"}
+    finally:
+        router.socket.ask("set server all/replica-2 state ready")
+
+
+def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
+    for one in replicas:
+        one.drains = True
+    router.until_up(but=("replica-1", "replica-2", "replica-3"))
+    for name in (NAMES[0], LIMITED[0]):
+        status, answer = in_header(router, name)
+        assert status == 503 and "[draining]" in answer["error"] and "retry after" in answer["error"]
+        with pytest.raises(grpc.RpcError) as caught:
+            in_metadata(router, name)
+        assert isinstance(refusal(caught.value.details(), str(caught.value.code())), Draining)
+    assert b'haproxy_backend_active_servers{proxy="all"} 0' in metrics_of(router)  # which the alert HplmNoReplica reads
+
+
+def metrics_of(router):
+    with urllib.request.urlopen(f"http://127.0.0.1:{router.stats}/metrics", timeout=60) as answer:
+        return answer.read()
+
+
+def test_metrics_are_on_loopback_unless_an_address_is_given(router):
+    read = metrics_of(router)
+    assert b'haproxy_server_status{proxy="all",server="replica-1"' in read
+    assert b'haproxy_backend_active_servers{proxy="all"} 3' in read
+    assert router.write("--stats-address", "0.0.0.0") == 0
+    assert f"bind 0.0.0.0:{router.stats}\n" in (router.to / "haproxy.cfg").read_text("utf-8")
+
+
+def test_few_tenants_move_when_a_third_replica_comes(replicas, tmp_path):
+    with routing(tmp_path, replicas[:2], TENANTS) as router:
+        before = {name: router.replica_of(name) for name in (*NAMES, *LIMITED)}
+        router.stop()
+        router.describe({"all": replicas})
+        assert router.write() == 0
+        router.start()
+        router.until_up()
+        for names in (NAMES, LIMITED):
+            moved = [name for name in names if router.replica_of(name) != before[name]]
+            assert {router.replica_of(name) for name in moved} == {"replica-3"}
+            assert len(moved) <= 1.2 * len(names) / 3
