@@ -12,7 +12,7 @@ from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
 from testing.generative import GenerativeReference
 from testing.random_store import random_weights
-from tests.cli.test_domain import run
+from tests.cli.commands import run
 from tests.server.generating import GREEDY, RETURN, Asked, ids_of
 from tests.server.test_admin import Admin
 from tests.support.message import mentioning
