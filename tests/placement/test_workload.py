@@ -88,15 +88,6 @@ def test_a_refit_scales_rate_and_burstiness_of_each_window():
     assert (refitted(trace, 50, seed=1).arrival_ns == refitted(trace, 50, seed=1).arrival_ns).all()
 
 
-@pytest.mark.parametrize("seconds, windows", [(20, [20]), (90, [60, 30]), (120.001, [60, 60])])
-def test_a_refit_keeps_the_rate_of_a_window_that_the_trace_covers_in_part(seconds, windows):
-    trace = synthetic({"u": 60.0}, seconds, seed=1)
-    drawn = refitted(trace, 60, seed=2)
-    assert drawn.seconds <= trace.seconds
-    counts = [len(drawn.between(60 * i * SECOND, (60 * i + own) * SECOND)) for i, own in enumerate(windows)]
-    assert counts == pytest.approx([60 * own for own in windows], rel=0.15)
-
-
 def test_parts_of_a_trace():
     at = np.array([0, 1, 2, 50, 51, 52, 53, 90]) * SECOND
     zeros = np.zeros(8, np.int64)
