@@ -76,7 +76,7 @@ def with_status(status, where=""):
     ("fault", "named"),
     [
         (with_status(401), ["401", "--token-file"]),
-        (with_status(500), ["500"]),
+        (with_status(500, "CURRENT"), ["500"]),
         (lambda answer: setattr(answer, "length", answer.length + 1), ["toy/CURRENT", "closed"]),
         (lambda answer: setattr(answer, "status", 200 if answer.status == 206 else answer.status), ["whole", "source.conf"]),
         *((torn("toy/snapshots/2", content), ["snapshots/2"]) for content in (None, b"[]", b"\xff\xfe\xff", b"{}")),
