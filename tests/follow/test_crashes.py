@@ -18,12 +18,6 @@ pytestmark = pytest.mark.slow
 NEEDED = ("snapshots", "adapters", "plot")  # by the readers of a copy
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    for module in ("records", "troubles"):
-        monkeypatch.setattr(f"hplm.follow.{module}.LATER", 0.01)
-
-
 def end(store, event, path):
     """The process ends here: nothing changes any more."""
     with contextlib.suppress(Cut):

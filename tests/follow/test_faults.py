@@ -26,11 +26,6 @@ from tests.support.wait import PATIENCE, eventually
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr("hplm.follow.records.LATER", 0.01)
-
-
 def changed(place):
     """Adds a tenant and deletes one."""
     store, repository, state = place

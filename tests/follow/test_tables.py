@@ -93,12 +93,11 @@ def test_a_table_that_is_cut_off_goes_on_where_it_stopped(place, source, machine
 
 
 @pytest.mark.parametrize("file", ["values", "checksums", "rows"])
-def test_a_damaged_table_is_never_served_and_brought_again(place, source, machine, monkeypatch, file):
+def test_a_damaged_table_is_never_served_and_brought_again(place, source, machine, file):
     store, repository, state = place
     live = Manager.open(repository, state)
     add_law(place, live)
     live.add("new-a", knowledge(store, "new-a"))
-    monkeypatch.setattr("hplm.follow.troubles.LATER", 0.01)
 
     def damage(answer):
         if answer.path == f"toy/plot/law/1/{file}":
@@ -136,7 +135,6 @@ def test_a_table_that_does_not_fit_on_the_disk_holds_up_nothing_else(place, sour
     add_law(place, live)
     live.delete("tenant-1")
     monkeypatch.setattr(tables, "FREE_BYTES", 1 << 60)
-    monkeypatch.setattr("hplm.follow.troubles.LATER", 0.01)
     with machine.following() as following:
         eventually(lambda: step(following) or any(mentions(line, "law/1", "disk") for line in machine.said))
         assert "tenant-1" not in {tenant.id for tenant in machine.served().tenants}
