@@ -12,7 +12,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "tests/engine/test_encoder_machine.py tests/engine/test_keeper.py tests/engine/test_[bcdst]*.py tests/answers",
     ),
     "generation": ("tests/generation tests/answers", "tests/generation tests/answers/test_gen*.py"),
-    "tenants": ("tests/tenants tests/refusals", "tests/tenants/test_[tmqrik]*.py"),
+    "tenants": ("tests/tenants tests/refusals", "tests/tenants/test_[bcdkqrst]*.py"),
     "plot": ("tests/plot", "tests/plot"),
     "adapters": ("tests/adapters tests/engine/test_st*.py", "tests/engine/test_slots*.py tests/engine/test_mixed*.py"),
     "levels": ("tests/levels tests/engine/test_confidence.py", "tests/engine/test_confidence.py"),

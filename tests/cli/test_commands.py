@@ -1,131 +1,109 @@
-"""The command line as a user meets it: one line of JSON under --json, errors without a traceback."""
+"""Errors of the command line, and commands and schemes of other packages: these are found by entry points."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
-from hplm.cli.main import main
-from hplm.tenants import quarantine
-from testing.toy import TENANTS
+from hplm.cli.main import main, parser
 from tests.support.message import mentions
 
-
-def _json(capsys, *arguments):
-    assert main([*map(str, arguments), "--json"]) == 0
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert len(lines) == 1
-    return json.loads(lines[0])
-
-
-def test_tenant_list_returns_the_facts_of_each_tenant(toy, capsys):
-    listed = _json(capsys, "tenant", "list", "--repository", toy.repository)
-    assert [tenant["id"] for tenant in listed["tenants"]] == [tenant.id for tenant in TENANTS]
-    assert listed["tenants"][0] == {
-        "id": "acme",
-        "backbone": "toy",
-        "domain": "bio",
-        "domain_version": 1,
-        "version": 1,
-        "task": "classify",
-        "labels": ["red", "grün", "blue"],
-        "levels": [],
-        "plans": 0,
-        "link": None,
-        "homes": 1,
-        "open": True,
-        "quarantined": False,
-    }
-
-
-def test_a_quarantined_tenant_is_listed_and_released(toy, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
-    of_toy, places = quarantine.Quarantine(toy.repository / "toy"), ("--repository", toy.repository)
-    of_toy.put("acme")
-    listed = _json(capsys, "tenant", "list", *places)["tenants"]
-    assert [tenant["id"] for tenant in listed if tenant["quarantined"]] == ["acme"]
-    assert _json(capsys, "tenant", "release", "acme", *places) == {"tenant": "acme", "backbones": ["toy"]}
-    assert main(["tenant", "release", "acme", *map(str, places)]) == 1
-    assert mentions(capsys.readouterr().err, "'acme'", "quarantined", toy.repository, "--repository")
-    of_toy.put("beta")
-    assert of_toy.tenants(time.time() + quarantine.SECONDS - 60) == {"beta"}
-    assert of_toy.tenants(time.time() + quarantine.SECONDS) == frozenset()  # an hour later
-    assert not list(tmp_path.iterdir())
-
-
-def test_export_prints_what_it_wrote(toy, tmp_path, capsys):
-    options = "--slots", 6, "--dtype", "fp32"
-    exported = _json(capsys, "export", "--store", toy.store.folder, "--repository", tmp_path / "r", *options)
-    repository = str(tmp_path / "r")
-    assert exported == {
-        "scheme": "hplm", "backbone": "toy", "tenants": len(TENANTS), "tables": 3, "repository": repository, "int8": None
-    }  # fmt: skip
-    assert '"6"' in (tmp_path / "r/toy-upper/config.pbtxt").read_text()
+ECHO = """
+def register(commands):
+    echo = commands.add_parser("echo", help="says it again")
+    echo.add_argument("--json", action="store_true")
+    echo.set_defaults(run=lambda args: {"said": "again"})
+"""
+POINTS = """[hplm.commands]
+echo = echo_command:register
+serve = echo_command:register
+gone = nowhere.at_all:register
+bare = echo_command:nothing
+"""
 
 
 @pytest.mark.parametrize(
-    "arguments, named",
+    "error, said",
     [
-        (["tenant", "show", "nobody", "--repository", "{toy}"], ["'nobody'", "{toy}", "hplm tenant list"]),
-        (["tenant", "list", "--repository", "{tmp}/none"], ["{tmp}/none", "--repository"]),
-        (["tenant", "list", "--repository", "{tmp}"], ["{tmp}"]),
-        (["export", "--store", "{tmp}", "--repository", "{tmp}/r"], ["{tmp}", "hplm build root"]),
-        (["build", "tenant", "--store", "{tmp}", "--id", "a", "--task", "tag", "--train", "x"], ["{tmp}", "hplm build root"]),
-        (
-            ["build", "root", "--store", "{tmp}/s", "--model", "{tmp}/none", "--corpus", "{toy}/toy/config.pbtxt"],
-            ["{tmp}/none"],
-        ),
+        (OSError(28, "No space left on device"), ["No space left on device"]),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 ..."), ["2 GiB", "--device cpu"]),
+        (TypeError("a fault of the code"), None),
     ],
 )
-def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, arguments, named):
-    arguments, named = ([one.format(toy=toy.repository, tmp=tmp_path) for one in those] for those in (arguments, named))
-    assert main(arguments) == 1
-    assert mentions(capsys.readouterr().err, *named)
+def test_an_error_of_the_system_is_one_line_and_one_of_the_code_a_traceback(toy, tmp_path, capsys, monkeypatch, error, said):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("builder.publish.export.export", fails)
+    command = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]
+    if said is None:
+        with pytest.raises(TypeError):
+            main(command)
+        return
+    assert main(command) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("hplm export: ") and printed.count("\n") == 1 and mentions(printed, *said)
 
 
-def test_an_error_of_the_system_is_one_line_and_an_error_of_the_code_a_traceback(toy, tmp_path, capsys, monkeypatch):
-    file = tmp_path / "file"
-    file.write_text("")
-    places = ["--repository", str(toy.repository), "--state", str(tmp_path / "state")]
-    assert main(["restore", "--from", str(file), *places]) == 1
-    assert capsys.readouterr().err == f"hplm restore: Not a directory: {file}/backup.json\n"
-    assert main(["begin", *places[:3], str(file)]) == 1
-    assert mentions(capsys.readouterr().err, file / "toy", "Not a directory")
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("builder.publish.export.export", full)
-    export = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]
-    assert main(export) == 1 and capsys.readouterr().err == "hplm export: No space left on device\n"
-    monkeypatch.setattr("builder.publish.export.export", None)
-    with pytest.raises(TypeError):
-        main(export)
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """An installed package: a module and its metadata."""
+    (tmp_path / "echo_command.py").write_text(ECHO)
+    info = tmp_path / "echo_command-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-command\nVersion: 1.0\nProvides-Extra: nowhere\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("echo_command", None)
 
 
-def test_a_device_without_memory_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has ...")
+def test_a_command_of_another_package_works_like_ours(installed, capsys):
+    assert main(["echo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"said": "again"}
+    assert parser().parse_args(["serve"]).run.__module__ == "hplm.cli.serve"  # ours cannot be replaced
 
-    monkeypatch.setattr("builder.publish.export.export", full)
-    assert main(["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]) == 1
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["x", "--json", "-1"]])
+def test_a_command_that_cannot_be_loaded_is_listed_and_says_why(installed, capsys, words):
+    assert "gone" in parser().format_help()
+    assert main(["gone", *words]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("hplm export: CUDA out of memory. Tried to allocate 2 GiB.") and said.count("\n") == 1
-    assert mentions(said, "--device cpu")
+    assert "`hplm gone`" in said and "`nowhere`" in said and "pip install -e '.[nowhere]'" in said
+    assert main(["bare", *words]) == 1
+    assert "'echo_command:nothing'" in capsys.readouterr().err
 
 
-def test_bars_are_written_once_a_second_at_most_if_nobody_watches():
-    code = """
-from hplm.cli.main import main
-assert main(["verify", "--store", "nowhere"]) == 1
-from tqdm import tqdm
-print(tqdm([]).mininterval)
-"""
-    unset = {name: value for name, value in os.environ.items() if name != "TQDM_MININTERVAL"}  # `run` sets it
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, env=unset).stdout
-    assert float(said) == 1
+@pytest.mark.parametrize(
+    "package, command, named",
+    [
+        ("bench", "bench", ["`bench`", "pip install -e '.[bench]'"]),
+        ("bench", "bench serve --size minilm --json", ["`bench`", "pip install -e '.[bench]'"]),
+        ("bench", "bench --help", ["`bench`", "pip install -e '.[bench]'"]),
+        ("research", "export --scheme plot --repository x --store STORE", ["'plot'", "`research`", "pip install"]),
+        ("research", "evaluate --against plot --id acme --test x --store STORE", ["'plot'", "`research`", "pip install"]),
+    ],
+)
+def test_without_its_package_a_command_or_scheme_says_how_to_install_it(toy, monkeypatch, capsys, package, command, named):
+    """As in the container image, which has the metadata of all packages, but only the packages hplm and backends."""
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # importing it raises ModuleNotFoundError
+    assert main(command.replace("STORE", str(toy.store.folder)).split()) == 1
+    assert mentions(capsys.readouterr().err, "not installed", *named)
+
+
+def test_a_repository_has_a_backbone_in_one_scheme_only(toy, tmp_path, capsys):
+    export = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path)]
+    assert main([*export, "--scheme", "shared"]) == 0
+    assert main(export) == 1
+    assert "scheme 'shared'" in capsys.readouterr().err
+
+
+def test_help_needs_no_heavy_import():
+    """`hplm --help` answers at once, because commands import heavy packages only when they run."""
+    code = """import sys; from hplm.cli.main import parser; parser()
+assert "bench.serve" in sys.modules
+assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -78,18 +78,3 @@ def doctor(capsys, places):
     main(["doctor", *places, "--json"])
     checks = json.loads(capsys.readouterr().out.splitlines()[0])["checks"]
     return next(check for check in checks if check["check"] == "copies")
-
-
-@pytest.mark.parametrize(
-    "given, named",
-    [
-        ({"--from": "10.0.0.1:8090"}, "10.0.0.1:8090"),
-        ({"--repository": "nowhere"}, "nowhere"),
-        ({"--name": "a/b"}, "a/b"),
-        ({"--token-file": "missing"}, "missing"),
-    ],
-)
-def test_wrong_options_are_named(place, tmp_path, capsys, given, named):
-    options = {"--from": "http://127.0.0.1:1", "--repository": str(place[1]), "--state": str(tmp_path / "copy"), **given}
-    assert main(["follow", *(word for option in options.items() for word in option), "--once"]) == 1
-    assert mentions(capsys.readouterr().err, named)

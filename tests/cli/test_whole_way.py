@@ -1,4 +1,4 @@
-"""From a Hugging Face checkpoint to an answer, command by command, as the README says."""
+"""From a Hugging Face checkpoint to answers and their score, command by command, as the README says. Trains for seconds."""
 
 import json
 import random
@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from hplm.cli.main import main
 from testing.random_store import tokenizer_json, words
+from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
 from tests.support.servers import serving
 
@@ -47,49 +48,91 @@ def material(tmp_path_factory):
     return folder
 
 
-def _run(capsys, *arguments):
-    assert main([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+@pytest.fixture(scope="module")
+def folder(material, tmp_path_factory):
+    """Where the commands of the README have built a store and exported it."""
+    folder = tmp_path_factory.mktemp("built")
+    store, corpus = ["--store", folder / "store"], ["--corpus", material / "corpus.txt"]
+    tenants = [
+        ["build", "tenant", "--id", task, "--domain", "goods", "--task", task, "--rank", 4, *store, "--epochs", epochs,
+         "--train", material / f"{task}.train.jsonl", "--dev", material / f"{task}.dev.jsonl"]
+        for task, epochs in (("classify", 2), ("tag", 4))
+    ]  # fmt: skip
+    for command in (
+        ["build", "root", "--model", material / "bert", "--name", "tiny", *corpus, *store, "--minutes", 0.02],
+        ["build", "domain", "--name", "goods", *corpus, *store, "--minutes", 0.02, "--min-tokens", 100],
+        *tenants,
+        ["calibrate", *store, "--id", "classify", "--texts", material / "classify.held.jsonl"],
+        # In 32 bits, as `evaluate` computes, so that no text near the decision boundary gets another label elsewhere.
+        ["export", *store, "--repository", folder / "repository", "--dtype", "fp32"],
+    ):
+        assert main([*map(str, command)]) == 0
+    return folder
 
 
-def test_from_a_checkpoint_to_an_answer(material, tmp_path, capsys):
-    store, repository = tmp_path / "store", tmp_path / "repository"
-    corpus = material / "corpus.txt"
-    root = _run(
-        capsys, "build", "root", "--model", material / "bert", "--name", "tiny", "--corpus", corpus, "--store", store,
-        "--minutes", 0.05,
-    )  # fmt: skip
-    assert root["domain"] == "root" and root["ngrams"] > 200
-    assert main(["build", "root", "--model", "x", "--corpus", "y", "--store", str(store)]) == 1
-    assert mentions(capsys.readouterr().err, store, "--store")
-    domain = _run(
-        capsys, "build", "domain", "--store", store, "--name", "goods", "--corpus", corpus, "--minutes", 0.02,
-        "--min-tokens", 100,
-    )  # fmt: skip
-    assert domain["version"] == 1
-    for task in ("classify", "tag"):
-        built = _run(
-            capsys, "build", "tenant", "--store", store, "--id", f"{task}-goods", "--domain", "goods", "--task", task,
-            "--train", material / f"{task}.train.jsonl", "--dev", material / f"{task}.dev.jsonl", "--rank", 4,
-        )  # fmt: skip
-        assert built["dev"]["texts"] == 60
-    held = material / "classify.held.jsonl"
-    calibrated = _run(capsys, "calibrate", "--store", store, "--id", "classify-goods", "--texts", held)
-    assert (calibrated["texts"], calibrated["left_out"], calibrated["changed"]) == (120, 60, True)
-    assert _run(capsys, "export", "--store", store, "--repository", repository)["tenants"] == 2
-    listed = _run(capsys, "tenant", "list", "--repository", repository)["tenants"]
-    assert [(t["id"], t["backbone"], t["domain"], t["task"]) for t in listed] == [
-        ("classify-goods", "tiny", "goods", "classify"),
-        ("tag-goods", "tiny", "goods", "tag"),
+@pytest.fixture(scope="module")
+def server(folder):
+    with serving(folder / "repository") as server:
+        yield server
+
+
+def test_a_served_checkpoint_answers(folder, server, capsys):
+    listed = run(capsys, "tenant", "list", "--repository", folder / "repository")["tenants"]
+    assert [(tenant["id"], tenant["backbone"], tenant["domain"], tenant["task"]) for tenant in listed] == [
+        ("classify", "tiny", "goods", "classify"),
+        ("tag", "tiny", "goods", "tag"),
     ]
     text = f"{FRUIT[0]} {OTHER[0]} {FRUIT[1]} {FRUIT[2]}"
-    with serving(repository) as server:
-        command = [sys.executable, "-m", "hplm.cli.main", "infer", "--url", server.http_url, "--json"]
-        for tenant, labels in (("classify-goods", {"fruit", "metal"}), ("tag-goods", {"FRUIT", "O"})):
-            done = subprocess.run([*command, "--tenant", tenant, text], capture_output=True, text=True, timeout=60)
-            answer = json.loads(done.stdout)
-            assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == "1", done.stderr
-            assert len(answer["rows"]) == (1 if tenant.startswith("classify") else 4)
-            assert answer["confidence"] is None if tenant.startswith("tag") else 0 < answer["confidence"] <= 1
-        refused = subprocess.run([*command, "--tenant", "nobody", text], capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 1 and "[no_tenant]" in refused.stderr and not refused.stdout
+    command = [sys.executable, "-m", "hplm.cli.main", "infer", "--url", server.http_url, "--json"]
+    for tenant, labels in (("classify", {"fruit", "metal"}), ("tag", {"FRUIT", "O"})):
+        done = subprocess.run([*command, "--tenant", tenant, text], capture_output=True, text=True, timeout=60)
+        answer = json.loads(done.stdout)
+        assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == "1", done.stderr
+        assert len(answer["rows"]) == (1 if tenant == "classify" else 4)
+        assert answer["confidence"] is None if tenant == "tag" else 0 < answer["confidence"] <= 1
+    done = subprocess.run([*command, "--tenant", "nobody", text], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "[no_tenant]" in done.stderr and not done.stdout
+
+
+def evaluate(folder, material, tenant):
+    return ["evaluate", "--store", folder / "store", "--id", tenant, "--test", material / f"{tenant}.dev.jsonl"]
+
+
+def test_baselines_learn_from_the_same_data(folder, material, capsys, tmp_path):
+    command = evaluate(folder, material, "classify")
+    found = run(capsys, *command, "--against", "plot", "--picture", tmp_path / "confusion.png")
+    assert found["metric"] == "accuracy" and found["served"] is None and found["dedicated"] is None
+    assert all(0 <= found[name] <= 1 for name in ("hplm", "plot"))
+    assert found["scores"]["plot"]["accuracy"] == found["plot"] and found["scores"]["hplm"]["rows"] == 60
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
+    for data in (other, "gone.jsonl"):
+        said = refused(capsys, *command, "--against", "shared", "--train", data)
+        assert mentions(said, data, "'classify'", "--train")
+
+
+def test_served_answers_and_those_in_eight_bits_have_nearly_the_same_score(folder, server, material, capsys):
+    for tenant in ("classify", "tag"):
+        command = evaluate(folder, material, tenant)
+        found = run(capsys, *command, "--url", server.http_url, *(["--int8"] if tenant == "tag" else []))
+        assert found["served"] == pytest.approx(found["hplm"], abs=1e-3)
+        over_grpc = run(capsys, *command, "--url", server.grpc_url, "--protocol", "grpc")
+        assert over_grpc["served"] == found["served"] and over_grpc["hplm"] == found["hplm"]
+    assert found["int8"] == pytest.approx(found["hplm"], abs=0.05)
+    assert mentions(refused(capsys, *command, "--url", "127.0.0.1:1"), "127.0.0.1:1")
+    assert [line.split()[0] for line in printed(capsys, *command, "--url", server.http_url).splitlines()[-2:]] == [
+        "hplm",
+        "served",
+    ]
+
+
+def test_a_tenant_is_calibrated_and_one_that_is_behind_is_named(folder, server, material, capsys):
+    held = material / "classify.held.jsonl"
+    calibrated = run(capsys, "calibrate", "--store", folder / "store", "--id", "classify", "--texts", held)
+    assert (calibrated["texts"], calibrated["left_out"]) == (120, 60)
+    again = ["build", "tenant", "--id", "tag", "--domain", "goods", "--task", "tag", "--epochs", "1"]
+    built = run(capsys, *again, "--train", material / "tag.train.jsonl", "--store", folder / "store")
+    assert built["version"] == 2
+    said = refused(capsys, *evaluate(folder, material, "tag"), "--url", server.http_url)
+    assert mentions(said, "'tag'", 1, 2, "hplm tenant update")

@@ -1,6 +1,6 @@
 """A place with a live state, its source that can be made faulty, and a machine with a copy of it.
 
-Followers wait longer for an answer here, because the machine that tests them may be busy.
+Followers wait longer for an answer here, because the machine that tests them may be busy, and try again at once.
 """
 
 import pytest
@@ -30,3 +30,5 @@ def machine(place, tmp_path, source):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     monkeypatch.setattr("hplm.follow.source.TIMEOUT", PATIENCE)
+    for module in ("records", "troubles"):
+        monkeypatch.setattr(f"hplm.follow.{module}.LATER", 0.01)

@@ -36,17 +36,6 @@ def joined(wanted, here, branches=(ROOT,), tables=(), records=None):
     )
 
 
-def test_all_that_is_here_is_as_at_the_source():
-    made = joined([tenant("a"), tenant("b", 2, branch=LAW)], [], (ROOT, LAW))
-    assert made.is_whole and made.branches == (ROOT, LAW)
-    assert made.tenants == (local(tenant("a")), local(tenant("b", 2, branch=LAW)))
-
-
-def test_a_tenant_that_is_gone_is_gone_while_another_is_on_its_way():
-    made = joined([tenant("b", 2)], [tenant("a")], records=set())
-    assert not made.is_whole and made.tenants == ()
-
-
 def test_a_tenant_keeps_its_version_and_gets_the_new_keys_and_limits():
     wanted = tenant("a", version=2, keys=(SECOND,), rate=5.0)
     made = joined([wanted], [tenant("a", keys=(KEY, SECOND), in_flight=3)], records=set())
@@ -66,11 +55,6 @@ def test_a_tenant_waits_for_its_table(tables):
     assert made.tenants == () and LAW2 not in made.branches and not made.is_whole
 
 
-def test_a_table_whose_parent_is_not_here_serves_nobody():
-    made = joined([tenant("a", branch=LAW)], [], (ROOT, LAW), {LAW})
-    assert made.tenants == ()
-
-
 def test_an_old_table_stays_while_a_tenant_needs_it():
     """The source has removed the old version, because all tenants have moved to the new one."""
     wanted = tenant("a", version=2, branch=LAW2)
@@ -88,9 +72,3 @@ def test_a_table_of_the_same_name_takes_the_place_of_the_old_one():
     assert made.branches == (ROOT, again) and made.tenants == () and not made.is_whole
     made = joined([wanted], [tenant("a", branch=LAW)], (ROOT, again), {ROOT, LAW}, records=set())
     assert made.branches == (ROOT, LAW) and [one.version for one in made.tenants] == [1]
-
-
-def test_nothing_new_makes_no_new_generation():
-    there = [tenant("a"), tenant("b", 2)]
-    assert joined(there, there).is_same(Snapshot(4, (ROOT,), [local(one) for one in there], "x"))
-    assert not joined(there, there).is_same(Snapshot(4, (ROOT,), [local(there[0])], "x"))

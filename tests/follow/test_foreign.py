@@ -5,12 +5,8 @@ import shutil
 
 import pytest
 
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
 from hplm.errors import InvalidInput
 from hplm.tenants.manager import Manager
-from testing.random_store import random_store, random_tenants
-from testing.toy import CONFIG
 from tests.follow.machine import step, until_whole
 from tests.follow.test_faults import changed
 from tests.places import knowledge
@@ -77,18 +73,6 @@ def test_a_restored_source_with_as_many_changes_as_before_is_not_followed(place,
         assert not any("ended" in line for line in machine.said if "gone back" in line)
         assert machine.served().tenants == before.tenants
         assert (source.state / "toy/readers/one").read_text() == "0 0\n"
-
-
-def test_managers_wait_for_a_copy_of_another_export(place, source, machine, tmp_path):
-    changed(place)
-    other = random_store(tmp_path / "another", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3, seed=9)
-    export(other, tmp_path / "elsewhere", ServingOptions())
-    machine.follow()
-    source.state = tmp_path / "other"
-    Manager.open(tmp_path / "elsewhere", source.state).limit("tenant-0", rate=1.0)
-    with machine.following() as following:
-        step(following)
-    assert (source.state / "toy/readers/one").read_text() == "0 0\n"
 
 
 def test_a_server_at_a_wrong_address_is_no_source_without_changes(source, machine):

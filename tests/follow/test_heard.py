@@ -1,6 +1,5 @@
 """The file that a follower writes for the metrics of servers: when the source answered, and when the copy was equal to it."""
 
-import errno
 import time
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from hplm.engine.copied import measure_copy
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COPY_BEHIND_SECONDS, SOURCE_ANSWERS
-from hplm.tenants.followed import Heard
 from hplm.tenants.manager import Manager
 from tests.follow.machine import step, until_whole
 from tests.places import knowledge
@@ -54,55 +52,11 @@ def test_a_copy_is_behind_from_the_moment_it_was_last_equal(place, source, machi
     assert measured(machine, clock[0] + 90) == {COPY_BEHIND_SECONDS: 90, SOURCE_ANSWERS: 0}, "no follower runs any more"
 
 
-def test_a_source_answers_although_what_it_says_cannot_be_written_here(place, machine, clock, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    store, repository, state = place
-    with machine.following() as following:
-        until_whole(following)
-        Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
-        clock[0] += 60
-        with monkeypatch.context() as broken:
-            broken.setattr("hplm.follow.copy.Copy._write", full)
-            step(following)
-            assert any("No space left" in line for line in machine.said)
-            assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: 60, SOURCE_ANSWERS: 1}
-            broken.setattr("hplm.tenants.followed.Heard.save", full)
-            clock[0] += 60
-            step(following)
-            assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: 120, SOURCE_ANSWERS: 0}, "nothing can be written"
-        until_whole(following)
-        clock[0] += 60
-        step(following)
-        assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: 0, SOURCE_ANSWERS: 1}
-
-
-def test_times_are_written_once_a_second(machine, clock):
-    with machine.following() as following:
-        until_whole(following)
-        written = Heard.load(machine.state.heard)
-        clock[0] += 0.5
-        step(following)
-        assert Heard.load(machine.state.heard) == written
-        clock[0] += 0.5
-        step(following)
-        assert Heard.load(machine.state.heard) == Heard(clock[0], clock[0])
-
-
 def test_a_state_that_is_no_copy_has_no_such_metrics(machine, clock):
     assert measured(machine, clock[0]) == {}
     machine.state.folder.mkdir(parents=True)
     machine.state.heard.write_text("17")  # the rest was lost with the machine's power
     assert measured(machine, clock[0]) == {}
-
-
-def test_a_copy_that_was_equal_before_the_follower_started_again_is_behind_since_then(machine, clock):
-    machine.follow()
-    before = clock[0]
-    clock[0] += 100
-    with machine.following():
-        assert measured(machine, clock[0]) == {COPY_BEHIND_SECONDS: clock[0] - before, SOURCE_ANSWERS: 0}
 
 
 def test_a_copy_whose_source_has_never_answered_is_behind_since_it_began_to_follow(source, machine, clock):

@@ -1,15 +1,12 @@
 """The places of a copy's records: none is overwritten while a reader may still read it."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from hplm.adapters.bank import Bank
-from hplm.adapters.record import Record
-from hplm.follow.records import Records, pieces
-from hplm.tenants.level import Level
+from hplm.follow.records import Records
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REST_SECONDS
 from tests.follow.machine import content, same, step, until_whole
@@ -113,55 +110,3 @@ def test_after_a_restart_all_places_rest(place, source, machine, clock):
         until_whole(following)
         assert machine.served().find("new-b").adapter.index == deleted.index
         assert same((repository, state), machine)
-
-
-def test_a_version_that_returns_within_a_minute_is_not_brought_again(place, source, machine):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    live.add("new-a", knowledge(store, "new-a"))
-    with machine.following() as following:
-        until_whole(following)
-        first = machine.served().find("new-a").records()
-        learn(store, "new-a", 2, seed=60)
-        live.update("new-a", knowledge(store, "new-a"))
-        until_whole(following)
-        source.asked.clear()
-        live.roll_back("new-a")
-        until_whole(following)
-        assert machine.served().find("new-a").records() == first
-        assert not any("adapters" in asked for asked in source.asked)
-        assert same((repository, state), machine)
-
-
-def test_banks_without_records_are_removed(place, source, machine, clock):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    live.add("new-a", knowledge(store, "new-a"))
-    with machine.following() as following:
-        until_whole(following)
-        assert list(machine.state.banks.glob("*"))
-        live.delete("new-a")
-        until_whole(following)
-        sweep(following)
-        assert list(machine.state.banks.glob("*"))
-        clock.now += REST_SECONDS + 1
-        sweep(following)
-        assert not list(machine.state.banks.glob("*"))
-        old = machine.served()
-        live.add("new-a", knowledge(store, "new-a"))
-        until_whole(following)
-        assert same((repository, state), machine) and old.generation < machine.served().generation
-
-
-def test_heads_of_all_levels_lie_in_banks_of_their_own(place, source, machine):
-    """They have one layout, uid and version. If they changed places, a slot could keep the weights of another one."""
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    live.add("new-a", knowledge(store, "new-a"))
-    tenant = live.current().find("new-a")
-    level = Level("upper-1", Record(tenant.head.bank, 7, tenant.uid, tenant.version), None, None)
-    parts = pieces(replace(tenant, levels=(level,)))
-    assert len({piece.part for piece in parts}) == 3
-    machine.follow()
-    names = {record.bank for record in machine.served().find("new-a").records()}
-    assert {name.partition(".part")[2].partition(".")[0] for name in names} == {"0", "1"}

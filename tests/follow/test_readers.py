@@ -58,19 +58,7 @@ def test_a_silent_reader_gets_the_time_to_write_once_more(machine):
     assert machine.taken(4) == [4, 4]
 
 
-def test_readers_that_speak_are_believed_at_once(machine):
-    machine.play("one", 3)
-    machine.play("two", 4)
-    assert sorted(machine.taken(4)) == [3, 4]
-
-
 def test_time_in_which_the_machine_was_stopped_does_not_count(machine):
     machine.taken(3)
     machine.time += 1000.0
     assert STILL_SECONDS < UNSEEN_SECONDS and machine.taken(3) == [-1]
-
-
-def test_generations_of_long_ago_are_forgotten(machine):
-    for generation in range(1000):
-        machine.run(0.05, generation)
-    assert len(machine.readers._found) < 100

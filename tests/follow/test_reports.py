@@ -1,41 +1,20 @@
-"""Two numbers for managers: what followers' readers serve whole, and what they no longer serve. Before the real nginx."""
+"""Two numbers for managers: what followers' readers serve whole, and what they no longer serve."""
 
 import os
 import time
-from contextlib import ExitStack
 
 import pytest
 
-from hplm.engine.views import Watch
 from hplm.follow.follower import Follower
 from hplm.follow.source import Source
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REMEMBERED_SECONDS, State, Taken
-from tests.follow.faulty import faulty
-from tests.follow.machine import Machine, step, until_whole
-from tests.follow.nginx import TOKEN, nginx
-from tests.places import knowledge, make_place, served
+from tests.follow.machine import step, until_whole
+from tests.places import knowledge
 from tests.support.message import mentions
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
-
-
-@pytest.fixture
-def url(place, tmp_path):
-    place[2].mkdir()
-    with nginx(place[2], tmp_path / "nginx") as url:
-        yield url
-
-
-@pytest.fixture
-def machine(place, tmp_path, url):
-    return Machine(place[1], tmp_path / "copy", url, TOKEN)
 
 
 @pytest.fixture
@@ -55,7 +34,7 @@ def play(machine, name, generation):
     (machine.state.readers / name).write_text(f"{generation}\n")
 
 
-def test_the_least_that_any_reader_has_taken_is_reported(place, machine):
+def test_the_least_that_any_reader_has_taken_is_reported(place, source, machine):
     store, repository, state = place
     live = Manager.open(repository, state)
     with machine.following() as following:
@@ -79,63 +58,6 @@ def test_the_least_that_any_reader_has_taken_is_reported(place, machine):
         play(machine, "here-1-a", machine.served().generation)
         step(following)
         assert report(place) == ["3", "3"]
-
-
-def test_readers_that_ended_are_not_waited_for(place, machine, monkeypatch):
-    _, repository, state = place
-    with machine.following() as following:
-        step(following)
-        play(machine, "here-1-a", 0)
-        os.utime(machine.state.readers / "here-1-a", (time.time() - 20,) * 2)
-        Manager.open(repository, state).limit("tenant-0", rate=1.0)
-        monkeypatch.setattr("hplm.follow.readers.SILENT_SECONDS", PATIENCE)
-        until_whole(following)
-        step(following)
-        assert report(place) == ["0", "0"], "it may only have been stopped"
-        monkeypatch.setattr("hplm.follow.readers.SILENT_SECONDS", 0.0)
-        step(following)
-        assert report(place) == ["1", "1"]
-
-
-def test_a_generation_that_the_follower_has_forgotten_counts_as_none(place, machine):
-    _, repository, state = place
-    live = Manager.open(repository, state)
-    with machine.following() as following:
-        for number in range(18):
-            live.limit("tenant-0", rate=number + 1.0)
-            until_whole(following)
-        play(machine, "here-1-a", 1)
-        step(following)
-        assert report(place) == ["0", "0"]
-    with machine.following() as following:  # another follower of the same copy knows what its generations stand for
-        play(machine, "here-1-a", machine.served().generation)
-        step(following)
-        assert report(place) == ["18", "18"]
-
-
-def test_a_manager_waits_for_the_servers_of_every_machine(place, machine, tmp_path, monkeypatch):
-    """Real readers of two copies, and the follower's threads as they are."""
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    other = Machine(repository, tmp_path / "other", machine.url, TOKEN, "two")
-    with ExitStack() as open_ones:
-        followings = [open_ones.enter_context(one.following()) for one in (machine, other)]
-        for following in followings:
-            step(following)
-        backbones = [served((store, repository, one.root)) for one in (machine, other)]
-        for backbone in backbones:
-            open_ones.callback(Watch(backbone).close)
-        eventually(lambda: all(any(one.state.readers.glob("[!.]*")) for one in (machine, other)))
-        change = live.add("new-a", knowledge(store, "new-a"))
-        eventually(lambda: [step(following) for following in followings] and report(place, "two") == ["1", "1"])
-        eventually(lambda: [step(following) for following in followings] and report(place, "one") == ["1", "1"])
-        assert live.settle(change.generation) == []
-        assert all(backbone.view.snapshot.find("new-a") for backbone in backbones)
-        monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.3)
-        live.delete("new-a")
-        step(followings[0])
-        eventually(lambda: step(followings[0]) or report(place, "one") == ["2", "2"])
-        assert live.settle_now(removes=True) == ["two"]
 
 
 def test_removals_wait_for_the_second_number(place, stalling):
@@ -198,26 +120,24 @@ def test_a_file_of_one_number_means_both(tmp_path, text, found):
     assert (taken and (taken.whole, taken.removed, taken.follows)) == found
 
 
-def test_a_follower_goes_on_until_the_servers_that_it_informs_have_ended(place, tmp_path, stalling):
+def test_a_follower_goes_on_until_the_servers_that_it_informs_have_ended(place, source, machine, stalling):
     """All processes of a pod are told to end at once."""
     _, repository, state = place
-    with faulty(state) as source:
-        machine = Machine(repository, tmp_path / "copy", source.url)
-        follower = Follower(repository, machine.root, lambda: Source(source.url), "one", machine.said.append)
-        play(machine, "here-1-a", 0)
-        Manager.open(repository, state).limit("tenant-0", rate=1.0)
+    follower = Follower(repository, machine.root, lambda: Source(source.url), "one", machine.said.append)
+    play(machine, "here-1-a", 0)
+    Manager.open(repository, state).limit("tenant-0", rate=1.0)
 
-        def end_the_server(answer):
-            if "readers" in answer.path and machine.state.current():
-                (machine.state.readers / "here-1-a").unlink(missing_ok=True)
+    def end_the_server(answer):
+        if "readers" in answer.path and machine.state.current():
+            (machine.state.readers / "here-1-a").unlink(missing_ok=True)
 
-        source.fault = end_the_server
-        follower.finish(PATIENCE)
-        follower.close()
+    source.fault = end_the_server
+    follower.finish(PATIENCE)
+    follower.close()
     assert report(place) == ["-"] and machine.served().find("tenant-0").rate == 1.0
 
 
-def test_a_follower_takes_leave_if_nothing_is_served_from_its_copy(place, machine):
+def test_a_follower_takes_leave_if_nothing_is_served_from_its_copy(place, source, machine):
     state = place[2]
     with machine.following() as following:
         step(following)
@@ -233,20 +153,13 @@ def test_a_follower_takes_leave_if_nothing_is_served_from_its_copy(place, machin
     assert report(place) == ["-"] and State(state / "toy").taken(time.time()) == []
 
 
-def test_a_source_that_takes_no_reports_is_followed_all_the_same(place, machine, tmp_path):
+def test_a_source_that_takes_no_reports_is_followed_all_the_same(place, source, machine):
     """Such as `rclone serve http`."""
     store, repository, state = place
-    with faulty(state) as source:
-
-        def refuse(answer):
-            if "readers" in answer.path:
-                answer.status = 405
-
-        source.fault = refuse
-        bucket = Machine(repository, tmp_path / "bucket", source.url)
-        Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
-        with bucket.following() as following:
-            until_whole(following)
-            for _ in range(3):
-                step(following)
-        assert sum(mentions(line, "405", "managers") for line in bucket.said) == 1
+    source.fault = lambda answer: setattr(answer, "status", 405 if "readers" in answer.path else answer.status)
+    Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
+    with machine.following() as following:
+        until_whole(following)
+        for _ in range(3):
+            step(following)
+    assert sum(mentions(line, "405", "managers") for line in machine.said) == 1

@@ -1,7 +1,6 @@
 """A real Triton that serves a copy, while its tenants are managed at the source: a real nginx before a real state."""
 
 import threading
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from tests.follow.test_following import add_law
 from tests.places import TEXT, answer, knowledge, make_place
 from tests.server.asking import Asking
 from tests.server.stock import Stock
-from tests.support.metrics import Scraped
 from tests.support.servers import serving
 from tests.support.wait import eventually
 
@@ -31,19 +29,18 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(place, tmp_path_factory):
-    """The source, and what ends its nginx."""
+    """The address of a real nginx."""
     place[2].mkdir()
-    with ExitStack() as running:
-        url = running.enter_context(nginx(place[2], tmp_path_factory.mktemp("nginx")))
-        yield url, running
+    with nginx(place[2], tmp_path_factory.mktemp("nginx")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def machine(place, source, tmp_path_factory):
     """A copy that a thread keeps, and a server that reads it."""
-    machine = Machine(place[1], tmp_path_factory.mktemp("machine") / "copy", source[0])
+    machine = Machine(place[1], tmp_path_factory.mktemp("machine") / "copy", source)
     stop = threading.Event()
-    follower = Follower(place[1], machine.root, lambda: Source(source[0], TOKEN), "one", machine.said.append)
+    follower = Follower(place[1], machine.root, lambda: Source(source, TOKEN), "one", machine.said.append)
     thread = threading.Thread(target=follower.run, args=(stop,))
     thread.start()
     with serving(place[1], state=machine.root) as server:
@@ -58,15 +55,6 @@ def refusal(stock, tenant, **options):
     with pytest.raises(InferenceServerException) as caught:
         stock.ask([TEXT], tenant, **options)
     return caught.value.message()
-
-
-def test_a_server_shows_how_far_its_copy_is_behind(machine):
-    def shown():
-        scraped = Scraped(machine.server)
-        names = {name for name, _ in scraped.series}
-        return "hplm_copy_behind_seconds" in names and scraped.of("hplm_source_answers", backbone="toy") == 1
-
-    eventually(shown)
 
 
 def test_a_server_of_a_copy_serves_what_the_source_has(place, source, machine):
@@ -108,16 +96,3 @@ def test_no_answer_comes_after_delete_has_returned(place, source, machine):
         others = [found for tenant, _, found in asking.answers if tenant == "tenant-0"]
     assert later and all(isinstance(found, Exception) for found in later)
     assert others and not any(isinstance(found, Exception) for found in others)
-
-
-def test_without_its_source_a_server_serves_on(place, source, machine, monkeypatch):
-    _, running = source
-    before = answer(place, "tenant-0").numpy()
-    running.close()
-    eventually(lambda: any("does not answer" in line for line in machine.said))
-    found = Stock(machine.server, "http").ask([TEXT], "tenant-0", outputs=("LOGITS",))["LOGITS"]
-    assert np.allclose(found, before, atol=NEAR)
-    live = Manager.open(*place[1:])
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.3)
-    live.limit("tenant-0", rate=100.0)
-    assert live.settle_now(removes=True) == ["one"], "nobody can tell it"

@@ -26,10 +26,3 @@ def test_no_term_is_negative_though_the_best_line_has_one():
     ns = np.array([max(1e3, 2e4 * shape.tokens - 1e5) for shape in SHAPES])
     found = fitted(SHAPES, ns)
     assert min(found.batch_ns, found.token_ns, found.score_ns, found.text_ns) >= 0
-
-
-def test_noise_is_an_error_relative_to_the_time():
-    terms = Terms(1e6, 2e4)
-    ns = np.array([terms.ns(*shape) for shape in SHAPES]) * 1.1
-    error = fit_error(terms, SHAPES, ns)
-    assert error.mean == pytest.approx(1 - 1 / 1.1) and error.max == pytest.approx(1 - 1 / 1.1)

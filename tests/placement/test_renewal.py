@@ -36,14 +36,13 @@ def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_wi
 
 
 @pytest.mark.parametrize(
-    "current, found, is_worth", [(930, 940, True), (930, 939, False), (940, 930, False), (940, 940, False)]
+    "wanted, current, found, is_worth",
+    [
+        *((1.0, 930, 940, True), (1.0, 930, 939, False), (1.0, 940, 930, False), (1.0, 940, 940, False)),
+        *((0.0, 930, 929, False), (0.0, 930, 930, False), (0.0, 930, 931, True)),
+    ],
 )
-def test_a_placement_is_worth_it_from_the_wanted_gain_on(current, found, is_worth):
+def test_a_placement_is_worth_it_from_the_wanted_gain_on(wanted, current, found, is_worth):
     compared = Comparison(_attained(current), _attained(found))
-    assert compared.is_worth(1.0) is is_worth
+    assert compared.is_worth(wanted) is is_worth
     assert compared.gain_points == pytest.approx((found - current) / 10)
-
-
-@pytest.mark.parametrize("found, is_worth", [(929, False), (930, False), (931, True)])
-def test_without_a_wanted_gain_one_more_text_in_time_is_worth_it_and_as_many_are_not(found, is_worth):
-    assert Comparison(_attained(930), _attained(found)).is_worth(0.0) is is_worth

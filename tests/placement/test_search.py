@@ -16,14 +16,13 @@ from hplm.placement.partition import (
 )
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
-from hplm.placement.profile import Terms
 from hplm.placement.screen import alone_ns
 from hplm.placement.search import Found, NothingFound, _Search, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
 from hplm.placement.workload import synthetic
-from tests.placement.problems import backbone, problem_of, trace_of
+from tests.placement.problems import backbone, problem_of
 from tests.placement.profiles import cluster_of, profile_of
 from tests.support.message import mentioning
 
@@ -36,13 +35,6 @@ def test_backbones_of_unlike_times_are_kept_apart():
         frozenset({frozenset({"b0", "b1"})}), frozenset({frozenset({"b0"}), frozenset({"b1"})})
     }  # fmt: skip
     assert backbone_buckets(problem_of(8.0, 80.0)) == [(frozenset({"b0"}), frozenset({"b1"}))]
-
-
-def test_backbones_may_share_a_device_if_most_of_their_time_is_outside_of_the_layers():
-    """8 and 80 ms in the layers, and 400 ms outside of them: neither delays the other by more than 1.2 times."""
-    own = profile_of(**{f"b{i}": replace(backbone(ms), core=Terms(4e8)) for i, ms in enumerate((8.0, 80.0))})
-    problem = Problem(cluster_of(), own, units_of(own), trace_of(own))
-    assert (frozenset({"b0", "b1"}),) in backbone_buckets(problem)
 
 
 def test_unlike_backbones_share_a_device_where_there_is_only_one():
@@ -59,25 +51,6 @@ def test_groups_are_equal_and_the_remainder_is_powers_of_two(devices, expected):
     named = [(group.machine, device) for group in groups for device in group.devices]
     assert len(named) == len(set(named)) == 2 * devices
     assert all(len(group.devices) % group.intra == 0 for group in groups)
-
-
-@pytest.mark.parametrize(
-    "measured, parallel, expected",
-    [((1, 4), (1, 4), [4, 1, 1, 1]), ((1, 4), (2, 4), [4, 2, 1]), ((4,), (1, 4), [4]), ((2, 4), (1, 4), [4, 2])],
-)
-def test_a_remainder_has_stages_as_wide_as_some_that_were_measured(measured, parallel, expected):
-    problem = problem_of(8.0, devices=7)
-    own = problem.profile.backbones["b0"]
-    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
-    groups = groups_of(replace(problem, profile=profile), Parallel(*parallel))
-    assert [len(group.devices) for group in groups] == expected
-    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
-
-
-def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
-    found = parallels(problem_of(8.0, devices=8))
-    assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
-    assert set(parallels(problem_of(8.0, devices=8), most_stages=1)) == {Parallel(1, 1), Parallel(1, 2)}
 
 
 def test_a_search_multiplexes_bursts_where_memory_has_room_for_few_replicas():
@@ -99,14 +72,6 @@ def test_buckets_that_cannot_be_among_the_best_are_left_out_and_nothing_else_cha
     assert [own.groups for own in pruned] == [own.groups for own in whole]
     assert [own.attained.share for own in pruned] == [own.attained.share for own in whole]
     assert pruned[0].screened <= whole[0].screened
-
-
-def test_few_buckets_are_tried_once_enough_placements_serve_all_requests(monkeypatch):
-    ms = (3.0 * np.cumprod([1.15] * 8)).tolist()
-    problem = problem_of(*ms, devices=8, memory_mb=120, rate=10.0, seconds=5.0, scale=10.0)
-    pruned = search(problem)
-    monkeypatch.setattr(_Search, "_may_be_kept", lambda self, parts: True)
-    assert pruned[0].attained.share == 1 and 2 * pruned[0].screened < search(problem)[0].screened
 
 
 def test_a_search_without_any_answer_in_time_says_what_to_change():
@@ -186,3 +151,22 @@ def test_clockwork_places_each_window_anew():
 def test_an_unknown_baseline_is_refused(name):
     with pytest.raises(InvalidInput):
         baseline(name, problem_of(8.0))
+
+
+@pytest.mark.parametrize(
+    "measured, parallel, expected",
+    [((1, 4), (1, 4), [4, 1, 1, 1]), ((1, 4), (2, 4), [4, 2, 1]), ((4,), (1, 4), [4]), ((2, 4), (1, 4), [4, 2])],
+)
+def test_a_remainder_has_stages_as_wide_as_some_that_were_measured(measured, parallel, expected):
+    problem = problem_of(8.0, devices=7)
+    own = problem.profile.backbones["b0"]
+    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
+    groups = groups_of(replace(problem, profile=profile), Parallel(*parallel))
+    assert [len(group.devices) for group in groups] == expected
+    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
+
+
+def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
+    found = parallels(problem_of(8.0, devices=8))
+    assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
+    assert set(parallels(problem_of(8.0, devices=8), most_stages=1)) == {Parallel(1, 1), Parallel(1, 2)}

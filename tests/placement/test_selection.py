@@ -6,9 +6,8 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.placement.partition import Parallel, groups_of
-from hplm.placement.placement import Placement
 from hplm.placement.search import search
-from hplm.placement.selection import beam, completed, fast, selector
+from hplm.placement.selection import beam, completed, fast
 from tests.placement.problems import problem_of
 from tests.support.message import mentioning
 
@@ -35,17 +34,6 @@ def test_a_wide_beam_is_an_exhaustive_search(stages, memory_mb, seed):
     assert beam(problem, groups, 1000).share == _exhaustive(problem, groups)
 
 
-@pytest.mark.parametrize("select", ["fast", "beam:1", "beam:3"])
-def test_a_selection_fits_and_the_same_seed_gives_the_same(select):
-    first, second = (
-        selector(select)(problem, groups_of(problem, Parallel(2, 1)))
-        for problem in (problem_of(8.0, 6.0, 9.0, devices=4, memory_mb=60) for _ in range(2))
-    )
-    assert first.groups == second.groups and first.share == second.share > 0.5
-    problem = problem_of(8.0, 6.0, 9.0, devices=4, memory_mb=60)
-    Placement.of(first.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
-
-
 def test_the_heuristic_is_nearly_as_good_as_the_beam_and_screens_less():
     problem = problem_of(8.0, 6.0, 9.0, 7.0, devices=4, memory_mb=80, rate=220.0)
     groups = groups_of(problem, Parallel(1, 1))
@@ -70,19 +58,6 @@ def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
     assert problem.room.added(groups, 0, "b0/law") is None  # it is there
 
 
-def test_memory_of_devices_and_machines_is_a_limit():
-    small = problem_of(8.0, 8.0, devices=1, memory_mb=40)
-    groups = groups_of(small, Parallel(1, 1))
-    filled = small.room.added(groups, 0, "b0/law")
-    assert filled is not None and small.room.added(filled, 0, "b1/law") is None
-
-
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
     with pytest.raises(InvalidInput, match=mentioning("b0", "40,000,000", "30,000,000", "cpu:0")):
         search(problem_of(8.0, devices=2, memory_mb=15))
-
-
-@pytest.mark.parametrize("given", ["slow", "beam:0", "beam:x", "fast:3", ""])
-def test_an_unknown_search_is_refused(given):
-    with pytest.raises(InvalidInput, match="fast"):
-        selector(given)

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hplm.engine.service import ANSWERING_NS
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
-from hplm.placement.servers import GroupServer, Serving
+from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from tests.placement.problems import backbone, group_of, profile, trace_of
 from tests.placement.profiles import profile_of
@@ -43,27 +42,6 @@ def test_the_work_of_cores_for_each_text_keeps_them_from_computing(batch_texts):
     assert alone_ns(heavy, trace)[0] - alone_ns(light, trace)[0] == pytest.approx(8e6)
 
 
-def test_the_cores_of_a_stage_divide_their_other_work():
-    """Each text takes 4.8 ms of both cores, and 12 ms of one: at 75 a second two cores are enough."""
-    heavy = profile_of(b0=replace(backbone(8.0), core=Terms(text_ns=12e6)))
-    groups = [group_of(heavy, "g", ("cpu:0", "cpu:1"), "b0", intra=2)]
-    trace = trace_of(heavy, 75.0, 10.0, cv=1.0, scale=20.0)
-    assert simulate(groups, heavy, trace, Serving()).share > 0.95
-    assert Screen(heavy, trace).attained(groups).share > 0.95
-
-
-def test_servers_and_simulated_ones_allow_the_same_time_for_an_answer():
-    assert Serving().answering_ns == ANSWERING_NS
-
-
-def test_two_stages_answer_more_than_one_device_does():
-    trace = trace_of(ONE, 180.0, 10.0, cv=1.0, scale=8.0)
-    one, two = (
-        simulate([group_of(ONE, "g", devices, "b0")], ONE, trace, Serving()) for devices in (("cpu:0",), ("cpu:0", "cpu:1"))
-    )
-    assert two.share > 1.4 * one.share
-
-
 def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
     """By the time that a batch takes in both stages together, half of this load would be too much."""
     trace = trace_of(ONE, 230.0, 6.0, cv=1.0, scale=8.0)
@@ -78,20 +56,3 @@ def test_requests_go_to_the_shorter_queue():
     attained = simulate(groups, ONE, trace, Serving())
     assert attained.busy_ns.min() > 0.5 * attained.busy_ns.max()  # idle groups: the first one is chosen
     assert attained.share > 1.4 * simulate(groups[:1], ONE, trace, Serving()).share
-
-
-def test_a_queue_is_empty_once_all_texts_have_left():
-    trace = trace_of(TWO, 150.0, 3.0)
-    left: list[float] = []
-
-    class Watched(GroupServer):
-        def advance(self, now):
-            super().advance(now)
-            left.append(self.queue_ns)
-
-    from hplm.placement import simulation
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(simulation, "GroupServer", Watched)
-        simulate([group_of(TWO, "g", ("cpu:0",), "b0", "b1")], TWO, trace, Serving())
-    assert left[-1] == 0 and max(left) > 0 and min(left) >= 0

@@ -62,10 +62,3 @@ def test_equal_cuts_have_all_layers_once():
     assert equal_cut(3, 1) == ((0, 2),)
     with pytest.raises(InvalidInput, match="3 layers do not make 4"):
         equal_cut(3, 4)
-
-
-def test_slots_and_layers_are_divided_among_the_stages():
-    profile = backbone_profile()
-    whole = stage_bytes(profile, 0, 2)
-    assert whole == 3 * 10 * MB + 10 * 3 * MB + MB
-    assert stage_bytes(profile, 0, 0) + stage_bytes(profile, 1, 2) == whole

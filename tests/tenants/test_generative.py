@@ -44,16 +44,6 @@ def test_a_snapshot_keeps_them(place, tmp_path):
     assert Snapshot.load(tmp_path / "copy.json").tenants == snapshot.tenants
 
 
-def test_a_snapshot_of_the_format_before_is_read(place):
-    _, folder, _ = place
-    path = folder / "tenants.json"
-    stored = json.loads(path.read_text("utf-8"))
-    record = {"bank": "head-16.bank", "index": 0, "uid": 1, "version": 1}
-    older = [{**tenant, "head": record, "task": "classify", "labels": ["a", "b"]} for tenant in stored["tenants"]]
-    path.write_text(json.dumps({**stored, "format": 3, "tenants": older}), "utf-8")
-    assert Snapshot.load(path).find("plain").head_record.bank == "head-16.bank"
-
-
 def test_they_are_added_updated_and_rolled_back(place):
     store, folder, state = place
     manager = Manager(folder, state)

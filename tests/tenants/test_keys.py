@@ -2,15 +2,14 @@
 
 import hashlib
 import hmac
-import json
 from dataclasses import replace
 
 import pytest
 
 from hplm.errors import InvalidInput, NoTenant
 from hplm.tenants.authorize import UNSEEN, admit, opened
-from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
-from hplm.tenants.snapshot import LIMITS, PROMISES, Snapshot
+from hplm.tenants.keys import allows, key_of, new_key, presented_key
+from hplm.tenants.snapshot import Snapshot
 
 NOW = 1_000_000.0
 
@@ -121,19 +120,6 @@ def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot, monkey
         said.add(caught.value.wire())
     assert len(said) == 1
     assert checked == [1] * 6, "an unknown tenant costs the same check as a wrong key"
-
-
-def test_keys_and_quotas_are_stored_and_older_snapshots_have_none(snapshot, toy, tmp_path):
-    keys = (Key("a1", "00" * 32, 0), Key("b2", "11" * 32, 99))
-    _with(snapshot, "acme", keys=keys, rate=2.5, burst=7.0, tokens_rate=9.5, in_flight=3, homes=2).save(tmp_path / "new.json")
-    again = Snapshot.load(tmp_path / "new.json").find("acme")
-    assert (again.keys, again.rate, again.burst, again.tokens_rate, again.in_flight) == (keys, 2.5, 7.0, 9.5, 3)
-    assert again.homes == 2
-    stored = json.loads((toy.folder / "tenants.json").read_text())
-    for format, missing in ((7, ("homes",)), (4, ("homes", *PROMISES)), (2, ("keys", "homes", *LIMITS))):
-        old = [{name: value for name, value in entry.items() if name not in missing} for entry in stored["tenants"]]
-        (tmp_path / "old.json").write_text(json.dumps({**stored, "format": format, "tenants": old}))
-        assert Snapshot.load(tmp_path / "old.json").tenants == snapshot.tenants
 
 
 def test_a_key_opens_its_tenants_and_those_without_keys(snapshot):

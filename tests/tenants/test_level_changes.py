@@ -1,4 +1,4 @@
-"""Levels and ladders of served tenants: published with their version, and kept by every other change."""
+"""Levels, ladders and links of served tenants: published with their version, and kept by every other change."""
 
 import base64
 import json
@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save
 
 from builder.publish.export import export
-from builder.publish.live import add_tenant, knowledge_of, update_tenant
+from builder.publish.live import knowledge_of, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.levels import levels_of, save_ladder
+from builder.store.links import save_link
 from builder.store.store import TenantFile
 from hplm.adapters.bank import Bank
 from hplm.cli.main import main
@@ -21,13 +22,14 @@ from hplm.levels.plan import Plan, Step
 from hplm.model.config import BackboneConfig
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.commands import Commands
+from hplm.tenants.link import ONWARD, Link
 from hplm.tenants.manager import Manager
-from hplm.tenants.snapshot import LIVE, Snapshot
+from hplm.tenants.snapshot import LIVE
 from hplm.tenants.state import State
 from testing.random_store import random_level, random_stack, random_store, random_tenant
 from testing.toy import CONFIG
 from tests.places import calibrate
-from tests.support.message import mentioning, mentions
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -86,16 +88,6 @@ def assert_serves(live, store, tenant):
     return served
 
 
-def test_an_export_has_levels_and_ladders(place):
-    store, live = place
-    served = assert_serves(live, store, CHANGING)
-    assert [level.stack for level in served.levels] == ["small", "medium"] and served.ladder == LADDER
-    banks = {record.bank for record in served.records() if "bottleneck" in record.bank}
-    assert len(banks) == 3  # adapters of one, two and three layers
-    assert [level.adapter for level in assert_serves(live, store, HEADS).levels] == [None]
-    assert not live.current().find("plain").levels and not live.current().find("plain").ladder
-
-
 def test_they_are_published_with_their_version_and_kept_by_other_changes(place, tmp_path, capsys):
     store, live = place
     learn(store, "acme", 2, seed=60)
@@ -127,41 +119,6 @@ def test_they_are_published_with_their_version_and_kept_by_other_changes(place, 
     assert all(restored.bank(record.bank).exists() for record in tenant.records())
 
 
-def test_the_records_of_a_deleted_tenant_are_free(place):
-    store, live = place
-    random_tenant(store, replace(CHANGING, id="new"), 0.3, seed=70)
-    put_levels(store, store.tenant("new"), seed=71)
-    add_tenant(live, store, "new")
-    assert_serves(live, store, store.tenant("new"))
-    used = {record.bank for record in live.current().find("new").records()}
-    live.delete("new")
-    live.compact()
-    assert not used & {LIVE + file.name for file in live.state.banks.iterdir()}
-
-
-def test_a_stack_that_the_export_does_not_have_is_refused(place, capsys):
-    store, live = place
-    random_stack(store, "tiny", 1, seed=3)
-    learn(store, "acme", 2, seed=60)
-    random_level(store, store.tenant("acme"), "tiny", 0.3, seed=61)
-    with pytest.raises(InvalidInput, match=mentioning("'tiny'", "export")):
-        update_tenant(live, store, "acme")
-    with pytest.raises(InvalidInput, match=mentioning("'tiny'", "small", "medium", "hplm build stack", "export")):
-        live.update("acme", knowledge_of(store, store.tenant("acme")))
-    (live.folder / "stacks/small.safetensors").unlink()
-    assert main(["verify", "--repository", str(live.folder.parent.parent)]) == 1
-    assert mentions(capsys.readouterr().err, "acme", "bare", "'small'", "export the repository again")
-
-
-def test_a_stack_with_other_weights_is_refused(place):
-    store, live = place
-    random_stack(store, "small", 1, seed=9)
-    learn(store, "acme", 2, seed=60)
-    random_level(store, store.tenant("acme"), "small", 0.3, seed=61)
-    with pytest.raises(InvalidInput, match=mentioning("'small'", "export")):
-        update_tenant(live, store, "acme")
-
-
 def test_levels_that_do_not_fit_are_refused(place):
     store, live = place
     good = knowledge_of(store, CHANGING)
@@ -183,25 +140,25 @@ def test_levels_that_do_not_fit_are_refused(place):
     assert live.current().find("new").ladder == LADDER
 
 
-def test_lists_show_levels(place, capsys):
-    _, live = place
-    repository = str(live.folder.parent.parent)
-    assert main(["tenant", "list", "--repository", repository, "--json"]) == 0
-    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)["tenants"]}
-    assert [(rows[name]["levels"], rows[name]["plans"]) for name in ("acme", "plain")] == [(["small", "medium"], 2), ([], 0)]
-    assert main(["tenant", "list", "--repository", repository]) == 0
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert mentions(first, "small", "medium", 2) and "levels" not in last
-    assert main(["tenant", "show", "acme", "--repository", repository, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [level["calibration"]["temperature"] for level in shown["levels"]] == [2.5, 1.5]
-    assert shown["ladder"] == json.loads(json.dumps([asdict(plan) for plan in LADDER]))
-
-
 def tensors_of(weights, begin=""):
     adapter, head = weights
     found = {f"{begin}head.{name}": part for name, part in head.items()}
     return found | {f"{begin}adapter.{i}.{name}": part for i, layer in enumerate(adapter) for name, part in layer.items()}
+
+
+WRONG = [
+    ({"levels": 3}, ["'levels'"]),
+    ({"levels": [3]}, ["'levels'"]),
+    ({"levels": [{"stack": "small"}]}, ["'calibration'"]),
+    ({"levels": [{"calibration": asdict(WARM)}]}, ["'stack'"]),
+    ({"levels": [{"stack": "tiny", "calibration": asdict(WARM)}]}, ["'tiny'", "hplm build stack"]),
+    ({"levels": [{"stack": "small", "calibration": {"kind": "cold"}}]}, ["'calibration'"]),
+    ({"levels": [{"stack": "small", "calibration": asdict(WARM), "adapter": {"rank": 5}}]}, ["levels.small.adapter.0."]),
+    ({"levels": [{"stack": "small", "calibration": asdict(WARM), "head_function": "tanh"}]}, ["levels.small.head.dense"]),
+    ({"ladder": 3}, ["'ladder'"]),
+    ({"ladder": [{"steps": [{"level": 1}, {"level": 0}]}]}, ["'ladder'"]),
+    ({"ladder": [asdict(Plan((Step(7),)))]}, ["'new'", 7]),
+]
 
 
 @pytest.fixture
@@ -224,8 +181,13 @@ def remote(place):
     return store, live, Commands(live, BackboneConfig.load(live.folder / "backbone.json")), command
 
 
-def test_the_admin_model_carries_them(remote):
+def test_the_admin_model_carries_them_and_refuses_wrong_ones(remote):
     _, live, commands, command = remote
+    for wrong, named in WRONG:
+        with pytest.raises(InvalidInput) as refused:
+            commands.run(json.dumps({**command, **wrong}))
+        assert all(str(one) in str(refused.value) for one in named)
+    assert not live.current().generation
     commands.run(json.dumps(command))
     served = live.current().find("new")
     own = live.current().find("acme")
@@ -239,32 +201,12 @@ def test_the_admin_model_carries_them(remote):
     assert [level["stack"] for level in shown["levels"]] == ["small", "medium"] and len(shown["ladder"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"levels": 3}, ["'levels'"]),
-        ({"levels": [3]}, ["'levels'"]),
-        ({"levels": [{"stack": "small"}]}, ["'calibration'"]),
-        ({"levels": [{"calibration": asdict(WARM)}]}, ["'stack'"]),
-        ({"levels": [{"stack": "tiny", "calibration": asdict(WARM)}]}, ["'tiny'", "hplm build stack"]),
-        ({"levels": [{"stack": "small", "calibration": {"kind": "cold"}}]}, ["'calibration'"]),
-        ({"levels": [{"stack": "small", "calibration": asdict(WARM), "adapter": {"rank": 5}}]}, ["levels.small.adapter.0."]),
-        ({"levels": [{"stack": "small", "calibration": asdict(WARM), "head_function": "tanh"}]}, ["levels.small.head.dense"]),
-        ({"ladder": 3}, ["'ladder'"]),
-        ({"ladder": [{"steps": [{"level": 1}, {"level": 0}]}]}, ["'ladder'"]),
-        ({"ladder": [asdict(Plan((Step(7),)))]}, ["'new'", 7]),
-    ],
-)
-def test_wrong_levels_from_afar_are_refused(remote, wrong, named):
-    _, live, commands, command = remote
-    with pytest.raises(InvalidInput) as refused:
-        commands.run(json.dumps({**command, **wrong}))
-    assert all(str(one) in str(refused.value) for one in named)
+def test_an_export_from_before_links_takes_no_tenant_with_a_link(place):
+    store, live = place
+    config = live.folder.parent.parent / "toy-upper/config.pbtxt"
+    config.write_text(config.read_text().replace(f'"{ONWARD}"', '"ELSE"'))
+    calibrate(store, "plain", WARM)
+    save_link(store, PLAIN, Link("large", "plain", 1, Plan((Step(0, 0.7), Step(1, weight=0.6)))), {})
+    with pytest.raises(InvalidInput, match=mentioning("'plain'", "export the repository again")):
+        update_tenant(live, store, "plain")
     assert not live.current().generation
-
-
-def test_a_snapshot_of_an_export_with_levels_is_read_as_it_was_saved(place, tmp_path):
-    _, live = place
-    exported = Snapshot.load(live.folder / "tenants.json")
-    exported.save(tmp_path / "again.json")
-    assert Snapshot.load(tmp_path / "again.json").tenants == exported.tenants

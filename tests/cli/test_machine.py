@@ -1,7 +1,10 @@
-"""`hplm drain` beside a server that it has not started."""
+"""`hplm drain` beside a server that it has not started, and `hplm doctor`."""
+
+import json
 
 import pytest
 
+from hplm.cli import doctor
 from hplm.cli.main import main
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
@@ -45,3 +48,16 @@ def test_without_the_servers_id_or_its_models_it_says_so(server, monkeypatch, ca
     monkeypatch.delenv("HPLM_SERVER_ID")
     assert main(["drain", *AT_ONCE]) == 1
     assert mentions(capsys.readouterr().err, "HPLM_SERVER_ID")
+
+
+def test_the_doctors_exit_code_says_whether_there_is_a_problem(monkeypatch, tmp_path, capsys, toy):
+    monkeypatch.setattr(doctor, "SHARED_MEMORY", tmp_path)  # other tests' servers have regions in /dev/shm
+    monkeypatch.delenv("HPLM_ADMIN_KEY", raising=False)
+    options = ["doctor", "--json", "--triton", "26.06", "--repository", str(toy.repository)]
+    assert main(options) == 0
+    assert {check["status"] for check in json.loads(capsys.readouterr().out)["checks"]} <= {"ok", "warning", "unknown"}
+    (tmp_path / "hplm-1").touch(0o644)
+    assert main([*options, "--address", "0.0.0.0"]) == 1
+    said = capsys.readouterr()
+    problems = {check["check"] for check in json.loads(said.out)["checks"] if check["status"] == "problem"}
+    assert problems >= {"tenants", "regions"} and mentions(said.err, *problems)

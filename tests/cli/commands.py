@@ -1,0 +1,68 @@
+"""Runs commands in this process, and a store with an export and a live state for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.store.store import Store
+from hplm.cli.main import main
+from hplm.tenants.manager import Manager
+from tests.support.message import mentions
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(capsys: Capture, *arguments: object) -> dict[str, Any]:
+    """Returns what a command says under --json: one line."""
+    capsys.readouterr()
+    assert main([*map(str, arguments), "--json"]) == 0
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    return json.loads(line)
+
+
+def printed(capsys: Capture, *arguments: object) -> str:
+    """Returns what a command prints for people."""
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: Capture, *arguments: object) -> str:
+    """Returns the error of a command."""
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == 1
+    return capsys.readouterr().err
+
+
+def expect_broken(said: str, *named: list[object]) -> None:
+    """`hplm verify` has named these, each in a line, after a line with their number; and nothing else."""
+    first, *broken = said[said.index("hplm verify: ") :].splitlines()
+    assert len(broken) == len(named) and mentions(first, len(broken)), said
+    for things in named:
+        assert any(mentions(line, *things) for line in broken), things
+
+
+@dataclass(frozen=True)
+class Live:
+    """A store, its export and a live state in one folder."""
+
+    folder: Path
+
+    def __iter__(self) -> Iterator[list[object]]:
+        """Yields the options that name the store, and those of the repository and the state."""
+        yield ["--store", self.folder / "store"]
+        yield ["--repository", self.folder / "repository", "--state", self.folder / "state"]
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "store")
+
+    @property
+    def manager(self) -> Manager:
+        return Manager.open(self.folder / "repository", self.folder / "state")

@@ -1,0 +1,62 @@
+"""A store with an export and a live state, made once; each test gets a copy."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, TenantFile
+from hplm.cli.main import main
+from hplm.tenants.state import State
+from testing.random_store import random_store, random_table, random_tenant, random_tenants
+from testing.toy import CONFIG
+from tests.builder.tables.test_domain import corpus, rooted
+from tests.builder.tables.test_domain import tenant as stored_tenant
+from tests.cli.commands import Live
+
+TENANTS = random_tenants(4, 4, 2, domains=("bio",))
+ACME = TenantFile("acme", 1, "root", 1, "classify", ["x", "y"], 4)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Four tenants of bio are exported, and three of them were tuned again on its second version; acme and law are new."""
+    folder = tmp_path_factory.mktemp("live")
+    store = random_store(folder / "store", CONFIG, TENANTS, ("bio",), corpus_tokens=1000)
+    export(store, folder / "repository", ServingOptions())
+    random_table(store, "bio", 2, ("root", 1), 1000, seed=9)
+    random_table(store, "law", 1, ("root", 1), 500, seed=3)
+    for tenant in TENANTS[:3]:
+        random_tenant(store, replace(tenant, version=2, domain_version=2), 0.1, seed=5)
+    random_tenant(store, ACME, 0.3, seed=1)
+    State(folder / "state/toy").begin()
+    return folder
+
+
+@pytest.fixture
+def live(made, tmp_path):
+    return Live(shutil.copytree(made, tmp_path / "live"))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """A store with a root, a domain of two versions with a tenant on the first one, and a child of that domain."""
+    folder = tmp_path_factory.mktemp("grown")
+    store = rooted(folder)
+
+    def build(*arguments):
+        assert main([*map(str, arguments), "--store", str(store.folder)]) == 0
+
+    common = ["build", "domain", "--minutes", 0, "--min-tokens", 1]
+    build(*common, "--name", "bio", "--corpus", corpus(folder, 1), "--keep", 0.5, "--dtype", "int8")
+    stored_tenant(store, "acme", "bio")
+    build("domain", "update", "--name", "bio", "--corpus", corpus(folder, 2))
+    build(*common, "--name", "cells", "--parent", "bio", "--corpus", corpus(folder, 3))
+    return store
+
+
+@pytest.fixture
+def grown(built, tmp_path):
+    return Store(shutil.copytree(built.folder, tmp_path / "store"))

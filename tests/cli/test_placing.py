@@ -1,0 +1,175 @@
+"""`hplm place`: a placement is found, simulated, compared, and renewed if a better one is found."""
+
+import json
+import os
+import shlex
+
+import pytest
+
+from hplm.cli.main import main
+from hplm.cli.place_renew import KEPT
+from hplm.placement.cluster import Cluster, Device, Machine
+from hplm.placement.placement import Group, Placement
+from hplm.placement.profile import Profile
+from hplm.placement.units import units_of
+from testing.toy import TENANTS
+from tests.placement.problems import write_problem
+from tests.support.message import mentions
+
+CORE = f"cpu:{min(os.sched_getaffinity(0))}"
+PROBLEM = ["--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl"]
+
+
+@pytest.mark.slow
+def test_a_profiled_repository_is_placed_and_emitted(toy, tmp_path, capfd):
+    source = ["--repository", str(toy.repository)]
+    measured = ["--devices", CORE, "--rounds", "1", "--wire", "--to", f"{tmp_path}/p.json"]
+    assert main(["place", "profile", *source, *measured, "--json"]) == 0
+    printed = capfd.readouterr()
+    assert mentions(printed.err, "toy, 1 device a stage")  # progress, from another process
+    own = json.loads(printed.out)["backbones"]["toy"]
+    assert own["tenants"] == len(TENANTS) and own["mb"]["tables"] > 0 and own["ms"]["1"]["16"] > 0
+    profile = Profile.read(tmp_path / "p.json")
+    cluster, units = Cluster((Machine("here", (Device(CORE, 10**9),), 10**9),)), units_of(profile)
+    group = Group("all", "here", (CORE,), 1, {"toy": ((0, own["layers"] - 1),)}, tuple(unit.name for unit in units))
+    Placement.of((group,), units, cluster, profile).write(tmp_path / "placement.json")
+    emit = ["place", "emit", "--placement", f"{tmp_path}/placement.json", *source, "--to", f"{tmp_path}/groups"]
+    assert main(emit) == 0
+    assert mentions(capfd.readouterr().out, f"{tmp_path}/groups/all", f"{len(TENANTS)} tenants", "hplm serve")
+    assert (tmp_path / "groups/all/toy/1/tenants.json").is_file()
+    assert main([*emit, "--json"]) == 1
+    assert mentions(capfd.readouterr().err, f"{tmp_path}/groups")
+
+
+def _place(capsys, *argv):
+    capsys.readouterr()
+    status = main(["place", *argv])
+    return status, capsys.readouterr()
+
+
+def _told(capsys, *argv, status=0):
+    found, printed = _place(capsys, *argv, "--json")
+    assert found == status, printed.err
+    return json.loads(printed.out)
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """Options that name a cluster, a profile and a recorded trace without deadlines."""
+    monkeypatch.chdir(tmp_path)
+    write_problem(tmp_path, rate=40.0)
+    return [*PROBLEM, "--slo-scale", "5"]
+
+
+def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
+    found = _told(capsys, "search", *given, "--to", "placement.json", "--picture", "p.svg", "--confirm-seconds", "2")
+    placement = Placement.read(tmp_path / "placement.json")
+    assert [group.name for group in placement.groups] == [group["name"] for group in found["groups"]]
+    assert 0.5 < found["screen"]["attained"] <= 1 and 0.5 < found["full"]["attained"] <= 1
+    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
+    simulated = _told(capsys, "simulate", "placement.json", *given, "--full-seconds", "2")
+    assert simulated["screen"] == found["screen"] and simulated["full"] == found["full"]
+
+
+def test_baselines_are_compared_at_several_deadlines(given, capsys, tmp_path):
+    options = [*PROBLEM, "--slo-scales", "1,4", "--baselines", "replication,manual:2,1,clockwork:4", "--rate", "1.5"]
+    assert _place(capsys, "search", *given, "--baseline", "greedy:2", "--to", "placement.json")[0] == 0
+    shares = _told(capsys, "compare", "placement.json", *options, "--picture", "c.svg")["by_slo_scale"]
+    assert list(shares) == ["search", "placement.json", "replication", "manual:2,1", "clockwork:4"]
+    assert all(by_scale["1"] <= by_scale["4"] for by_scale in shares.values())
+    assert shares["search"]["4"] >= max(shares["replication"]["4"], shares["placement.json"]["4"])
+    assert (tmp_path / "c.svg").read_text().startswith("<?xml")
+
+
+def test_the_next_commands_that_are_printed_run(given, capsys):
+    options = [*given, "--rate", "0.5", "--serving", "batch_texts=1", "--confirm-seconds", "1"]
+    status, printed = _place(capsys, "search", *options, "--most-stages", "1", "--to", "my placement.json")
+    assert status == 0, printed.err
+    simulate, emit = (line.partition("hplm ")[2] for line in printed.out.splitlines()[-2:])
+    assert mentions(emit, "place emit", "'my placement.json'")
+    assert main(shlex.split(simulate)) == 0
+    assert printed.out.splitlines()[-4] == capsys.readouterr().out.splitlines()[0]  # what the screen says
+
+
+RENEW = ["renew", "now.json", *PROBLEM, "--slo-scale", "3", "--search-seconds", "6", "--test-seconds", "2", "--to", "next.json"]
+
+
+@pytest.fixture
+def crowded(tmp_path, monkeypatch, capsys):
+    """Four devices, of which the current placement uses three, and more requests than these can answer in time."""
+    monkeypatch.chdir(tmp_path)
+    write_problem(tmp_path, rate=120.0)
+    searched = ["search", *PROBLEM, "--slo-scale", "3", "--baseline", "manual:1,1", "--confirm-seconds", "0"]
+    assert main(["place", *searched, "--to", "now.json"]) == 0
+    return tmp_path
+
+
+def test_a_better_placement_is_written_and_then_stays(crowded, capsys):
+    renewed = _told(capsys, *RENEW)
+    assert renewed["written"] and renewed["gain_points"] >= 1 and not renewed["removed"]
+    assert renewed["found"]["attained"] > renewed["current"]["attained"] > 0
+    assert renewed["found"]["texts"] == renewed["current"]["texts"] == renewed["tested"]["texts"]
+    assert renewed["tested"]["seconds"] <= 2 < renewed["searched"]["seconds"] <= 6
+    assert sum(len(group.devices) for group in Placement.read(crowded / "next.json").groups) == 4
+    # The current placement attains what `place simulate` says of the last requests alone.
+    lines = (crowded / "t.jsonl").read_text().splitlines()
+    (crowded / "last.jsonl").write_text("\n".join(lines[-renewed["tested"]["texts"] :]))
+    simulated = _told(capsys, "simulate", "now.json", *PROBLEM, "--slo-scale", "3", "--trace", "last.jsonl")
+    assert simulated["full"] == renewed["current"]
+    status, printed = _place(capsys, *RENEW, "--least-gain", "100")  # removes what the earlier run has found
+    assert status == KEPT and mentions(printed.out, "now.json", "stays", "100 are wanted", "next.json", "removed")
+    assert not (crowded / "next.json").exists() and _place(capsys, *RENEW)[0] == 0
+    (crowded / "next.json").replace(crowded / "now.json")
+    kept = _told(capsys, *RENEW, status=KEPT)
+    assert not kept["written"] and kept["gain_points"] < 1 and not (crowded / "next.json").exists()
+
+
+def _journal(folder, tenants, deleted_at=(), late_at=()):
+    """Writes the problem's requests as a journal: of b0/a and b1/a, and of each of these tenants every tenth of a second.
+
+    Requests of b0/deleted come at the given seconds before that, those of b0/late at the given seconds.
+    """
+    rows = [json.loads(line) for line in (folder / "t.jsonl").read_text().splitlines()]
+    asked = [(row["arrival"], f"{row['unit'].split('/')[0]}/a", row["tokens"]) for row in rows]
+    asked += [(tenth / 10, name, 64) for name in tenants for tenth in range(80)]
+    asked += [(-float(at), "b0/deleted", 64) for at in deleted_at] + [(at, "b0/late", 64) for at in late_at]
+    lines = [{"clock": 0.0, "wall": 1e9, "backbone": "b0"}]
+    for at, name, tokens in sorted(asked):
+        backbone, tenant = name.split("/")
+        times = {"arrived": 1000 + at, "deadline": 1000 + at + 0.1}
+        lines.append({"backbone": backbone, "tenant": tenant, "texts": 1, "tokens": tokens, **times})
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return "--trace", str(folder / "journal.jsonl")
+
+
+def test_requests_of_tenants_that_the_profile_does_not_know_are_left_out_and_named(crowded, capsys):
+    without = _told(capsys, *RENEW, *_journal(crowded, []))
+    assert without["left_out"] == {"requests": 0, "tenants": 0, "most": []}
+    trace = _journal(crowded, ["b0/new", "gone/x"])
+    renewed = _told(capsys, *RENEW, *trace)
+    assert renewed["left_out"] == {"requests": 160, "tenants": 2, "most": ["b0/new", "gone/x"]}
+    assert renewed["found"] == without["found"] and renewed["searched"] == without["searched"]
+    (line,) = [line for line in _place(capsys, *RENEW, *trace)[1].out.splitlines() if "left out" in line]
+    assert mentions(line, "160", "b0/new", "gone/x")
+
+
+@pytest.mark.parametrize(
+    "tenants, late, named",
+    [
+        ([f"b0/new-{number}" for number in range(9)], [], ["b0/new-0", "4 more", "hplm place profile"]),
+        ([], [7.9 - number / 200 for number in range(200)], ["b0/late"]),  # few of all, but all in the seconds held out
+    ],
+)
+def test_too_many_requests_of_unknown_tenants_are_refused(crowded, capsys, tenants, late, named):
+    (crowded / "next.json").write_text(yesterday := (crowded / "now.json").read_text())
+    status, printed = _place(capsys, *RENEW, *_journal(crowded, tenants, late_at=late))
+    assert status == 1 and mentions(printed.err, *named) and "b0/new-8" not in printed.err
+    assert (crowded / "next.json").read_text() == yesterday
+
+
+def test_only_requests_of_the_time_that_is_used_count(crowded, capsys):
+    """A journal keeps the requests of deleted tenants, until it is cut."""
+    trace = _journal(crowded, [], deleted_at=range(100, 3000))
+    assert _told(capsys, *RENEW, *trace)["left_out"]["requests"] == 0
+    status, printed = _place(capsys, "simulate", "now.json", *PROBLEM, "--slo-scale", "3", *trace)
+    assert status == 1 and mentions(printed.err, "b0/deleted")

@@ -1,0 +1,153 @@
+"""What commands refuse: one line that names what is wrong, and a way out."""
+
+import json
+import os
+
+import pytest
+
+from hplm.cli.main import main
+from testing.random_store import random_store
+from testing.toy import CHAT
+from tests.builder.importing.stores import FIXTURES
+from tests.cli.commands import refused
+from tests.placement.problems import write_problem
+from tests.support.message import mentions
+
+pytestmark = pytest.mark.slow
+CORE = f"cpu:{min(os.sched_getaffinity(0))}"
+LORA, LOWER = FIXTURES / "adapters-lora-tag", FIXTURES / "peft-lower"
+IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
+
+
+@pytest.fixture(scope="module")
+def words(made, built, toy, tmp_path_factory):
+    """The words that stand for folders and options in the tables."""
+    folder = tmp_path_factory.mktemp("refused")
+    random_store(folder / "chat", CHAT, [], corpus_tokens=100)
+    (folder / "data.jsonl").write_text(IN_JSON * 20)
+    (folder / "notes.txt").write_text("mine")
+    write_problem(folder, rate=40.0)
+    repository, store = f"--repository {made}/repository", f"--store {made}/store"
+    problem = f"--cluster {folder}/c.json --profiles {folder}/p.json --trace {folder}/t.jsonl"
+    searched = f"{problem} --slo-scale 4 --to {folder}/placement.json"
+    now = f"place search {problem} --slo-scale 4 --baseline manual:1,1 --confirm-seconds 0 --to {folder}/now.json"
+    assert main(now.split()) == 0
+    return {
+        "tmp": folder,
+        "store": store,
+        "grown": f"--store {built.folder}",
+        "places": f"{repository} --state {made}/state",
+        "exported": repository,
+        "toy": f"--repository {toy.repository}",
+        "chat": f"build tenant --store {folder}/chat --id acme",
+        "problem": problem,
+        "search": f"place search {searched}",
+        "renew": f"place renew {folder}/now.json {searched} --search-seconds 6 --test-seconds 2 --to {folder}/next.json",
+        "profile": f"place profile --repository {toy.repository} --to {folder}/p2.json",
+        "evaluate": f"evaluate {store} --id tenant-3 --test {folder}/data.jsonl",
+        "import": f"import {store} --id new --device cpu --from",
+        "follow": f"follow {repository} --state {folder}/copy --once --from http://127.0.0.1:1",
+    }
+
+
+STORES = [
+    ("tenant add nobody {store} {places}", ["'nobody'"]),
+    ("tenant add tenant-0 {store} {places}", ["'tenant-0'", "hplm tenant update"]),
+    ("tenant delete nobody {places}", ["'nobody'", "hplm tenant list"]),
+    ("tenant delete tenant-0 {exported}", ["--state", "hplm serve"]),
+    ("tenant limit tenant-0 {places}", ["--rate", "--burst", "--texts-rate", "--tokens-rate"]),
+    ("tenant limit tenant-0 --rate nan {places}", ["'rate'"]),
+    ("tenant limit tenant-0 --deadline-ms 1e306 {places}", ["'deadline_us'"]),
+    ("tenant limit tenant-0 --first-token-ms 50 {places}", ["'tenant-0'", "classify", "'first_token_us'"]),
+    ("tenant key add tenant-0 --days -1 {places}", ["'days'", -1.0]),
+    ("tenant show nobody {toy}", ["'nobody'", "hplm tenant list"]),
+    ("tenant release acme {toy}", ["'acme'", "quarantined", "--repository"]),
+    ("tenant list --repository {tmp}/none", ["{tmp}/none", "--repository"]),
+    ("tenant list --repository {tmp}", ["{tmp}"]),
+    ("begin --repository {tmp} --state {tmp}/state", ["{tmp}"]),
+    ("begin {places} --backbone other", ["other"]),
+    ("domain list", ["--store", "--repository"]),
+    ("domain list {exported} --state mistyped", ["--state", "mistyped"]),
+    ("domain update --name bio {store}", ["--corpus", "--repository", "--state"]),
+    ("domain update --name bio {store} {places} --canary 2", ["canary", 2.0]),
+    ("domain update --name bio {store} {places} --keep 0.5 --learn distil", ["--keep", "--learn"]),
+    ("domain update --name bio {store} --corpus x --canary 0.5", ["--canary"]),
+    ("domain rollback --name bio {exported}", ["--state", "hplm serve"]),
+    ("domain delete --name bio {places}", ["'bio'", "tenant-0"]),
+    ("domain delete --name bio {places} --version 1", ["--version"]),
+    ("domain delete --name bio {store} --state {tmp}", ["--state"]),
+    ("domain delete --name bio {grown}", ["'bio'", "cells", 1, "acme"]),
+    ("domain delete --name bio --version 1 {grown}", ["'bio'", 1, "acme"]),
+    ("domain inspect --name bio --version 9 {grown}", ["'bio'", 9, 1, 2]),
+    ("domain inspect --name law {grown}", ["'law'"]),
+    ("domain inspect --name bio --picture x.png {grown}", ["--picture", "--text"]),
+    ("domain inspect --name bio --text none.txt {grown}", ["none.txt"]),
+    ("domain update --name bio --corpus none.txt {grown}", ["none.txt"]),
+    ("verify --repository {tmp}", ["{tmp}"]),
+    ("verify --store {tmp} --state {tmp}", ["--state", "--repository"]),
+    ("verify {exported} --state {tmp}/mistyped", ["{tmp}/mistyped"]),
+    ("export --store {tmp} --repository {tmp}/r", ["{tmp}", "hplm build root"]),
+    ("export {store} --repository {tmp}/r --scheme bert", ["'bert'", "hplm", "adapter", "compressed"]),
+    ("build tenant --store {tmp} --id a --task tag --train x", ["{tmp}", "hplm build root"]),
+    ("build root --store {tmp}/s --model {tmp}/none --corpus {tmp}/notes.txt", ["{tmp}/none"]),
+    ("build root {store} --model x --corpus y", ["--store"]),
+    ("{chat} --train x.jsonl", ["--train"]),
+    ("{chat} --dev x.jsonl", ["--dev"]),
+    ("{chat} --fresh", ["--fresh"]),
+    ("{chat} --from-version 1", ["--from-version"]),
+    ("{chat} --rank 8 --epochs 2 --grid", ["--rank", "--epochs", "--grid"]),
+    ("{chat} --dtype fp16", ["--dtype"]),
+    ("{import} " + f"{LORA} --keep 0.5 --min-tokens 1", ["--keep", "--min-tokens", "--as-domain"]),
+    ("{import} " + f"{LOWER} --as-domain low", ["--as-domain", "--corpus"]),
+    ("{evaluate} --against bigger", ["--against", "'bigger'", "dedicated"]),
+    ("{evaluate} --against plot", ["'tenant-3'", "--against"]),
+    ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
+    ("{evaluate} --train gone.jsonl", ["--train", "--against"]),
+    ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
+    ("{follow} --from 10.0.0.1:8090", ["10.0.0.1:8090"]),
+    ("{follow} --repository nowhere", ["nowhere"]),
+    ("{follow} --name a/b", ["a/b"]),
+    ("{follow} --token-file missing", ["missing"]),
+]
+PLACING = [
+    ("{profile} --devices cpu:99999", ["cpu:99999"]),
+    ("{profile} --devices CORE --to {tmp}/none/p.json", ["{tmp}/none"]),
+    ("{profile} --devices CORE --rounds 0", ["--rounds", "0"]),
+    ("{profile} --devices CORE --backbone other", ["'other'", "toy"]),
+    ("{profile} --devices CORE --state {tmp}/none", ["{tmp}/none"]),
+    ("place emit {toy} --placement {tmp}/none.json --to {tmp}/groups", ["{tmp}/none.json", "hplm place search"]),
+    ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),
+    ("{search} --slo-scale 0.001", ["--slo-scale", "b0"]),
+    ("{search} --search wide", ["wide", "beam:K"]),
+    ("{search} --baseline clockwork", ["clockwork", "compare"]),
+    ("{search} --rate 0", ["--rate"]),
+    ("{search} --serving batch=3", ["batch", "batch_texts"]),
+    ("{search} --hot b0/z", ["b0/z"]),
+    ("{search} --cv nan", ["--cv", "nan"]),
+    ("{search} --cv 2 --window 1e-10", ["seconds", 0.001]),
+    ("{search} --confirm-seconds nan", ["--confirm-seconds", "nan"]),
+    ("{search} --baseline greedy:2 --most-stages 1", ["greedy:2", "--most-stages"]),
+    ("{search} --to {tmp}/none/placement.json", ["{tmp}/none", "--to"]),
+    ("{renew} --to {tmp}/./now.json", ["--to", "now.json"]),
+    ("{renew} --to {tmp}/none/next.json", ["--to", "{tmp}/none"]),
+    ("{renew} --test-seconds 9", ["--test-seconds", "t.jsonl"]),
+    ("{renew} --test-seconds 0", ["seconds", 0.001]),
+    ("{renew} --search-seconds nan", ["--search-seconds", "nan"]),
+    ("{renew} --least-gain -1", ["--least-gain", "-1"]),
+    ("{renew} --hot b1/a", ["now.json", "--hot"]),
+    *(
+        (f"{{{command}}} --to {{tmp}}/{file}", ["--to", file])  # no placement
+        for command in ("search", "renew")
+        for file in ("c.json", "p.json", "t.jsonl", "notes.txt")
+    ),
+]
+
+
+@pytest.mark.parametrize("command, named", [*STORES, *PLACING], ids=lambda one: one if isinstance(one, str) else "")
+def test_what_is_wrong_is_named_in_one_line_and_nothing_is_written(words, capsys, monkeypatch, command, named):
+    monkeypatch.chdir(words["tmp"])
+    before = {path: path.read_bytes() for path in words["tmp"].iterdir() if path.is_file()}
+    *progress, said = refused(capsys, *command.format(**words).replace("CORE", CORE).split()).splitlines()
+    assert said.startswith("hplm ") and mentions(said, *(str(one).format(**words) for one in named))
+    assert all("screens" in line for line in progress)
+    assert {path: path.read_bytes() for path in words["tmp"].iterdir() if path.is_file()} == before
