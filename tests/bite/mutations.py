@@ -282,8 +282,8 @@ FAULTS: list[Fault] = [
         "youngest-stays",
         "The oldest sequence is put back for younger ones, and may never end.",
         RUNNING,
-        "self._put_back(self.sequences[-1] if",
-        "self._put_back(self.sequences[0] if",
+        "growing.room is None else self.sequences[-1]",
+        "growing.room is None else self.sequences[0]",
     ),
     mutation(
         "generation",
