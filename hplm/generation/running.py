@@ -187,7 +187,7 @@ class Running:
         back: list[Sequence] = []
         for sequence in list(self.sequences):
             while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
-                back.append(self._put_back(self.sequences[-1] if sequence.room is not None else sequence))
+                back.append(self._put_back(sequence))
         return [Planned(sequence, counts[sequence]) for sequence in self.sequences if counts[sequence]], back
 
     def end(self, sequence: Sequence) -> None:
@@ -233,16 +233,20 @@ class Running:
         self.cache.give_back(self._finished.pop(0).room)
         return True
 
-    def _put_back(self, sequence: Sequence) -> Sequence:
-        """Takes the sequence's room, if it still has one. All its tokens are computed again later."""
-        self.sequences.remove(sequence)
-        if sequence.room is not None:
-            self.cache.give_back(sequence.room)
-        sequence.room, sequence.computed = None, 0
-        self.comes_back(sequence)
+    def _put_back(self, growing: Sequence) -> Sequence:
+        """Takes the room of the youngest sequence for one that grows, unless that has lost its own: then it is put back itself.
+
+        All its tokens are computed again later.
+        """
+        back = growing if growing.room is None else self.sequences[-1]
+        self.sequences.remove(back)
+        if back.room is not None:
+            self.cache.give_back(back.room)
+        back.room, back.computed = None, 0
+        self.comes_back(back)
         self.put_back += 1
         self._end_batch()
-        return sequence
+        return back
 
     def _end_batch(self) -> None:
         """Frees what finished sequences have kept, once none of their batch runs."""

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ class Alias:
     """Its prompts are held while `hold` is closed."""
 
     def __init__(self, decoder):
-        self.model, self.decoder, self.tenants, self.hold = None, decoder, [], Hold()
+        self.model: Any = None
+        self.decoder, self.tenants, self.hold = decoder, [], Hold()
 
     def forwarded(self, tenant):
         self.tenants.append(tenant)

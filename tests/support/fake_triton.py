@@ -6,7 +6,7 @@ import importlib
 import json
 import queue
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -61,7 +61,7 @@ class Request:
     def __init__(self, inputs: Mapping[str, str | bool | list[str]], parameters: Mapping[str, Any]) -> None:
         self.inputs = Inputs({name: Tensor(name, _values(given)) for name, given in inputs.items()})
         self.parameters = lambda: json.dumps(parameters)
-        self.timeout = lambda: 0
+        self.timeout: Callable[[], int] = lambda: 0
         self.request_id = lambda: ""
         self.requested_output_names = lambda: []
         self.get_response_sender = lambda: self
