@@ -100,7 +100,6 @@ STORES = [
     ("{import} " + f"{LORA} --keep 0.5 --min-tokens 1", ["--keep", "--min-tokens", "--as-domain"]),
     ("{import} " + f"{LOWER} --as-domain low", ["--as-domain", "--corpus"]),
     ("{evaluate} --against bigger", ["--against", "'bigger'", "dedicated"]),
-    ("{evaluate} --against plot", ["'tenant-3'", "--against"]),
     ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
     ("{evaluate} --train gone.jsonl", ["--train", "--against"]),
     ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
