@@ -44,6 +44,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return processes_that_fit(MOST, BYTES_EACH)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts modules by their number of slow tests. A process takes the next module, so quick ones must fill the end."""
     servers = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("server"))}

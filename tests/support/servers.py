@@ -239,6 +239,8 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Lease:
     """The server that the test's mark names."""
     mark = request.node.get_closest_marker("server")
     assert mark, "name the server: @pytest.mark.server(NAME)"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith(f"@{mark.args[0]}"), "pytest-xdist has not grouped the tests of this server"
     return servers.get(mark.args[0])
 
 
