@@ -32,7 +32,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "Simulate the server's own scheduler. Measure the utility (as in TCB: 1 / length of each text that starts in time) and "
         "the share of texts answered in time, for every policy and rate. With --trace, replay arrivals that were recorded from "
         "a server instead."
-    ), seconds=0.3)  # fmt: skip
+    ), seconds=0.05)  # fmt: skip
     seconds_option(parser, ScheduleBench.seconds, "to simulate for each rate and policy")
     parser.add_argument(
         "--cv",

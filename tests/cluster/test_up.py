@@ -119,7 +119,8 @@ def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
     assert all(set(after[name]).isdisjoint(before[name]) for name in before)
 
 
-def test_a_placement_becomes_pools_and_the_router_knows_the_pool_of_each_tenant(toy):
+def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy):
+    """A second start serves the changed truth. Each start of a cluster takes seconds."""
     cores = sorted(os.sched_getaffinity(0))
     cut = {"toy": ((0, toy.store.config.upper_layers - 1),)}
     groups = (
@@ -128,21 +129,16 @@ def test_a_placement_becomes_pools_and_the_router_knows_the_pool_of_each_tenant(
     )
     units = (Unit("toy/bio", 3), Unit("toy/law", 2), Unit("toy/root", 3))
     export = Snapshot.load(toy.folder / "tenants.json").export
+    gone, *others = (tenant.id for tenant in TENANTS)
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
-        placement = Path(folder) / "placement.json"
+        placement, up = Path(folder) / "placement.json", Path(folder) / "up"
         Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile").write(placement)
-        with ServedCluster(toy.repository, Path(folder) / "up", None, more=["--placement", str(placement)]) as cluster:
+        with ServedCluster(toy.repository, up, None, more=["--placement", str(placement)]) as cluster:
             with HplmClient(cluster.address) as client:
-                for tenant in TENANTS:
-                    client.infer(TEXTS[0], tenant=tenant.id)
+                for tenant in (gone, *others):
+                    client.infer(TEXTS[0], tenant=tenant)
             with pytest.raises(HplmError, match="pool 'one' has a single replica"):
                 cluster.roll()
-
-
-def test_ctrl_c_leaves_no_process_behind_and_a_second_start_serves_the_changed_truth(toy):
-    gone, other = (tenant.id for tenant in TENANTS[:2])
-    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
-        with ServedCluster(toy.repository, Path(folder), replicas=1) as cluster:
             manager = cluster.manager()
             assert manager.settle(manager.delete(gone).generation, removes=True) == []
             named = {pid: arguments(pid) for pid in cluster.processes()}
@@ -151,7 +147,7 @@ def test_ctrl_c_leaves_no_process_behind_and_a_second_start_serves_the_changed_t
             cluster.process.wait(120)
             assert cluster.process.returncode == 0 and cluster.said().endswith("stopped\n")
         eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
-        with ServedCluster(toy.repository, Path(folder), replicas=1) as cluster, HplmClient(cluster.address) as client:
-            client.infer(TEXTS[0], tenant=other)
+        with ServedCluster(toy.repository, up, replicas=1) as cluster, HplmClient(cluster.address) as client:
+            client.infer(TEXTS[0], tenant=others[0])
             with pytest.raises(NoTenant):
                 client.infer(TEXTS[0], tenant=gone)

@@ -87,7 +87,7 @@ CHANGES = [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"overlap": "synchrono
 def test_each_request_gets_one_right_answer_whatever_happens(toy, expected, changes):
     """Takes seconds: each example is an engine with real layers. A failing one is not made smaller: that takes minutes."""
     make, phases = partial(World, toy.folder, expected, **changes), [Phase.reuse, Phase.generate]
-    few = settings(max_examples=15, stateful_step_count=30, phases=phases, suppress_health_check=list(HealthCheck))
+    few = settings(max_examples=10, stateful_step_count=30, phases=phases, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(lambda: Encoders(make), settings=few)
 
 

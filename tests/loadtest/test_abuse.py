@@ -39,6 +39,8 @@ def test_it_holds_only_if_the_tenant_and_the_memory_and_the_log_do(beside, memor
 def test_strangers_are_refused_and_the_quiet_tenant_is_answered(toy, capsys, monkeypatch) -> None:
     require_haproxy()
     monkeypatch.setattr(quiet, "DEADLINE_MS", 60_000)  # however slow this machine is
+    monkeypatch.setattr(quiet, "BEFORE_S", 1.0)
+    monkeypatch.setattr(quiet, "AFTER_S", 1.0)
     strangers = f"--slow {SLOW} --addresses 3 --body-mb 30 --bodies {BODIES} --flood 4".split()
     asked = f"--backbone toy --quiet acme --text ba --rate {SENT} --seconds 1".split()
     try:

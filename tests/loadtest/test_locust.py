@@ -134,7 +134,6 @@ def test_refusals_are_counted_by_their_word(server, tmp_path) -> None:
     [
         (("--repository", "/nowhere", "Poisson"), ["--repository", "/nowhere", "--backbone"]),
         (("--backbone", "toy", "--tenant-ids", "nobody", "Poisson"), ["--tenant-ids", "'nobody'"]),
-        (("--backbone", "chat", "Poisson"), ["Poisson", "--backbone"]),
         (("--backbone", "toy", "Chat"), ["Chat", "--backbone"]),
         # With --processes, which is a master too, Locust may lose its workers and leave them running.
         (("--master", "--master-bind-port", str(free_ports(1)[0]), "Poisson"), ["--master", "--worker", "--processes"]),

@@ -47,13 +47,12 @@ def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path
         run(replace(CASE, seconds=2.0), tmp_path / "results", tmp_path / "work")
 
 
-def test_an_open_scenario_reports_response_times_and_loads(tmp_path: Path) -> None:
-    case = replace(CASE, scenario="burst", tenants=(3,), schemes=("dedicated",), seconds=2.0)
+def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
+    case = replace(CASE, scenario="burst", tenants=(3,), schemes=("dedicated_inprocess",), seconds=2.0)
     run(case, tmp_path)
     for _, _, measured in Results(tmp_path / "toy-burst").all():
         # A user starts every 0.05 s, and each sends again after 1.2 s.
         assert measured["offered"] == 40 + 16 == measured["succeeded"]
-        assert measured["loads"] > 0  # only two of three fit
         assert len(measured["latency_ms"]) == 101 and np.all(np.diff(measured["latency_ms"]) >= 0)
 
 
