@@ -35,7 +35,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "Simulate the settings of TCB's Figs. 9 to 12, 15 and 16: packings under DAS and under first come, first served, by "
         "request rate and variance of the lengths; policies by rows B, row length L and variance; slots of a row; and the "
         "share of a batch's time that a choice takes. Lengths are 3 to 100, normal, with mean 20."
-    ), seconds=0.3, rows=[4, 16], row_tokens=[100], slots=[1, 4], variances=[20])  # fmt: skip
+    ), seconds=0.1, rows=[4, 16], row_tokens=[100], slots=[1, 4], variances=[20])  # fmt: skip
     seconds_option(parser, TcbBench.seconds, "to simulate for each figure")
     for option, name, of in (
         ("--rows", "rows", "rows of a batch, B"),
