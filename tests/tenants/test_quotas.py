@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import ceil
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hplm.errors import Quota
@@ -17,8 +17,6 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.support.message import mentioning
 from tests.support.wait import Clock
-
-pytestmark = pytest.mark.slow
 
 ACME = Tenant("acme", 1, 1, "root", 1, "classify", ("no", "yes"), None, None)
 
@@ -85,6 +83,7 @@ STEPS = st.one_of(
 
 
 @given(st.tuples(TENANTS, TENANTS), st.lists(STEPS, max_size=60))
+@example((replace(ACME, in_flight=4, homes=2),) * 2, [("take", 0, (1, 1))] * 3)
 def test_a_request_is_accepted_if_and_only_if_there_is_something_left_of_each_limit(tenants, steps):
     """It takes what it costs, now or when that is known; a refused one takes nothing, and is told how long to wait."""
     clock, hint = Clock(128.0), 0.0

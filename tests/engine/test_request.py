@@ -1,0 +1,54 @@
+"""A request gets one answer, of the first rows of each text, in whatever order its texts and windows are computed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.engine.request import Request, Text
+from hplm.errors import Broken
+from hplm.tenants.ticket import Ticket
+
+NOW = st.lists(st.one_of(st.just("fails"), st.integers(0, 2)), max_size=8)  # the texts that are done, one after the other
+NONE = np.zeros(0, dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def make(reference):
+    view = reference.backbone.view
+
+    def make(texts, respond=lambda request, answer: None):
+        return Request(Ticket(0, 0, 1, 1, 0, 0, 0, 0), view, view.snapshot.find("acme"), texts, respond)
+
+    return make
+
+
+@given(texts=st.integers(1, 3), events=NOW)
+def test_it_is_answered_once_and_never_with_an_error_afterwards(make, texts, events):
+    answers, done, expected = [], {}, []
+    request = make(texts, lambda request, answer: answers.append(answer))
+    for number, event in enumerate(events):
+        if event == "fails":
+            request.fail(error := Broken(str(number)))
+            expected = expected or [error]
+        elif event < texts:
+            request.done(event, rows := SimpleNamespace(number=number))
+            done.setdefault(event, rows)
+            if len(done) == texts:
+                expected = expected or [[done[text] for text in range(texts)]]
+        assert answers == expected and request.answered == bool(expected)
+
+
+@given(order=st.permutations(range(4)))
+def test_the_windows_of_a_text_are_joined_in_their_order(make, order):
+    request = make(2)
+    spans = [np.full((1, 3), number, dtype=np.int32) for number in range(4)]
+    texts = [Text(request, 1, NONE, NONE, spans[number], "passage", number, 4) for number in range(4)]
+    joined = [request.joined(texts[number], np.full((1, 2), number, dtype=np.float32)) for number in order]
+    assert joined[:-1] == [None] * 3
+    logits, places = joined[-1]
+    assert logits[:, 0].tolist() == places[:, 0].tolist() == [0, 1, 2, 3]
