@@ -36,6 +36,16 @@ def client(toy):
     client.close()
 
 
+def test_requests_that_were_answered_together_get_their_own_answers(client):
+    texts = [[WORDS[number + more] for more in range(1 + number % 3)] for number in range(12)]
+    alone = [client.wait(client.ask("acme", own))["LOGITS"] for own in texts]
+    os.kill(client.keeper.pid, signal.SIGSTOP)
+    held = [client.ask("acme", own) for own in texts]
+    os.kill(client.keeper.pid, signal.SIGCONT)
+    for asked, expected in zip(held, alone, strict=True):
+        np.testing.assert_allclose(client.wait(asked)["LOGITS"], expected, atol=1e-4)
+
+
 def test_requests_of_an_engine_that_is_killed_are_answered_and_the_next_engine_serves(client):
     before = client.wait(client.ask("acme", [WORDS[0]]))
     pid = client.keeper.pid
