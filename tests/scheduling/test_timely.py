@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.timely import Timely
@@ -125,3 +127,19 @@ def test_texts_with_deadlines_do_not_starve_texts_without():
         if any(text.number == "patient" for text in served):
             return
     raise AssertionError("still waits")
+
+
+def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():
+    """Policies compare deadlines with the end of computing; clients wait for the answer."""
+    starts = []
+
+    class Watched(Timely):
+        def select(self, columns, start_ns, *more):
+            starts.append(start_ns)
+            return super().select(columns, start_ns, *more)
+
+    for answering_ns in (0, 700):
+        scheduler = Scheduler(Watched(), Limits(10, 100), answering_ns=answering_ns)
+        scheduler.offer([_text()], 1000)
+        assert scheduler.choose(ROOM, 1000) is not None
+    assert starts == [1000, 1700]
