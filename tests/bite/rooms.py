@@ -15,7 +15,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "tenants": ("tests/tenants tests/refusals", "tests/tenants/test_[bcdkqrst]*.py"),
     "plot": ("tests/plot", "tests/plot"),
     "adapters": ("tests/adapters tests/engine/test_st*.py", "tests/engine/test_slots*.py tests/engine/test_mixed*.py"),
-    "levels": ("tests/levels tests/engine/test_confidence.py", "tests/engine/test_confidence.py"),
+    "levels": ("tests/levels", ""),
     "model": ("tests/model", "tests/model"),
     "metrics": ("tests/metrics", ""),
     "cli": ("tests/cli", ""),
