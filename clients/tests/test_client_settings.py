@@ -1,4 +1,4 @@
-"""What a client is given: settings of its connection, and inputs of a request. Wrong ones are refused before they are sent."""
+"""A client refuses wrong settings of its connection and wrong inputs of a request before it sends anything."""
 
 from __future__ import annotations
 

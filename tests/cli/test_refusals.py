@@ -1,4 +1,4 @@
-"""What commands refuse: one line that names what is wrong, and a way out."""
+"""Commands refuse bad arguments in one line that names the fault and a way out."""
 
 import json
 import os

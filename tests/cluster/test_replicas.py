@@ -1,4 +1,4 @@
-"""What a router does when replicas are away, not well or more: the real HAProxy before fakes."""
+"""A router, the real HAProxy, goes on when replicas leave, fail or come. The replicas are fakes."""
 
 import urllib.request
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the demo reads: definitions of Python files, their texts, and what tenants learn from them."""
+"""The demo reads definitions of Python files. Tenants learn from their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random runs (`test_encoder_machine`) do not ask of the upper half: what reaches the engine, and its limits."""
+"""The upper half passes requests to the engine within its limits. `test_encoder_machine` tests random runs."""
 
 from types import SimpleNamespace
 

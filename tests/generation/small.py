@@ -24,7 +24,8 @@ from hplm.model.stacks import UpperStack
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
-from tests.generation.world import CPU, END, START, VOCABULARY
+from tests.generation.fake import END, VOCABULARY
+from tests.generation.world import CPU, START
 from tests.plot.tables import HIDDEN, make_table
 
 CONFIG = BackboneConfig(

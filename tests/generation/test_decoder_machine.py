@@ -10,7 +10,8 @@ from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueF
 from hplm.generation.cache import CLEANING
 from hplm.generation.promise import NO_PROMISE, Promise
 from hplm.generation.sampling import Sampling
-from tests.generation.world import KINDS, MS, Fake, World, decode
+from tests.generation.fake import Fake
+from tests.generation.world import KINDS, MS, World, decode
 
 FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy", "move", "choosing"]
 TENANTS = 3

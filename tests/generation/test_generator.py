@@ -11,7 +11,8 @@ from hplm.errors import Draining, HplmError, Internal, InvalidInput
 from hplm.generation import generator as module
 from hplm.generation.generator import Generator
 from hplm.generation.sampling import Sampling
-from tests.generation.world import Fake, Said, World, greedy
+from tests.generation.fake import Fake
+from tests.generation.world import Said, World, greedy
 from tests.support.wait import PATIENCE, Hold, eventually
 
 

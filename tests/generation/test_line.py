@@ -10,7 +10,8 @@ from hplm.generation.forecast import Ahead, Learned, Load, forecast
 from hplm.generation.promise import Promise
 from hplm.generation.request import Request, Sequence
 from hplm.generation.sampling import Sampling
-from tests.generation.world import MS, Fake, World, greedy
+from tests.generation.fake import Fake
+from tests.generation.world import MS, World, greedy
 from tests.support.message import mentioning
 
 COSTS = {"step_ns": 5 * MS, "token_ns": MS / 10, "sequence_ns": MS / 10, "mean_tokens": 40}

@@ -13,8 +13,9 @@ from hplm.generation.running import FINISHED
 from hplm.generation.sampling import Sampling
 from hplm.options import PAGED
 from hplm.plot.forest import Forest
+from tests.generation.fake import VOCABULARY, Fake
 from tests.generation.small import Small
-from tests.generation.world import KINDS, MS, VOCABULARY, Fake, World, greedy
+from tests.generation.world import KINDS, MS, World, greedy
 
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
@@ -88,7 +89,7 @@ def test_attention_of_a_step_with_a_seed_must_not_depend_on_neighbours(small, mo
 
 
 def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small):
-    """What was not copied is copied for the next request. A real stager: random runs have a fake one."""
+    """The next request copies what this one did not. The stager is real: random runs have a fake one."""
     world, (record, bank) = World(small), small.sources[2].adapter
     first = world.ask([3, 4], greedy(20), tenant=2)
     hold = world.stager.hold

@@ -1,4 +1,4 @@
-"""What is read from Triton's log, and how large it may grow."""
+"""The end of Triton's log is read, and the log stays small."""
 
 from hplm.server import log
 

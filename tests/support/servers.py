@@ -240,7 +240,7 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Lease:
     mark = request.node.get_closest_marker("server")
     assert mark, "name the server: @pytest.mark.server(NAME)"
     if "PYTEST_XDIST_WORKER" in os.environ:
-        assert request.node.nodeid.endswith(f"@{mark.args[0]}"), "pytest-xdist has not grouped the tests of this server"
+        assert request.node.nodeid.endswith(f"@{mark.args[0]}"), "add --dist loadgroup: one process for a server"
     return servers.get(mark.args[0])
 
 
