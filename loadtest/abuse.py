@@ -22,9 +22,8 @@ from hplm.server.process_group import SHARED_MEMORY
 from hplm.server.stubs import size_of
 from loadtest.door import HOST, Door, front_door
 from loadtest.encode import http_request, infer_request
-from loadtest.generator import run_apart
+from loadtest.load import Load, Report, send
 from loadtest.quiet import Noise, ask_beside, compared, finish, flooding, parser_of, quiet_load, said
-from loadtest.report import Load, Report
 from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Abuse, run_strangers
 
 STRANGERS = [f"127.0.1.{number}" for number in range(1, 251)]
@@ -94,9 +93,9 @@ def measure(given: argparse.Namespace) -> dict[str, dict]:
 
 
 def _measure(place: Place, noise: Noise) -> dict:
-    alone = said(run_apart(place.load))
+    alone = said(send(place.load)[0])
     with Growth(place) as growth:
-        beside, strangers_said = ask_beside(noise, lambda: run_apart(place.load), place.given.seconds)
+        beside, strangers_said = ask_beside(noise, lambda: send(place.load)[0], place.given.seconds)
     return judged(alone, beside, growth.megabytes()) | {"strangers": strangers_said}
 
 

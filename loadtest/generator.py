@@ -2,8 +2,7 @@
 
     python -m loadtest.generator --url http://127.0.0.1:8000/v2/models/minilm/infer --requests bodies.jsonl
 
-sends the JSON bodies of the files, one a line, and prints one line of JSON. Programs call `run_apart`, which starts a process
-of its own: in the caller's process, the caller's work would delay the generator.
+sends the JSON bodies of the files, one a line, and prints one line of JSON. Programs call `loadtest.load.send`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import pickle
 import select
 import selectors
 import ssl
-import subprocess
 import sys
 import time
 from array import array
 from collections import Counter, deque
-from contextlib import suppress
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -31,7 +26,7 @@ import numpy as np
 from hplm.errors import HplmError
 from loadtest.connection import BadAnswer, Connection
 from loadtest.encode import json_request
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LONGEST_PAUSE = 0.1  # seconds between checks for requests without an answer
@@ -202,41 +197,6 @@ def _connection(key: selectors.SelectorKey) -> Connection:
     return cast(Connection, key.fileobj)  # nothing else is registered
 
 
-def run(load: Load) -> Report:
-    return Generator(load).run()
-
-
-def run_apart(load: Load) -> Report:
-    """Runs a load in a process of its own."""
-    command = [sys.executable, "-c", "from loadtest.generator import serve_parent; serve_parent()"]
-    limit = load.seconds + 2 * load.patience + 60.0
-    try:
-        done = subprocess.run(command, input=pickle.dumps(load), capture_output=True, timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        raise HplmError(f"the load generator did not end within {limit:.0f} s and was stopped: try again") from error
-    if done.returncode:
-        raise HplmError(f"the load generator ended with code {done.returncode}: {done.stderr.decode().strip()}")
-    return pickle.loads(done.stdout)
-
-
-def serve_parent() -> None:
-    """The process of `run_apart`: reads a load from standard input and writes its report to standard output."""
-    load = pickle.load(sys.stdin.buffer)
-    if load.undisturbed:
-        _go_first()
-    try:
-        report = run(load)
-    except HplmError as error:
-        sys.exit(str(error))
-    sys.stdout.buffer.write(pickle.dumps(report))
-
-
-def _go_first() -> None:
-    """On the machine that is measured, a client that waits for a core would count the wait as the server's."""
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="loadtest.generator", description="Send load to a server, and print throughput and latency."
@@ -271,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
         rate=given.rate,
     )
     try:
-        print(json.dumps(run(load).summary()))
+        print(json.dumps(load.run().summary()))
     except HplmError as error:
         sys.exit(str(error))
 

@@ -28,7 +28,7 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer, process_group
 from loadtest.door import HOST, front_door
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
+from loadtest.load import Load, Report, send
 from loadtest.processor import Pids, ProcessorTime
 from loadtest.quiet import (
     DEADLINE_MS,
@@ -42,7 +42,6 @@ from loadtest.quiet import (
     said,
     timely_request,
 )
-from loadtest.report import Load, Report
 from loadtest.server_count import PUBLISHED_AFTER, ServerCount, difference
 from loadtest.streams import run_streams
 
@@ -149,7 +148,7 @@ def judged(alone: dict, beside: dict, noisy: dict, by_server: int) -> dict:
 def _quiet(given: argparse.Namespace, addresses: Addresses) -> Report:
     host, _, port = addresses.http.rpartition(":")
     connections = THROUGH_DOOR if addresses.behind else QUIET_CONNECTIONS
-    return run_apart(quiet_load(given, host, int(port), connections, addresses.certificate))
+    return send(quiet_load(given, host, int(port), connections, addresses.certificate))[0]
 
 
 def _load(addresses: Addresses, request: bytes, connections: int) -> Load:
@@ -189,8 +188,8 @@ def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the door, which would limit this measurement as it limits the flood.
     closed = replace(_load(addresses.behind or addresses, request, CAPACITY_CONNECTIONS), seconds=given.seconds / 4)
-    run_apart(closed)  # warms up
-    full = run_apart(closed)
+    send(closed)  # warms up
+    (full,) = send(closed)
     full.expect_success("the capacity")
     capacity = full.req_per_s
     rate = given.overload * capacity

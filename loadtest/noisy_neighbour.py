@@ -22,8 +22,7 @@ import numpy as np
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report
 
 QUIET_RATE = 20.0  # requests a second
 
@@ -70,14 +69,14 @@ def measure(args: argparse.Namespace) -> dict[str, dict]:
 def _together(server: TritonServer, args: argparse.Namespace, noisy_connections: int) -> dict:
     reports: dict[str, Report] = {}
 
-    def send(who: str, tenant: str, connections: int, rate: float | None) -> None:
+    def ask(who: str, tenant: str, connections: int, rate: float | None) -> None:
         host, _, port = server.http_url.rpartition(":")
         request = infer_request(args.model or args.backbone, [args.text], tenant)
-        reports[who] = run_apart(Load(host, int(port), [request], connections=connections, seconds=args.seconds, rate=rate))
+        reports[who] = send(Load(host, int(port), [request], connections=connections, seconds=args.seconds, rate=rate))[0]
 
-    senders = [threading.Thread(target=send, args=("quiet", args.quiet, 8, QUIET_RATE))]
+    senders = [threading.Thread(target=ask, args=("quiet", args.quiet, 8, QUIET_RATE))]
     if noisy_connections:
-        senders.append(threading.Thread(target=send, args=("noisy", args.noisy, noisy_connections, args.noisy_rate)))
+        senders.append(threading.Thread(target=ask, args=("noisy", args.noisy, noisy_connections, args.noisy_rate)))
     for sender in senders:
         sender.start()
     for sender in senders:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 
 DEADLINE_MS = 500
 QUIET_ADDRESS = "127.0.0.2"  # behind a front door, whose limits are per address; others come from another one
@@ -64,7 +63,7 @@ def quiet_load(given: argparse.Namespace, host: str, port: int, connections: int
 
 def flooding(load: Load, told: Callable[[Report], dict[str, Any]]) -> Noise:
     """Sends a load for as long as the noise lasts. `told`: what is said of it."""
-    return lambda seconds: told(run_apart(replace(load, seconds=seconds)))
+    return lambda seconds: told(send(replace(load, seconds=seconds))[0])
 
 
 def in_time(report: Report) -> int:

@@ -22,8 +22,7 @@ import numpy as np
 
 from hplm.errors import HplmError
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from loadtest.served_copy import ServedCopy, add_options
 from loadtest.texts import standard_library
 
@@ -104,7 +103,7 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
 
 def _send(served: ServedCopy, requests: Sequence[bytes], seconds: float, rate: float | None) -> Report:
     host, _, port = served.address.rpartition(":")
-    return run_apart(Load(host, int(port), list(requests), connections=CONNECTIONS, seconds=seconds, rate=rate))
+    return send(Load(host, int(port), list(requests), connections=CONNECTIONS, seconds=seconds, rate=rate))[0]
 
 
 def _p99(reports: Sequence[Report]) -> float | None:

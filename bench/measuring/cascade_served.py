@@ -11,8 +11,7 @@ import numpy as np
 from bench.measuring.cascade_traffic import IN_FLIGHT, Asked, Poisson, Sent
 from hplm.server import TritonServer
 from loadtest.encode import Parameter, infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load
+from loadtest.load import Load, send
 
 MOST_CONNECTIONS = 512
 DECODER = json.JSONDecoder()
@@ -28,7 +27,7 @@ class Served:
 
     def saturated(self, way: str, seconds: float) -> float:
         requests = [self._request(way, number) for number in range(len(self._asked))]
-        report = run_apart(Load(self._host, self._port, requests, seconds=seconds, connections=IN_FLIGHT))
+        (report,) = send(Load(self._host, self._port, requests, seconds=seconds, connections=IN_FLIGHT))
         report.expect_success(f"{way} at saturation")
         return report.req_per_s
 
@@ -36,7 +35,7 @@ class Served:
         limits = allowed.tolist() if allowed is not None else [None] * len(load.due)
         numbered = zip(load.asked.tolist(), limits, strict=True)
         requests = [self._request(way, number, limit) for number, limit in numbered for way in ways]
-        report = run_apart(
+        (report,) = send(
             Load(
                 self._host,
                 self._port,

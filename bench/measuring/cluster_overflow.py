@@ -19,7 +19,7 @@ from bench.measuring.cluster_stand_ins import StandIn, places, routed
 from bench.measuring.cluster_traffic import sent
 from hplm.placement.workload import power_law
 from hplm.server.ports import LOOPBACK
-from loadtest.report import Load
+from loadtest.load import Load
 
 REPLICAS = 3
 FACTORS = (125, 150, 200, 0)  # percent of the mean of requests in flight that a replica may have; 0: any

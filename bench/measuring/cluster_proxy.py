@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.measuring.cluster_material import Material, say
 from bench.measuring.cluster_traffic import placed, sent
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report
 from loadtest.served_cluster import ServedCluster
 
 WARMING_SHARE = 0.25  # of a measurement's seconds

@@ -20,7 +20,7 @@ from hplm.placement.servers import PARAMETERS, Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.workload import Trace, synthetic
 from hplm.server.process_group import computed_ns
-from loadtest.report import Load
+from loadtest.load import Load
 from loadtest.served_cluster import ServedCluster
 
 TENANTS = 8

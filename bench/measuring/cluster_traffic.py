@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.measuring.cluster_material import Material
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from loadtest.served_cluster import ServedCluster
 
 ASKED = 10  # requests by which a tenant's replica is found
@@ -16,7 +15,7 @@ ASKED = 10  # requests by which a tenant's replica is found
 def sent(address: str, load: Load) -> Report:
     """Sends a load, which names no address, to one."""
     host, _, port = address.rpartition(":")
-    return run_apart(replace(load, host=host, port=int(port)))
+    return send(replace(load, host=host, port=int(port)))[0]
 
 
 def requests_of(cluster: ServedCluster) -> dict[str, int]:

@@ -20,8 +20,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from testing.random_store import MINILM, random_store, random_tenants
 
 NULL = replace(MINILM, name="null", hidden=32, heads=2, intermediate=64, lower_layers=1, upper_layers=1)
@@ -83,11 +82,11 @@ def _measure(server: TritonServer, model: str, clients: int, texts: int, case: G
         infer_request(model, [drawn[(i + j) % len(drawn)] for j in range(texts)], _tenant(i, case)) for i in range(REQUESTS)
     ]
     host, port = server.http_url.split(":")
-    run_apart(Load(host, int(port), requests, seconds=case.seconds / 4, connections=clients))  # warms up
+    send(Load(host, int(port), requests, seconds=case.seconds / 4, connections=clients))  # warms up
     print(f"{model}: {clients} clients, requests of {texts}", file=sys.stderr, flush=True)
     assert server.pid is not None
     before = processor_seconds(server.pid)
-    report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=clients))
+    (report,) = send(Load(host, int(port), requests, seconds=case.seconds, connections=clients))
     after = processor_seconds(server.pid)
     report.expect_success(f"{clients} clients with requests of {texts} texts to {model}")
     answered = report.req_per_s * case.seconds

@@ -28,7 +28,7 @@ from bench.serve import ServeBench
 from hplm.engine.engine import resolve_device, resolve_precision
 from hplm.errors import HplmError
 from loadtest.encode import json_request
-from loadtest.report import Report
+from loadtest.load import Report
 from testing.random_store import MINILM, tokenizer_json
 
 PACKAGE = "infinity-emb[torch,server]==0.0.78"

@@ -34,8 +34,7 @@ from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from loadtest.server_count import difference
 from testing.random_store import SIZES, random_store, random_tenants
 
@@ -167,8 +166,8 @@ def _percentile_ms(latencies: np.ndarray, percent: float) -> float | None:
 def _capacity(server: TritonServer, backbone: str, serve: ServeBench) -> float:
     host, port = server.http_url.split(":")
     requests = _requests(backbone, serve, None)
-    report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 6, connections=serve.connections))  # warms up
-    report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 3, connections=serve.connections))
+    (report,) = send(Load(host, int(port), requests, seconds=serve.seconds / 6, connections=serve.connections))  # warms up
+    (report,) = send(Load(host, int(port), requests, seconds=serve.seconds / 3, connections=serve.connections))
     report.expect_success("the capacity")
     return report.req_per_s
 
@@ -217,7 +216,7 @@ def _overload(
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        return run_apart(load), memory
+        return send(load)[0], memory
     finally:
         over.set()
         looking.join()

@@ -39,8 +39,7 @@ from hplm.placement.workload import Trace, synthetic
 from hplm.scheduling.simulation.arrivals import Lengths
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from testing.random_store import SIZES, random_store, random_tenants, words
 
 DOMAINS = ("law", "medicine")
@@ -158,7 +157,7 @@ class Measured:
         load = Load(
             host, int(port), self._requests(trace), seconds=seconds, connections=CONNECTIONS, arrivals=due, undisturbed=True
         )  # fmt: skip
-        report = run_apart(load)
+        (report,) = send(load)
         allowed: Array = trace.timeout_ns[report.numbers] / 1e9
         return int(((report.statuses == 200) & (report.latencies <= allowed)).sum()), report
 

@@ -37,8 +37,7 @@ from hplm.server import TritonServer
 from hplm.tenants.models import upper_config
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from testing.random_store import SIZES, random_store, random_tenants, words
 
 LOADS = {"poisson": (1.0, (0.5, 0.5)), "cv3": (3.0, (0.5, 0.5)), "skew": (1.0, (0.2, 0.8))}  # CV, and shares of the load
@@ -144,14 +143,14 @@ class Shared:
         host, port = server.http_url.split(":")
         texts = self._requests(backbone, len(due))
         load = Load(host, int(port), texts, seconds, connections=CONNECTIONS, arrivals=due, undisturbed=True)
-        report = run_apart(load)
+        (report,) = send(load)
         report.expect_success(f"the load of {backbone}")
         return report
 
     def _alone(self, server: TritonServer, backbone: str) -> float:
         """Sends requests one by one. Returns the mean seconds of the later ones."""
         host, port = server.http_url.split(":")
-        report = run_apart(Load(host, int(port), self._requests(backbone, ALONE), 120.0, ALONE))
+        (report,) = send(Load(host, int(port), self._requests(backbone, ALONE), 120.0, ALONE))
         report.expect_success(f"requests of {backbone}, one by one")
         return float(report.latencies[ALONE // 2 :].mean())
 

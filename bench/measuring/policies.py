@@ -25,8 +25,7 @@ from builder.store.store import Store
 from hplm.scheduling.simulation.arrivals import Lengths
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from testing.random_store import SIZES, random_store, random_tenants, words
 
 MEAN = 20
@@ -144,8 +143,8 @@ def _warm(server: TritonServer, requests: list[bytes], case: PoliciesBench) -> R
     """Warms a server up by a closed loop, then measures another one."""
     host, port = server.http_url.split(":")
     connections = 4 * case.batch_tokens // MEAN
-    run_apart(Load(host, int(port), requests, seconds=case.seconds / 8, connections=connections))
-    return run_apart(Load(host, int(port), requests, seconds=case.seconds / 4, connections=connections))
+    send(Load(host, int(port), requests, seconds=case.seconds / 8, connections=connections))
+    return send(Load(host, int(port), requests, seconds=case.seconds / 4, connections=connections))[0]
 
 
 def _offer(case: PoliciesBench, warmed: Report) -> Offered:
@@ -164,7 +163,7 @@ def _overload(server: TritonServer, requests: list[bytes], offered: Offered) -> 
     host, port = server.http_url.split(":")
     seconds = float(offered.arrivals[-1]) + 1.0
     load = Load(host, int(port), requests, seconds=seconds, connections=MOST_CONNECTIONS, arrivals=offered.arrivals)
-    return run_apart(load)
+    return send(load)[0]
 
 
 def table_of(found: dict) -> str:

@@ -36,8 +36,7 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.ticket import Ticket
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from testing.random_store import SIZES, random_store, random_tenants, words
 
 BATCH_TOKENS = 4096
@@ -120,9 +119,9 @@ def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Ser
     host, port = url.split(":")
     reports = []
     for connections in (1, case.connections):
-        run_apart(Load(host, int(port), warming, seconds=case.seconds / 4, connections=connections))
+        send(Load(host, int(port), warming, seconds=case.seconds / 4, connections=connections))
         print(f"measuring {connections} connections for {case.seconds:.0f} s", file=sys.stderr, flush=True)
-        report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=connections))
+        (report,) = send(Load(host, int(port), requests, seconds=case.seconds, connections=connections))
         report.expect_success(f"{connections} connections")
         reports.append(report)
     return reports[0], reports[1]

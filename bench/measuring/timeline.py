@@ -13,8 +13,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
 from hplm.server import TritonServer
-from loadtest.generator import run_apart
-from loadtest.report import Load
+from loadtest.load import Load, send
 from testing.random_store import SIZES, random_store, random_tenants
 
 
@@ -29,7 +28,7 @@ def bench_timeline(case: TimelineBench) -> list[Span]:
         requests = tenant_requests(backbone, texts_of(serve), serve)
         with TritonServer(repository) as server:
             host, port = server.http_url.split(":")
-            report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=serve.connections))
+            (report,) = send(Load(host, int(port), requests, seconds=case.seconds, connections=serve.connections))
         if not report.succeeded:
             raise HplmError(f"the server answered no request of the benchmark: {report.summary()}")
         return read_journal(journal)

@@ -29,8 +29,7 @@ from bench.tools.machine import gflops, machine
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
 from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.load import Load, Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, texts_for, until
 from research.comparison.results import Results
 from research.comparison.served_schemes import (
@@ -118,11 +117,11 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
         load = Load(host, int(port), requests, case.seconds, connections=case.clients, patience=case.patience)
         warm = server.loaded_of(tenants)  # loading models would take longer than the whole warm-up
         warming = requests if warm == tenants else _requests(server.exported, warm, _uniform(case, warm))
-        run_apart(replace(load, requests=warming, seconds=WARM_UP * case.seconds))
+        send(replace(load, requests=warming, seconds=WARM_UP * case.seconds))
     else:
         arrivals = _scheduled(case, tenants)
         warming = _requests(server.exported, tenants, until(_uniform(case, tenants), 1.0))
-        run_apart(Load(host, int(port), warming[: min(16, tenants)], count=16, connections=4, patience=case.patience))
+        send(Load(host, int(port), warming[: min(16, tenants)], count=16, connections=4, patience=case.patience))
         load = Load(
             host,
             int(port),
@@ -133,7 +132,7 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
             patience=case.patience,
         )
     before, speeds = server.loads, [gflops()]
-    report = run_apart(load)
+    (report,) = send(load)
     if case.scenario in CLOSED:
         way_out = "read the server's log or give more --patience, and then give the command again"
         report.expect_success(f"{server.exported.scheme} with {tenants} tenants", way_out)

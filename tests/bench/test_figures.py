@@ -27,7 +27,7 @@ from bench.tcb import TcbBench
 from bench.tools.wrk import Wrk, read_report
 from hplm.engine.packing import Concat, Naive, Packed
 from hplm.errors import HplmError
-from loadtest.report import Report
+from loadtest.load import Report
 from tests.support.message import mentioning
 
 WRK = """Running 2s test @ http://127.0.0.1:1

@@ -12,8 +12,8 @@ import pytest
 from hplm.errors import HplmError
 from loadtest.door import make_certificate, missing_programs
 from loadtest.encode import http_request
-from loadtest.generator import main, run, run_apart
-from loadtest.report import Load, Report
+from loadtest.generator import main
+from loadtest.load import Load, Report, send
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
 
@@ -25,7 +25,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 def loaded(server: SmallServer, **limits: object) -> Report:
-    return run(Load("127.0.0.1", server.port, **({"requests": numbered(5), "patience": 30.0} | limits)))
+    return Load("127.0.0.1", server.port, **({"requests": numbered(5), "patience": 30.0} | limits)).run()
 
 
 def test_a_closed_loop_sends_every_request_once_in_turn() -> None:
@@ -97,7 +97,7 @@ def test_a_missing_server_is_named_in_the_error() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{port}")):
-            run(Load("127.0.0.1", port, numbered(1)))
+            Load("127.0.0.1", port, numbered(1)).run()
 
 
 def test_an_open_loop_sends_requests_in_order_and_not_before_they_are_due() -> None:
@@ -139,11 +139,11 @@ def test_requests_that_an_open_loop_could_not_send_are_counted() -> None:
 def test_a_load_in_a_process_of_its_own_gives_the_same_report() -> None:
     with SmallServer(lambda number, body: answer(body=body)) as server:
         load = Load("127.0.0.1", server.port, numbered(5), count=25, connections=2, keep_bodies=True)
-        report = run_apart(load)
+        (report,) = send(load)
     assert report.by_status == {200: 25}
     assert sorted(report.bodies) == sorted(5 * [b"0", b"1", b"2", b"3", b"4"])
     with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{load.port}")):
-        run_apart(load)
+        send(load)
 
 
 def test_the_command_sends_the_lines_of_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
