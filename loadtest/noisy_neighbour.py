@@ -22,7 +22,7 @@ import numpy as np
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
-from loadtest.load import Load, Report
+from loadtest.load import Load, Report, send
 
 QUIET_RATE = 20.0  # requests a second
 
