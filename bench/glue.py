@@ -23,9 +23,9 @@ class GlueBench:
 
 def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "glue", run, "the served path around an engine that costs nothing", (
-        "Serve a backbone of width 32 with one layer, and beside it an ensemble of two Python models that do nothing, with "
-        "four tensors between them. Measure one client, 64 and 256, and requests of 16 and of 64 texts, over HTTP; 64 clients "
-        "over gRPC; and the processor time that each process of the server uses for a request."
+        "Serve a backbone of width 32 with one layer, and beside it two ensembles of two Python models that do nothing, with "
+        "as many bytes between them: one answers from threads, one from `execute`. Measure one client, 64 and 256, and "
+        "requests of 16 and of 64 texts, over HTTP; 64 clients over gRPC; and the processor time of each process a request."
     ), tokens=16, seconds=0.3)  # fmt: skip
     tokens_option(parser, GlueBench.tokens)
     seconds_option(parser, GlueBench.seconds, "of each measurement")

@@ -1,6 +1,6 @@
-"""Measures the served path around an engine that computes next to nothing, beside an ensemble of two models that do nothing.
+"""Measures the served path around an engine that computes next to nothing, beside ensembles of two models that do nothing.
 
-Both ensembles are models of one server, and are measured in turn, so that both see the same machine.
+All ensembles are models of one server, and are measured in turn, so that all see the same machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.glue import GlueBench
 from bench.measuring.grpc_load import grpc_rate
-from bench.measuring.noop import NOOP, add_noop
+from bench.measuring.noop import FLOOR, NOOP, add_noops
 from bench.measuring.processor_time import processor_seconds
 from bench.measuring.serve import texts_of
 from bench.serve import ServeBench
@@ -34,11 +34,12 @@ def bench_glue(case: GlueBench) -> dict:
         store = random_store(Path(folder) / "store", NULL, random_tenants(case.tenants, 4, 4))
         backbone = export(store, repository, ServingOptions(dtype="fp32", slots=2 * case.tenants, threads=1)).backbone
         _raise_count(repository / f"{backbone}-lookup" / "config.pbtxt", case.lookups)
-        add_noop(repository, case.tokens)
+        add_noops(repository, case.tokens)
         with TritonServer(repository) as server:
             measured = {
                 (model, *shape): _measure(server, model, *shape, case) for shape in SHAPES for model in (backbone, NOOP)
             }
+            floor = [_measure(server, FLOOR, clients, 1, case) for clients in (1, 64)]
             over_grpc = {model: _over_grpc(server, model, case) for model in (backbone, NOOP)}
     figures: dict[str, object] = {}
     for model, prefix in ((backbone, ""), (NOOP, "noop_")):
@@ -49,9 +50,14 @@ def bench_glue(case: GlueBench) -> dict:
             figures[f"{prefix}batch{texts}_texts_per_s"] = round(texts * measured[model, 64, texts].req_per_s, 1)
         figures[f"{prefix}c64_grpc_req_per_s"] = round(over_grpc[model], 1)
         figures[f"{prefix}c64_processor_us"] = measured[model, 64, 1].processor_us
+    alone, ours_alone = floor[0].percentile_ms(50), measured[backbone, 1, 1].percentile_ms(50)
     ours, noop = measured[backbone, 64, 1].req_per_s, measured[NOOP, 64, 1].req_per_s
     return figures | {
-        "c1_added_ms": round(measured[backbone, 1, 1].percentile_ms(50) - measured[NOOP, 1, 1].percentile_ms(50), 3),
+        "floor_c1_p50_ms": round(alone, 3),
+        "floor_c64_req_per_s": round(floor[1].req_per_s, 1),
+        "c1_over_floor_ms": round(ours_alone - alone, 3),
+        "c64_share_of_floor": round(ours / floor[1].req_per_s, 3),
+        "c1_added_ms": round(ours_alone - measured[NOOP, 1, 1].percentile_ms(50), 3),
         "c64_share_of_noop": round(ours / noop, 3),
         "c64_grpc_share_of_noop": round(over_grpc[backbone] / over_grpc[NOOP], 3),
         "batch16_texts_over_noop_req": round(16 * measured[backbone, 64, 16].req_per_s / noop, 3),

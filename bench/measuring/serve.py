@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.measuring.noop import NOOP, add_noop
+from bench.measuring.noop import NOOP, add_noops
 from bench.serve import ServeBench
 from bench.tools.wrk import Wrk, load_by_wrk
 from builder.publish.export import export
@@ -51,7 +51,7 @@ def bench_serve(case: ServeBench) -> dict:
         requests = tenant_requests(backbone, texts_of(case), case)
         noops = tenant_requests(NOOP, texts_of(case), case)
         before = _engine_apart(repository, backbone, case)
-        add_noop(repository, case.tokens)
+        add_noops(repository, case.tokens)
         with TritonServer(repository) as server:
             alone, saturated = load_server(server.http_url, requests, requests, case)
             noop_alone, noop_saturated = load_server(server.http_url, noops, noops, case)

@@ -1,34 +1,27 @@
-"""A model that does nothing: answers every text with four tensors, from a thread of its own."""
+"""A model that does nothing: answers every request with a tensor as large as a looked-up request."""
 
 import json
-import queue
-import threading
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+TICKET = 77  # bytes of a request: the ticket
+SIZES = 28  # likewise: the header of what is looked up
+TOKEN = 9  # bytes of a token: address and segment
+TEXT = 20  # bytes of a text: length, count and span
 
 
 class TritonPythonModel:
     def initialize(self, args):
         parameters = json.loads(args["model_config"])["parameters"]
-        self.tokens = int(parameters["tokens"]["string_value"])
-        self.waiting = queue.SimpleQueue()
-        threading.Thread(target=self.answer, daemon=True).start()
+        self.row = TEXT + TOKEN * int(parameters["tokens"]["string_value"])
 
     def execute(self, requests):
+        answers = []
         for request in requests:
             (text,) = request.inputs()
-            self.waiting.put((request.get_response_sender(), len(text.as_numpy())))
-        return [None] * len(requests)
-
-    def answer(self):
-        while True:
-            sender, texts = self.waiting.get()
-            tensors = {
-                "ROWS": np.zeros((texts, self.tokens), dtype=np.int64),
-                "SEGMENTS": np.zeros((texts, self.tokens), dtype=np.uint8),
-                "SPANS": np.zeros((texts, 1, 3), dtype=np.int32),
-                "TICKET": np.zeros((texts, 80), dtype=np.uint8),
-            }
-            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in tensors.items()])
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            texts = len(text.as_numpy())
+            row = self.row - (TICKET + SIZES) // -texts
+            tensor = pb_utils.Tensor("TICKET", np.zeros((texts, row), dtype=np.uint8))
+            answers.append(pb_utils.InferenceResponse([tensor]))
+        return answers
