@@ -17,6 +17,8 @@ import sys
 import time
 from array import array
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -31,6 +33,9 @@ from loadtest.load import Load, Report
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LONGEST_PAUSE = 0.1  # seconds between checks for requests without an answer
 CONNECT_TIMEOUT = 2.0  # seconds
+RECONNECTING_PAUSE = 0.002  # seconds between looks for a connection that was opened again
+RETRY_PAUSE = 0.1  # seconds before connecting again
+OPENERS = 4  # threads that connect again
 
 
 class Generator:
@@ -42,8 +47,11 @@ class Generator:
         self.planned = len(self.due) if self.is_open else load.count
         self.sent = 0
         self.lag = 0.0
-        self.lost = 0
-        self.connected = 0
+        self.connected = count()
+        self.openers = ThreadPoolExecutor(OPENERS)
+        self.connecting = 0
+        self.lost: set[object] = set()  # connections that could not be opened again, so far
+        self.opened: deque[Connection] = deque()  # by the threads that connect again, for the thread that sends
         self.tls = None if load.certificate is None else ssl.create_default_context(cafile=load.certificate)
         self.selector = selectors.DefaultSelector()
         self.idle: deque[Connection] = deque()
@@ -62,8 +70,10 @@ class Generator:
             self._send_and_receive()
             return self._report(time.process_time() - cpu_before)
         finally:
-            for key in list(self.selector.get_map().values()):
-                _connection(key).socket.close()
+            self.end = 0.0  # for the threads that connect again
+            self.openers.shutdown()
+            for connection in (*self.opened, *map(_connection, self.selector.get_map().values())):
+                connection.socket.close()
             self.selector.close()
 
     def _send_and_receive(self) -> None:
@@ -71,14 +81,16 @@ class Generator:
         send_until = self.end if self.is_open else self.start + self.load.seconds
         next_look = self.start + LONGEST_PAUSE
         while True:
+            self._take_opened()
             now = time.perf_counter()
             if now < send_until:
                 self._send_due()
-            may_send = now < send_until and self.sent < self.planned and bool(self.idle)
-            if not (self.busy or may_send):
+            wants = now < send_until and self.sent < self.planned
+            may_send = wants and bool(self.idle)
+            if not (self.busy or may_send or (wants and self.connecting)):
                 break
             pause = max(0.0, self._due(now) - now) if may_send else LONGEST_PAUSE
-            for key, events in self._ready(min(pause, LONGEST_PAUSE)):
+            for key, events in self._ready(min(pause, RECONNECTING_PAUSE if self.connecting else LONGEST_PAUSE)):
                 self._serve(_connection(key), events)
             if now >= next_look:
                 next_look = now + LONGEST_PAUSE
@@ -155,7 +167,7 @@ class Generator:
     def _connect_all(self) -> None:
         try:
             for _ in range(self.load.connections):
-                self._connect()
+                self._add(self._new_connection())
         except OSError as error:
             raise HplmError(
                 f"cannot open {self.load.connections} connections to {self.load.host}:{self.load.port} ({error}): start the "
@@ -166,18 +178,34 @@ class Generator:
         self.selector.unregister(connection)
         connection.socket.close()
         if time.perf_counter() < self.end:
-            try:
-                self._connect()
-            except OSError:
-                self.lost += 1
+            self.connecting += 1
+            self.openers.submit(self._open_again)
 
-    def _connect(self) -> None:
-        sources = self.load.sources
-        source = sources[self.connected % len(sources)] if sources else None
-        self.connected += 1
-        connection = Connection(self.load.host, self.load.port, CONNECT_TIMEOUT, source, self.tls)
+    def _open_again(self) -> None:
+        """Connects in a thread of its own, again and again: a handshake may take seconds, and others must be sent meanwhile."""
+        lost = object()
+        while time.perf_counter() < self.end:
+            try:
+                self.opened.append(self._new_connection())
+                self.lost.discard(lost)
+                return
+            except OSError:
+                self.lost.add(lost)
+                time.sleep(RETRY_PAUSE)
+
+    def _take_opened(self) -> None:
+        while self.opened:
+            self.connecting -= 1
+            self._add(self.opened.popleft())
+
+    def _add(self, connection: Connection) -> None:
         self.selector.register(connection, READ)
         self.idle.append(connection)
+
+    def _new_connection(self) -> Connection:
+        sources = self.load.sources
+        source = sources[next(self.connected) % len(sources)] if sources else None
+        return Connection(self.load.host, self.load.port, CONNECT_TIMEOUT, source, self.tls)
 
     def _report(self, cpu_s: float) -> Report:
         return Report(
@@ -188,7 +216,7 @@ class Generator:
             latencies=np.array(self.latencies, dtype=np.float64),
             lag_s=self.lag,
             errors=self.errors,
-            lost_connections=self.lost,
+            lost_connections=len(self.lost),
             bodies=self.bodies,
         )
 

@@ -129,7 +129,7 @@ class Report:
     latencies: np.ndarray  # seconds; in an open loop since the request was due, even if it was sent later
     lag_s: float  # the longest delay before sending a request that was due; 0 in a closed loop
     errors: Counter[str] = field(default_factory=Counter)  # requests without an answer, by kind of failure
-    lost_connections: int = 0  # connections that broke and could not be opened again
+    lost_connections: int = 0  # connections that broke and could not be opened again before the end
     bodies: list[bytes] = field(default_factory=list)  # only with `keep_bodies`
 
     @property

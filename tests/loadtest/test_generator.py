@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import ssl
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hplm.errors import HplmError
+from loadtest import generator
+from loadtest.connection import Connection
 from loadtest.door import make_certificate, missing_programs
 from loadtest.encode import http_request
 from loadtest.generator import main
@@ -134,6 +139,42 @@ def test_requests_that_an_open_loop_could_not_send_are_counted() -> None:
     assert report.errors.total() == 10
     assert report.errors["timeout"] >= 1
     assert report.errors["unsent"] >= 2
+
+
+def test_other_connections_go_on_while_one_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, answered = itertools.count(), threading.Event()
+
+    class Slow(Connection):
+        def __init__(self, *given: Any) -> None:
+            if next(opened) == 2:  # the first two are open before the clock starts
+                assert answered.wait(60)
+            super().__init__(*given)
+
+    def respond(number: int, body: bytes) -> bytes:
+        if number == 20:
+            answered.set()
+        return answer() if number else RESET
+
+    monkeypatch.setattr(generator, "Connection", Slow)
+    with SmallServer(respond) as server:
+        report = loaded(server, connections=2, count=40, seconds=60.0)
+    assert report.by_status == {200: 39}
+    assert report.errors == {"reset": 1} and not report.lost_connections
+
+
+def test_a_lost_connection_is_opened_again_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = itertools.count()
+
+    class Refused(Connection):
+        def __init__(self, *given: Any) -> None:
+            if next(opened) in (1, 2):
+                raise ConnectionRefusedError
+            super().__init__(*given)
+
+    monkeypatch.setattr(generator, "Connection", Refused)
+    with SmallServer(lambda number, body: answer() if number else RESET) as server:
+        report = loaded(server, connections=1, count=3, seconds=60.0)
+    assert report.by_status == {200: 2} and report.errors == {"reset": 1} and not report.lost_connections
 
 
 def test_a_load_in_a_process_of_its_own_gives_the_same_report() -> None:
