@@ -77,9 +77,9 @@ class Comparison:
         return 1 if self.scenario == "slowdown" else self.connections
 
     def settings(self) -> dict:
-        """Returns the settings that numbers must share to be compared. Schemes and numbers of tenants may differ."""
-        mine, setup = asdict(self), asdict(self.setup)
-        del mine["tenants"], mine["schemes"], setup["tenants"]
+        """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
+        mine, setup = asdict(self), asdict(self.setup)  # `setup` has the number of tenants that the server knows
+        del mine["tenants"], mine["schemes"]
         return mine | {"connections": self.clients, "setup": setup, "machine": machine()}
 
 
