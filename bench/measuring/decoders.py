@@ -136,14 +136,23 @@ class Bench:
     def _say(self, request: Request, piece: Piece | HplmError) -> None:
         self.asked[request].take(piece)
 
-    def ask(self, prompt: Sequence[int], count: int, source: Source | None = None, promise: Promise = NO_PROMISE) -> Answered:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        source: Source | None = None,
+        promise: Promise = NO_PROMISE,
+        due: float | None = None,
+    ) -> Answered:
+        """`due`: when the request arrived, by `time.perf_counter`, if that was before this call."""
         source = source or self.model.source
         ids = [START, *prompt]
         addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
-        now = time.monotonic_ns()
-        request = Request(source, ids, addresses, sampling, print, _decode, arrival_ns=now, seed=0, promise=promise)
-        answered = self.asked[request] = Answered(request, time.perf_counter())
+        now, asked = time.monotonic_ns(), time.perf_counter()
+        arrival_ns = now if due is None else now - round(1e9 * (asked - due))
+        request = Request(source, ids, addresses, sampling, print, _decode, arrival_ns=arrival_ns, seed=0, promise=promise)
+        answered = self.asked[request] = Answered(request, asked if due is None else due)
         self.line.offer(Answer(request), now)
         return answered
 

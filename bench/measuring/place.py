@@ -14,6 +14,7 @@ import numpy as np
 from bench.measuring.alpaserve import PAPER, cluster_of, models, problem_of, profile_of
 from bench.measuring.place_curves import curves_of
 from bench.place import PlaceBench
+from hplm.errors import HplmError
 from hplm.placement.attained import Attained
 from hplm.placement.baselines import baseline
 from hplm.placement.partition import Parallel, groups_of
@@ -109,7 +110,10 @@ def _fig2(case: PlaceBench, cv: float, shares: tuple[float, float]) -> float:
     """Returns the mean latency of a device a model over that of two stages for both, with 3 requests a second in all."""
     problem = problem_of(["BERT-6.7B"] * 2, 2, 3.0, cv, NO_DEADLINE, 100 * case.seconds, 0, shares)
     simple, pipelined = (_filled(problem, Parallel(stages, 1)) for stages in (1, 2))
-    return (simple.mean_ms() or 0.0) / (pipelined.mean_ms() or 1.0)
+    alone, piped = simple.mean_ms(), pipelined.mean_ms()
+    if alone is None or piped is None:
+        raise HplmError("Fig. 2: a placement answered no request, so there is no mean latency: give more --seconds")
+    return alone / piped
 
 
 def _filled(problem: Problem, parallel: Parallel) -> Attained:
