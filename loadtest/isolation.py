@@ -217,6 +217,7 @@ def _wait_until_idle(addresses: Addresses) -> None:
         if not any(map(float, waiting)):
             return
         time.sleep(1.0)
+    raise HplmError(f"the server was still busy {IDLE_S:.0f} s after the load, so the next figures would not be of it alone")
 
 
 def table(measured: dict[str, dict]) -> str:

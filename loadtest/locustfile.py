@@ -226,11 +226,11 @@ def _report(environment: Environment, outcomes: Outcomes) -> None:
     if not outcomes.counts:
         return
     print(outcomes.table(), file=sys.stderr)
-    if outcomes.server is not None:
+    if to := _given(environment).outcomes:
+        Path(to).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")
+    if outcomes.server is not None:  # asked last: a server that has ended leaves the file complete
         client, server = outcomes.in_time, outcomes.server.in_time()
         print(
             f"in time by the client's clock: {client}, by the server's: {server} ({difference(client, server):+.1%})",
             file=sys.stderr,
         )
-    if to := _given(environment).outcomes:
-        Path(to).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")

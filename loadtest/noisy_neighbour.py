@@ -13,7 +13,6 @@ import argparse
 import json
 import shutil
 import tempfile
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,21 +66,16 @@ def measure(args: argparse.Namespace) -> dict[str, dict]:
 
 
 def _together(server: TritonServer, args: argparse.Namespace, noisy_connections: int) -> dict:
-    reports: dict[str, Report] = {}
+    host, _, port = server.http_url.rpartition(":")
 
-    def ask(who: str, tenant: str, connections: int, rate: float | None) -> None:
-        host, _, port = server.http_url.rpartition(":")
+    def load(tenant: str, connections: int, rate: float | None) -> Load:
         request = infer_request(args.model or args.backbone, [args.text], tenant)
-        reports[who] = send(Load(host, int(port), [request], connections=connections, seconds=args.seconds, rate=rate))[0]
+        return Load(host, int(port), [request], connections=connections, seconds=args.seconds, rate=rate)
 
-    senders = [threading.Thread(target=ask, args=("quiet", args.quiet, 8, QUIET_RATE))]
+    loads = {"quiet": load(args.quiet, 8, QUIET_RATE)}
     if noisy_connections:
-        senders.append(threading.Thread(target=ask, args=("noisy", args.noisy, noisy_connections, args.noisy_rate)))
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join()
-    return {who: _said(report) for who, report in reports.items()}
+        loads["noisy"] = load(args.noisy, noisy_connections, args.noisy_rate)
+    return {who: _said(report) for who, report in zip(loads, send(*loads.values()), strict=True)}
 
 
 def _said(report: Report) -> dict:

@@ -21,6 +21,7 @@ from hplm.server import process_group
 from hplm.tenants.manager import Manager
 
 END_SECONDS = 120.0
+START_SECONDS = 900.0  # of all replicas
 
 
 class ServedCluster:
@@ -128,7 +129,8 @@ class ServedCluster:
 
     def _wait_until_ready(self) -> str:
         """Returns the address of the router."""
-        while self.process.poll() is None:
+        end = time.monotonic() + START_SECONDS
+        while self.process.poll() is None and time.monotonic() < end:
             if found := re.search(r"^Ready at (\S+), ", self.said(), re.MULTILINE):
                 return found[1]
             time.sleep(0.1)

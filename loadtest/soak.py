@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +75,14 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
         infer_request(served.backbone, [text[:400]], tenants[number % len(tenants)]) for number, text in enumerate(texts)
     ]
     full = _send(served, requests, CAPACITY_SECONDS, None)
-    rate = share * len(full.latencies) / full.wall_s
+    if not full.succeeded:
+        full.expect_success("the capacity")
+    rate = share * full.req_per_s  # refusals are quick, so they are no capacity
     watching = _Watching(served)
     window = max(seconds / 30, 5.0)
     reports: list[Report] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and watching.error is None:
         reports.append(_send(served, requests, window, rate))
         said = _p99(reports[-1:])
         print(f"{len(reports) * window:.0f} of {seconds:.0f} s, p99 {said} ms", file=sys.stderr, flush=True)
@@ -117,9 +119,10 @@ class _Watching:
     def __init__(self, served: ServedCopy) -> None:
         self.samples: list[Sample] = []
         self.guests = 0
+        self.error: Exception | None = None  # that ended one of the threads
         self._served = served
         self._ending = threading.Event()
-        self._threads = [threading.Thread(target=step) for step in (self._sample, self._churn)]
+        self._threads = [threading.Thread(target=self._go_on, args=(step,)) for step in (self._sample, self._churn)]
         for thread in self._threads:
             thread.start()
 
@@ -127,6 +130,16 @@ class _Watching:
         self._ending.set()
         for thread in self._threads:
             thread.join()
+        if self.error is not None:
+            raise HplmError(f"the run ended early, because the server could not be watched or changed: {self.error}")
+        if not self.samples:
+            raise HplmError(f"nothing was measured in less than {SAMPLE_SECONDS:g} s: give more --minutes")
+
+    def _go_on(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # `stop` raises it
+            self.error = error
 
     def _sample(self) -> None:
         while not self._ending.wait(SAMPLE_SECONDS):

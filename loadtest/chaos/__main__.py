@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import HplmError
-from loadtest.chaos.faults import Fault, Unable, faults
+from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
 from loadtest.served_copy import ServedCopy, add_options
 
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if args.json:
         print(json.dumps(found))
-    return int(bool(found["unanswered"] or found["wrong"]))
+    return int(bool(found["unanswered"] or found["wrong"] or any("wrong_answer" in one for one in found["faults"])))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _harm(args: argparse.Namespace, victim: ServedCopy, history: History, questi
         time.sleep(CALM)
         done.append(_one(chosen[len(done) % len(chosen)], victim, history, questions, chance))
         print(", ".join(f"{name} {value}" for name, value in done[-1].items()), file=sys.stderr, flush=True)
-        if "not_recovered" in done[-1]:
+        if done[-1].keys() & {"not_recovered", "wrong_answer"}:
             break
     return done
 
@@ -120,6 +120,8 @@ def _one(
             time.sleep(seconds)
     except Unable as error:
         return {"fault": fault.name, "unable": str(error)}
+    except WrongAnswer as error:
+        return found | {"wrong_answer": str(error)}
     if seconds:
         began = time.monotonic()  # of its end
     last = _answered_again(victim, questions)

@@ -38,6 +38,10 @@ class Fault(NamedTuple):
     seconds: tuple[float, float] = (0.0, 0.0)  # how long it lasts before it is undone
 
 
+class WrongAnswer(Exception):
+    """The server gave an answer that it must not give, or none."""
+
+
 class Unable(Exception):
     """The fault cannot be made now or on this machine."""
 
@@ -206,11 +210,14 @@ def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generat
     source = victim.add_guest()
     asked = [asker.ask(Question(tenant, "the same text for both")) for tenant in (source, GUEST)]
     expected = asked[0].logits
-    if expected is not None and asked[1].outcome == OK and not asked[1].agrees_with(expected):
-        raise AssertionError(f"{GUEST} is a copy of {source} and answers otherwise")
+    for tenant, answer in zip((source, GUEST), asked, strict=True):
+        if answer.outcome != OK:
+            raise WrongAnswer(f"{tenant} was not answered: {answer.said}")
+    if expected is None or not asked[1].agrees_with(expected):
+        raise WrongAnswer(f"{GUEST} is a copy of {source}, and its answer differs")
     victim.delete_guest()
     gone = asker.ask(Question(GUEST, "nobody"))
     asker.close()
     if gone.outcome not in (REFUSED, "failed"):
-        raise AssertionError(f"{GUEST} was deleted and is answered")
+        raise WrongAnswer(f"{GUEST} was deleted and is answered")
     yield

@@ -1,6 +1,7 @@
 """The chaos test counts what clients see, and a run of it on a real server ends well."""
 
 import json
+import random
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadtest.chaos import history
-from loadtest.chaos.faults import faults
+from loadtest.chaos.faults import WrongAnswer, faults
 from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
 from tests.loadtest.small_server import SmallServer, answer
 from tests.support.wait import eventually
@@ -43,6 +44,16 @@ def test_the_upper_model_of_a_group_is_harmed_by_its_name(tmp_path):
     found = {fault.name for fault in faults(victim)}
     assert {"kill medicine-lookup", "kill law+medicine-upper", "stop law+medicine-upper", "kill hplm"} <= found
     assert "kill medicine-upper" not in found
+
+
+def test_a_new_tenant_that_is_never_answered_is_a_wrong_answer(tmp_path):
+    (tmp_path / "toy-upper").mkdir()
+    with SmallServer(lambda *_: answer(503)) as server:
+        victim = SimpleNamespace(repository=tmp_path, backbone="toy", models=["toy"], add_guest=lambda: "acme")
+        victim.address = f"127.0.0.1:{server.port}"
+        (fault,) = (fault for fault in faults(victim) if fault.name == "tenant added and deleted")
+        with pytest.raises(WrongAnswer, match="acme"), fault.begin(victim, random.Random(0)):
+            pass
 
 
 @pytest.mark.slow
