@@ -24,7 +24,7 @@ from loadtest.door import HOST, Door, front_door
 from loadtest.encode import http_request, infer_request
 from loadtest.load import Load, Report, send
 from loadtest.quiet import Noise, ask_beside, compared, finish, flooding, parser_of, quiet_load, said
-from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Abuse, run_strangers
+from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Abuse
 
 STRANGERS = [f"127.0.1.{number}" for number in range(1, 251)]
 QUIET_CONNECTIONS = 32
@@ -57,7 +57,7 @@ class Place:
             sources=STRANGERS[:addresses],
             body_bytes=body_bytes,
         )
-        return lambda seconds: run_strangers(replace(abuse, seconds=seconds))
+        return lambda seconds: send(replace(abuse, seconds=seconds))[0]
 
 
 def main(arguments: list[str] | None = None) -> None:

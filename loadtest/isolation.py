@@ -43,7 +43,7 @@ from loadtest.quiet import (
     timely_request,
 )
 from loadtest.server_count import PUBLISHED_AFTER, ServerCount, difference
-from loadtest.streams import run_streams
+from loadtest.streams import Streams
 
 ALIAS = "hplm"
 QUIET_CONNECTIONS = 64  # enough for answers that take seconds
@@ -159,8 +159,8 @@ def _load(addresses: Addresses, request: bytes, connections: int) -> Load:
 
 def _streams(given: argparse.Namespace, addresses: Addresses) -> Noise:
     """Many requests in flight over gRPC."""
-    asked = given.backbone, given.noisy, given.text, given.streams
-    return lambda seconds: run_streams(addresses.grpc, *asked, seconds, addresses.certificate)
+    streams = Streams(addresses.grpc, given.backbone, given.noisy, given.text, given.streams, addresses.certificate)
+    return lambda seconds: send(replace(streams, seconds=seconds))[0]
 
 
 def _long(given: argparse.Namespace, addresses: Addresses) -> Noise:

@@ -1,9 +1,4 @@
-"""Clients without a key that misuse a front door, from a process of their own.
-
-    python -m loadtest.strangers < an Abuse as JSON
-
-prints what became of them as JSON.
-"""
+"""Clients without a key that misuse a front door: a load for `loadtest.load.send`."""
 
 from __future__ import annotations
 
@@ -14,14 +9,11 @@ import os
 import resource
 import ssl
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-
-from loadtest.apart import run_module
+from dataclasses import dataclass
 
 REFUSED_S = 5.0  # before a refused client tries again
 A_BYTE_S = 1.0  # between two bytes of a slow client
@@ -47,10 +39,16 @@ class Abuse:
     sources: Sequence[str]  # the clients' own addresses
     body_bytes: int = 0
 
+    @property
+    def limit_s(self) -> float:
+        return 2 * (self.seconds + PATIENCE_S)
 
-def run_strangers(abuse: Abuse) -> dict[str, int]:
-    """Returns how often clients were let in or refused, the statuses of their answers, and how many bytes they sent."""
-    return json.loads(run_module(__name__, given=json.dumps(asdict(abuse)), limit=2 * (abuse.seconds + PATIENCE_S)))
+    def run(self) -> dict[str, int]:
+        """Returns how often clients were let in or refused, the statuses of their answers, and how many bytes they sent."""
+        os.nice(POLITE)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
+        return dict(asyncio.run(Strangers(self).misbehave()))
 
 
 class Strangers:
@@ -145,14 +143,3 @@ class Strangers:
 
     def _head(self, fields: str) -> bytes:
         return f"POST /v2/models/{self._abuse.backbone}/infer HTTP/1.1\r\nHost: loadtest\r\n{fields}\r\n\r\n".encode()
-
-
-def main() -> None:
-    os.nice(POLITE)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
-    print(json.dumps(asyncio.run(Strangers(Abuse(**json.load(sys.stdin))).misbehave())))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,16 @@
-"""Holds many gRPC requests in flight, from a process of its own: each that is answered is followed by another.
+"""Holds many gRPC requests in flight: each that is answered is followed by another. A load for `loadtest.load.send`.
 
-    python -m loadtest.streams HOST:PORT MODEL TENANT IN_FLIGHT SECONDS [CERTIFICATE] < text
-
-prints what became of them as JSON. After a refusal the next request waits as long as the server asks for.
+After a refusal the next request waits as long as the server asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import struct
-import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
-from loadtest.apart import run_module
 
 MESSAGES: Any = service_pb2  # generated code, without types
 A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
@@ -29,15 +25,30 @@ REFUSED_S = 0.1  # the pause after a refusal that does not name one
 POLITE = 10  # niceness: what is measured is the server
 
 
-def run_streams(
-    address: str, model: str, tenant: str, text: str, in_flight: int, seconds: float, certificate: Path | None = None
-) -> dict[str, int]:
-    """Returns how many requests were answered, refused, failed, or still in flight at the end. `certificate`: for TLS.
+@dataclass(frozen=True)
+class Streams:
+    address: str
+    model: str
+    tenant: str
+    text: str
+    in_flight: int
+    certificate: Path | None  # for TLS
+    seconds: float = 0.0
 
-    Also how many lost their connection.
-    """
-    given = address, model, tenant, in_flight, seconds, *([certificate] if certificate else [])
-    return json.loads(run_module(__name__, *given, given=text, limit=120 + 2 * seconds))
+    @property
+    def limit_s(self) -> float:
+        return 120 + 2 * self.seconds
+
+    def run(self) -> dict[str, int]:
+        """Returns how many requests were answered, refused or failed, lost their connection, or were in flight at the end."""
+        os.nice(POLITE)
+        text = self.text.encode()
+        request = MESSAGES.ModelInferRequest(model_name=self.model)
+        request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
+        request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
+        request.parameters["tenant"].string_param = self.tenant
+        trusted = self.certificate.read_bytes() if self.certificate else None
+        return dict(asyncio.run(_hold(self.address, request, self.in_flight, self.seconds, trusted)))
 
 
 async def _hold(address: str, request: Any, in_flight: int, seconds: float, certificate: bytes | None) -> Counter[str]:
@@ -81,19 +92,3 @@ def _judged(error: grpc.aio.AioRpcError) -> tuple[str, float]:
         return "cut_off", REFUSED_S
     pause = problem.retry_after_s if isinstance(problem, SafeToRetry) else None
     return "refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed", pause or REFUSED_S
-
-
-def main() -> None:
-    address, model, tenant, in_flight, seconds, *certificate = sys.argv[1:]
-    os.nice(POLITE)
-    text = sys.stdin.read().encode()
-    request = MESSAGES.ModelInferRequest(model_name=model)
-    request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
-    request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
-    request.parameters["tenant"].string_param = tenant
-    trusted = Path(certificate[0]).read_bytes() if certificate else None
-    print(json.dumps(asyncio.run(_hold(address, request, int(in_flight), float(seconds), trusted))))
-
-
-if __name__ == "__main__":
-    main()

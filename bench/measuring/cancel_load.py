@@ -1,37 +1,43 @@
-"""Streams that are cancelled on their way, in a process of its own as those of `stream_load`.
-
-    python -m bench.measuring.cancel_load HOST:PORT MODEL HOLDING WAITING TOKENS COUNT
-
-A stream of the tenant HOLDING takes all the room of the server, and is cancelled while a request of the tenant WAITING waits
-for it. It prints the medians of `COUNT` times: from the cancelling to the first token behind it, and between two tokens.
-"""
+"""Streams that are cancelled on their way: a load for `loadtest.load.send`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from hplm_client.aio import AsyncHplmClient
-from loadtest.apart import run_module
 
 BEFORE, BESIDE = 4, 8  # pieces of a stream before the other request is sent, and before the stream is cancelled
 
 
 @dataclass(frozen=True)
 class CancelTimes:
-    cancel_ms: float
-    token_ms: float
+    cancel_ms: float  # from the cancelling to the first token behind it
+    token_ms: float  # between two tokens
 
 
-def cancel_times(address: str, model: str, tenants: Sequence[str], tokens: int, count: int) -> CancelTimes:
-    """Returns the medians. `tenants`: one whose streams are cancelled, and one whose requests wait."""
-    return CancelTimes(**json.loads(run_module(__name__, address, model, *tenants, tokens, count, given="", limit=600)))
+@dataclass(frozen=True)
+class Cancelling:
+    """A stream of one tenant takes all the room of the server, and is cancelled while a request of another one waits for it."""
+
+    address: str
+    model: str
+    holding: str  # the tenant whose streams are cancelled
+    waiting: str
+    tokens: int  # of a stream that is not cancelled
+    count: int
+    limit_s: float = 600.0
+
+    def run(self) -> CancelTimes:
+        """Returns the medians."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> CancelTimes:
+        async with AsyncHplmClient(self.address, protocol="grpc", backbone=self.model) as client:
+            return await _measured(client, self.holding, self.waiting, self.tokens, self.count)
 
 
 class Holding:
@@ -80,17 +86,3 @@ async def _measured(client: AsyncHplmClient, holding: str, waiting: str, tokens:
             took.append(time.perf_counter() - start)
             gaps += [(then - before) / max(1, added) for (before, _), (then, added) in pairwise(held.pieces)]
     return CancelTimes(1000 * median(took), 1000 * median(gaps))
-
-
-async def _load(address: str, model: str, holding: str, waiting: str, tokens: int, count: int) -> CancelTimes:
-    async with AsyncHplmClient(address, protocol="grpc", backbone=model) as client:
-        return await _measured(client, holding, waiting, tokens, count)
-
-
-def main() -> None:
-    address, model, holding, waiting, tokens, count = sys.argv[1:]
-    print(json.dumps(asdict(asyncio.run(_load(address, model, holding, waiting, int(tokens), int(count))))))
-
-
-if __name__ == "__main__":
-    main()

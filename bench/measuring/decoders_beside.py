@@ -14,14 +14,15 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from bench.generate import GenerateBench
-from bench.measuring.cancel_load import cancel_times
+from bench.measuring.cancel_load import Cancelling
 from bench.measuring.decoders import Bench, Model, in_turn, lengths_of, prompts_of
-from bench.measuring.stream_load import stream_rate
+from bench.measuring.stream_load import TextStreams
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.model.stacks import UpperStack
 from hplm.server import TritonServer
+from loadtest.load import send
 from testing.random_store import random_store, tokenizer_json, words
 
 SEATS = 32  # sequences of different tenants in a step
@@ -101,7 +102,7 @@ def served(case: GenerateBench, whole: Model, half: Model) -> dict:
 
         def streamed() -> float:
             new = [prompts.pop() for _ in lengths]  # a server computes a prompt only once
-            return stream_rate(server.grpc_url, backbone, tenant.id, new, lengths)
+            return send(TextStreams(server.grpc_url, backbone, tenant.id, list(zip(new, lengths, strict=True))))[0]
 
         found = in_turn({"bare": bare, "served": streamed}, case.rounds)
     return {
@@ -120,7 +121,7 @@ def cancelled(case: GenerateBench, whole: Model, half: Model) -> dict:
     options = ServingOptions(dtype="fp32", seats=1, cache_tokens=half.config.positions, admission=False)
     with _serving(half, tenants, options) as (server, backbone):
         most = half.config.positions - 64  # tokens of the cancelled answer: more than anybody waits for
-        times = cancel_times(server.grpc_url, backbone, [tenant.id for tenant in tenants], most, CANCELS * case.rounds)
+        (times,) = send(Cancelling(server.grpc_url, backbone, "first", "second", most, CANCELS * case.rounds))
     return {
         "cancel_ms": round(times.cancel_ms, 1),
         "cancel_bound_ms": round(2 * times.token_ms + CANCEL_MS, 1),

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.glue import GlueBench
-from bench.measuring.grpc_load import grpc_rate
+from bench.measuring.grpc_load import GrpcLoad
 from bench.measuring.noop import FLOOR, NOOP, add_noops
 from bench.measuring.processor_time import processor_seconds
 from bench.measuring.serve import texts_of
@@ -102,7 +102,7 @@ def _measure(server: TritonServer, model: str, clients: int, texts: int, case: G
 
 def _over_grpc(server: TritonServer, model: str, case: GlueBench) -> float:
     print(f"{model}: 64 clients over gRPC", file=sys.stderr, flush=True)
-    return grpc_rate(server.grpc_url, model, _tenant(0, case), _texts(case), 64, case.seconds)
+    return send(GrpcLoad(server.grpc_url, model, _tenant(0, case), _texts(case), 64, case.seconds))[0]
 
 
 def _texts(case: GlueBench) -> list[str]:

@@ -1,30 +1,37 @@
-"""A closed loop of gRPC requests from a process of its own.
-
-python -m bench.measuring.grpc_load HOST:PORT MODEL TENANT CLIENTS SECONDS < texts
-
-prints the answers a second.
-"""
+"""A closed loop of gRPC requests: a load for `loadtest.load.send`."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as aio
 
-from loadtest.apart import run_module
-
 WARM_UP = 0.25  # share of the time before counting starts
 
 
-def grpc_rate(address: str, model: str, tenant: str, texts: Sequence[str], clients: int, seconds: float) -> float:
-    """Returns the answers a second to requests of one text each, sent in turn by so many clients."""
-    given, limit = "\n".join(texts), 60 + 2 * seconds
-    return float(run_module(__name__, address, model, tenant, clients, seconds, given=given, limit=limit))
+@dataclass(frozen=True)
+class GrpcLoad:
+    """Requests of one text each, sent in turn by so many clients."""
+
+    address: str
+    model: str
+    tenant: str
+    texts: Sequence[str]
+    clients: int
+    seconds: float
+
+    @property
+    def limit_s(self) -> float:
+        return 60 + 2 * self.seconds
+
+    def run(self) -> float:
+        """Returns the answers a second."""
+        return asyncio.run(_load(self.address, self.model, self.tenant, self.texts, self.clients, self.seconds))
 
 
 async def _load(address: str, model: str, tenant: str, texts: Sequence[str], clients: int, seconds: float) -> float:
@@ -50,13 +57,3 @@ def _text(text: str) -> list[grpc.InferInput]:
     given = grpc.InferInput("TEXT", [1, 1], "BYTES")
     given.set_data_from_numpy(np.array([[text.encode()]], dtype=object))
     return [given]
-
-
-def main() -> None:
-    address, model, tenant, clients, seconds = sys.argv[1:]
-    texts = sys.stdin.read().splitlines()
-    print(asyncio.run(_load(address, model, tenant, texts, int(clients), float(seconds))))
-
-
-if __name__ == "__main__":
-    main()
