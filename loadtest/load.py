@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +31,7 @@ class Sendable(Protocol):
 
     @property
     def limit_s(self) -> float:
-        """The seconds within which `run` ends; `send` stops it later."""
+        """The seconds within which `run` ends. `send` stops it later."""
         ...
 
     def run(self) -> Any:
@@ -40,25 +42,50 @@ class Sendable(Protocol):
 def send(*loads: Sendable) -> list[Any]:
     """Returns the reports of the loads, in their order."""
     spawn = multiprocessing.get_context("spawn")
-    limit = START_S + max(load.limit_s for load in loads)
-    with spawn.Pool(len(loads), _begin, (spawn.Barrier(len(loads)),)) as pool:  # leaving it ends its processes
-        try:
-            return pool.map_async(_run, loads, chunksize=1).get(limit)
-        except multiprocessing.TimeoutError as error:
-            raise HplmError(f"a load generator did not end within {limit:.0f} s and was stopped: try again") from error
+    all_there = spawn.Barrier(len(loads))
+    processes, pipes = [], []
+    try:
+        for load in loads:
+            ours, its = spawn.Pipe(duplex=False)
+            process = spawn.Process(target=_run, args=(load, all_there, its), daemon=True)
+            process.start()
+            its.close()  # so that the end of the process is the end of the pipe
+            processes.append(process)
+            pipes.append(ours)
+        reports = _received(pipes, START_S + max(load.limit_s for load in loads))
+        return [reports[pipe] for pipe in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
-_all_there: Barrier
+def _run(load: Sendable, all_there: Barrier, its: Connection) -> None:
+    all_there.wait(START_S)
+    try:
+        its.send(load.run())
+    except HplmError as error:
+        its.send(error)
 
 
-def _begin(all_there: Barrier) -> None:
-    global _all_there
-    _all_there = all_there
-
-
-def _run(load: Sendable) -> Any:
-    _all_there.wait(START_S)
-    return load.run()
+def _received(pipes: Sequence[Connection], limit: float) -> dict[object, Any]:
+    """Returns what came through each pipe. Raises at the first error, and where a process ends without a report."""
+    reports: dict[object, Any] = {}
+    end = time.monotonic() + limit
+    while waiting := [pipe for pipe in pipes if pipe not in reports]:
+        ready = wait(waiting, max(0.0, end - time.monotonic()))
+        if not ready:
+            raise HplmError(f"a load generator did not end within {limit:.0f} s and was stopped: try again")
+        for pipe in waiting:
+            if pipe not in ready:
+                continue
+            try:
+                reports[pipe] = pipe.recv()
+            except EOFError as error:
+                raise HplmError("a load generator ended without a report: see its messages above") from error
+            if isinstance(reports[pipe], HplmError):
+                raise reports[pipe]
+    return reports
 
 
 def go_first() -> None:

@@ -78,7 +78,7 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
     if not full.succeeded:
         full.expect_success("the capacity")
     rate = share * full.req_per_s  # refusals are quick, so they are no capacity
-    watching = _Watching(served)
+    watching = Watching(served)
     window = max(seconds / 30, 5.0)
     reports: list[Report] = []
     end = time.monotonic() + seconds
@@ -113,7 +113,7 @@ def _p99(reports: Sequence[Report]) -> float | None:
     return round(float(np.percentile(served, 99)) * 1000, 2) if len(served) else None
 
 
-class _Watching:
+class Watching:
     """Samples the server's processes, and lets a tenant come and go, each in a thread."""
 
     def __init__(self, served: ServedCopy) -> None:

@@ -1,6 +1,6 @@
-"""Two ensembles of Python models that do nothing, as many models and bytes as ours: what Triton costs without us.
+"""Two ensembles of models that do nothing. Each has two Python models, and passes as many bytes between them as ours.
 
-`noop` answers from threads, as a model must whose answers take time. `floor` answers from `execute`, which is the fastest way.
+`noop` answers from threads, as a model must whose answers take time. `floor` answers from `execute`, which is faster.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ import shutil
 from pathlib import Path
 from string import Template
 
+import numpy as np
+
 import bench.noop
+from hplm.engine.looked_up import LookedUp
+from hplm.tenants.ticket import TICKET_BYTES
 
 NOOP, FLOOR = "noop", "floor"
 
@@ -51,13 +55,26 @@ _TEXT = '{ name: "TEXT"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch
 _TICKET = '{ name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ] }'
 
 
+def ticket_bytes(tokens: int) -> tuple[int, int]:
+    """Returns the bytes that our lookup model passes on for a request, and those for each of its texts."""
+    one, two = (len(_looked_up(texts, tokens).pack()) for texts in (1, 2))
+    return TICKET_BYTES + 2 * one - two, two - one
+
+
+def _looked_up(texts: int, tokens: int) -> LookedUp:
+    """Returns a request to classify texts, with an answer row for each."""
+    each, token = np.zeros(texts, np.int32), np.zeros(texts * tokens, np.int64)
+    return LookedUp(each, each, token, token.astype(np.uint8), np.zeros((texts, 3), np.int32))
+
+
 def add_noops(repository: Path, tokens: int) -> None:
-    """Adds both ensembles. Between their models go as many bytes as between ours for texts of so many tokens."""
+    """Adds both ensembles, for texts of so many tokens."""
+    given = " ".join(map(str, ticket_bytes(tokens)))
     code = Path(bench.noop.__path__[0])
     for name in (NOOP, FLOOR):
         configs = {
             name: _ENSEMBLE.substitute(name=name, outputs=_OUTPUTS),
-            f"{name}-first": _MODEL.substitute(inputs=_TEXT, outputs=_TICKET, key="tokens", value=tokens),
+            f"{name}-first": _MODEL.substitute(inputs=_TEXT, outputs=_TICKET, key="bytes", value=given),
             f"{name}-second": _MODEL.substitute(
                 inputs=_TICKET.replace(" }", "  allow_ragged_batch: true }"), outputs=_OUTPUTS, key="answers", value=name
             ),

@@ -6,7 +6,7 @@ import pytest
 
 from hplm.errors import HplmError
 from loadtest import soak
-from loadtest.soak import Sample, _growth
+from loadtest.soak import Sample, Watching, _growth
 from tests.support.wait import eventually
 
 
@@ -18,28 +18,30 @@ def test_growth_compares_the_time_after_the_warm_up_with_the_end():
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
 
 
+class Ended:
+    """A server whose processes cannot be found any more."""
+
+    def processes(self):
+        raise HplmError("it has ended")
+
+    def add_guest(self):
+        pass
+
+    delete_guest = add_guest
+
+
 def test_a_run_whose_server_cannot_be_watched_is_no_result(monkeypatch):
-    class Ended:
-        def processes(self):
-            raise HplmError("it has ended")
-
-        def add_guest(self):
-            pass
-
-        delete_guest = add_guest
-
     monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.0)
-    watching = soak._Watching(Ended())
+    watching = Watching(Ended())
     eventually(lambda: watching.error)
     with pytest.raises(HplmError, match="it has ended"):
         watching.stop()
 
 
 def test_a_run_without_a_sample_is_no_result(monkeypatch):
-    monkeypatch.setattr(soak._Watching, "_churn", lambda self: None)
     monkeypatch.setattr(soak, "SAMPLE_SECONDS", 600.0)
     with pytest.raises(HplmError, match="--minutes"):
-        soak._Watching(None).stop()
+        Watching(Ended()).stop()
 
 
 @pytest.mark.slow
