@@ -1,93 +1,60 @@
-"""`hplm bench cascade`: plans of levels beside the full stack alone, a vote, and simpler ways to spare layers."""
+"""`hplm bench cascade`: plans of levels beside the full stack alone, and simpler ways to spare layers."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
-from bench.options import benchmark, dtype_option, expect_above_zero, seconds_option
-from hplm.errors import InvalidInput
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-ALL = 100_000  # texts: as many as there are
-TIMED = ("nothing", "bare", "served")  # each with those before it
+from bench.measuring.cascade import TARGETS, bench_cascade
+from bench.measuring.cascade_material import ALL, CascadeBench
+from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of
+
 QUICK = {"train": 300, "epochs": 1, "seeds": 1, "minutes": 0.05, "stack_minutes": 0.02, "seconds": 1.0, "rounds": 1}
-SHORT = {"calibrate": 150, "profile": 150, "test": 150}  # texts
+SHORT = 150  # texts of each kind
 
 
-@dataclass(frozen=True)
-class CascadeBench:
-    folder: Path = Path(".hplm/bench-cascade")  # what is built, which later runs use again
-    model: str | None = None  # None: the demo's MiniLM
-    lower: int = 2  # layers that become a table; the others are the full upper stack
-    stacks: tuple[int, ...] = (1, 2, 3)  # layers of each
-    seeds: int = 3  # tenants for each question
-    drop: float = 0.5  # points that a plan may lose where it is selected
-    minutes: float = 6.0  # of adapting the lower half
-    stack_minutes: float = 4.0  # of each stack's learning
-    train: int = 1500  # texts of each tenant
-    calibrate: int = ALL
-    profile: int = ALL
-    test: int = ALL
-    epochs: int = 3
-    seconds: float = 20.0  # of each timed measurement
-    rounds: int = 3
-    dtype: str = "auto"
-    timed: str = TIMED[-1]
+@benchmark(**QUICK, texts=SHORT)
+def cascade(
+    *,
+    folder: Path = CascadeBench.folder,
+    model: str | None = None,
+    seeds: Whole = CascadeBench.seeds,
+    drop: Annotated[float, Parameter(validator=Number(gte=0, lte=100))] = CascadeBench.drop,
+    minutes: Positive = CascadeBench.minutes,
+    stack_minutes: Positive = CascadeBench.stack_minutes,
+    train: Whole = CascadeBench.train,
+    epochs: Whole = CascadeBench.epochs,
+    texts: Whole = ALL,
+    seconds: Positive = CascadeBench.seconds,
+    rounds: Whole = CascadeBench.rounds,
+    dtype: EngineDtype = "auto",
+    timed: Literal["nothing", "bare", "served"] = "served",
+) -> Rows:
+    """Builds tenants with levels on stacks of 1, 2 and 3 layers, from the docstrings of Python's library and MiniLM.
 
-    def __post_init__(self) -> None:
-        expect_above_zero(seeds=self.seeds, minutes=self.minutes, stack_minutes=self.stack_minutes)
-        expect_above_zero(seconds=self.seconds, rounds=self.rounds)
-        if not 0 <= self.drop <= 100:
-            raise InvalidInput(f"--drop {self.drop:g}: give points from 0 to 100")
+    Selects plans for them. Measures what the plans lose on test texts, and what they save in latency, throughput and in an
+    overload, beside the full stack alone, one small level, and simpler ways. What is built is kept in the folder, so that a
+    second run only measures.
 
-    def quick(self) -> CascadeBench:
-        """Returns the same benchmark with little of everything."""
-        return replace(self, **QUICK, **SHORT)
-
-
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "cascade", run, "levels and plans beside the full stack alone", (
-        "Build tenants with levels on stacks of 1, 2 and 3 layers, from the docstrings of Python's library and MiniLM, and "
-        "select plans for them. Measure what the plans lose on test texts, and what they save in latency, throughput and in "
-        "an overload, beside the full stack alone, one small level, a vote of all levels, and simpler ways. What is built is "
-        "kept in the folder, so that a second run only measures."
-    ))  # fmt: skip
-    case = CascadeBench
-    parser.add_argument("--folder", type=Path, default=case.folder, help="what is built (default: %(default)s)")
-    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
-    parser.add_argument("--seeds", type=int, default=case.seeds, help="tenants for each question (default: %(default)s)")
-    parser.add_argument(
-        "--drop",
-        type=float,
-        default=case.drop,
-        metavar="POINTS",
-        help="most points that a plan may lose (default: %(default)s)",
-    )
-    parser.add_argument("--minutes", type=float, default=case.minutes, help="of adapting the lower half (default: %(default)s)")
-    parser.add_argument(
-        "--stack-minutes", type=float, default=case.stack_minutes, help="of each stack's learning (default: %(default)s)"
-    )
-    seconds_option(parser, case.seconds, "of each timed measurement")
-    parser.add_argument(
-        "--rounds", type=int, default=case.rounds, help="turns of each timed measurement (default: %(default)s)"
-    )
-    dtype_option(parser)
-    parser.add_argument(
-        "--timed", choices=TIMED, default=TIMED[-1],
-        help="what is timed: nothing, the bare engine, or a server too (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
-
-
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.cascade import bench_cascade, table_of
-
+    :param folder: what is built
+    :param model: Hugging Face name or folder of another BERT than MiniLM
+    :param seeds: tenants for each question
+    :param drop: most points that a plan may lose
+    :param minutes: of adapting the lower half
+    :param stack_minutes: of each stack's learning
+    :param train: texts of each tenant
+    :param epochs: of each tenant
+    :param texts: most texts for each of calibration, profile and test
+    :param seconds: of each timed measurement
+    :param rounds: turns of each timed measurement
+    :param dtype: precision of the engine
+    :param timed: nothing, the bare engine, or a server too
+    """
     case = CascadeBench(
-        args.folder, args.model, seeds=args.seeds, drop=args.drop, minutes=args.minutes, stack_minutes=args.stack_minutes,
-        seconds=args.seconds, rounds=args.rounds, dtype=args.dtype, timed=args.timed,
+        folder, model, seeds=seeds, drop=drop, minutes=minutes, stack_minutes=stack_minutes, train=train, calibrate=texts,
+        profile=texts, test=texts, epochs=epochs, seconds=seconds, rounds=rounds, dtype=dtype, timed=timed,
     )  # fmt: skip
-    figures = bench_cascade(case.quick() if args.quick else case)
-    if not args.json:
-        print(table_of(figures))
-    return figures
+    yield from rows_of(bench_cascade(case), TARGETS)

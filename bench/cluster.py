@@ -1,80 +1,86 @@
-"""`hplm bench cluster`: several servers behind HAProxy on this machine, beside one server, round robin, and the simulator."""
+"""`hplm bench cluster`: several servers behind HAProxy on this machine, beside one server and round robin."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, replace
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
 
-from bench.options import benchmark, expect_above_zero, expect_text, seconds_option, tokens_option
-from hplm.errors import InvalidInput
+from bench.measuring.cluster_changes import change_figures, revoke_figures
+from bench.measuring.cluster_faults import kill_figures, roll_figures
+from bench.measuring.cluster_material import ClusterBench, make_material
+from bench.measuring.cluster_proxy import proxy_figures
+from bench.measuring.cluster_spread import limit_figures, spread_figures
+from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
+from hplm.errors import HplmError
+from loadtest.served_cluster import ServedCluster
 
-CLUSTER_SIZES = ("minilm", "bert-base", "toy")
-PARTS = ("proxy", "faults", "changes", "revoke", "spread", "limits", "ring", "overflow", "simulation")
-QUICK = {
-    "size": "toy", "tokens": 16, "slots": 4, "connections": 8, "seconds": 2.0, "rounds": 1, "adds": 2, "table_mb": 1.0,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ClusterBench:
-    size: str = "minilm"
-    tokens: int = 32  # of a text
-    slots: int = 16  # of a replica; there are four times as many tenants
-    connections: int = 64
-    seconds: float = 15.0  # of each timed measurement
-    rounds: int = 3
-    adds: int = 20  # tenants that come and go
-    table_mb: float = 2000.0  # that travels while a key is revoked
-    rate: float = 50.0  # requests a second that a tenant may send
-    parts: tuple[str, ...] = PARTS
-
-    def __post_init__(self) -> None:
-        expect_above_zero(slots=self.slots, connections=self.connections, seconds=self.seconds, rounds=self.rounds)
-        expect_above_zero(adds=self.adds, table_mb=self.table_mb, rate=self.rate)
-        expect_text(self.tokens, 512 if self.size != "toy" else 64)
-        unknown = next((part for part in self.parts if part not in PARTS), None)
-        if unknown is not None:
-            raise InvalidInput(f"--only {unknown}: choose {', '.join(PARTS)}")
-
-    @property
-    def tenants(self) -> int:
-        return 4 * self.slots
-
-    def quick(self) -> ClusterBench:
-        """Returns the same benchmark with little of everything."""
-        return replace(self, **QUICK)
+TARGETS = {
+    "proxy_over_direct": (">=", 0.95),
+    "hop_p50_ms": ("<=", 0.5),
+    "hash_over_round_robin": ("<=", 0.5),
+    "busiest_over_mean": ("<=", 1.3),
+    "kill_unanswered": ("<=", 0),
+    "kill_wrong": ("<=", 0),
+    "reroute_s": ("<=", 2.0),
+    "roll_failures": ("<=", 0),
+    "add_p99_s": ("<=", 1.0),
+    "after_delete": ("<=", 0),
+    "revoke_s": ("<=", 1.0),
+    "revoked_while_travelling": (">=", 1),  # replicas; else the table was too small
+    "limit_ratio": ("<=", 1.05),
+    "limit_least": (">=", 0.9),  # else the limit was not reached
+}
+Part = Literal["proxy", "faults", "changes", "revoke", "spread", "limits"]
+WITH_TWO = {
+    "proxy": (proxy_figures,),
+    "changes": (change_figures,),
+    "revoke": (revoke_figures,),
+    "faults": (kill_figures, roll_figures),
+}
+WITH_THREE = {"spread": (spread_figures,), "limits": (limit_figures,)}
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "cluster", run, "several servers behind HAProxy, while they die, change and are replaced", (
-        "Run `hplm cluster up` with two and with three servers on this machine. Measure what the router costs, how it spreads "
-        "tenants, what clients see when a server is killed and when all are replaced, how soon changes of tenants are "
-        "everywhere, and whether limits hold. Needs haproxy and nginx, and two cores."
-    ))  # fmt: skip
-    case = ClusterBench
-    parser.add_argument("--size", choices=CLUSTER_SIZES, default=case.size, help="size of the model (default: %(default)s)")
-    tokens_option(parser, case.tokens)
-    seconds_option(parser, case.seconds, "of each timed measurement")
-    parser.add_argument("--rounds", type=int, default=case.rounds, help="turns of each comparison (default: %(default)s)")
-    parser.add_argument("--adds", type=int, default=case.adds, help="tenants that come and go (default: %(default)s)")
-    parser.add_argument(
-        "--table-mb",
-        type=float,
-        default=case.table_mb,
-        help="of the table that travels while a key is revoked (default: %(default)s)",
-    )
-    parser.add_argument("--only", nargs="+", metavar="PART", default=list(PARTS), help=f"only these parts: {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
+@benchmark(size="toy", tokens=16, slots=4, connections=8, seconds=2.0, rounds=1, adds=2, table_mb=1.0, only=("proxy", "faults"))
+def cluster(
+    *,
+    size: Size = "minilm",
+    tokens: Whole = 32,
+    slots: Whole = 16,
+    connections: Whole = 64,
+    seconds: Positive = 15.0,
+    rounds: Whole = 3,
+    adds: Whole = 20,
+    table_mb: Positive = 2000.0,
+    only: tuple[Part, ...] = (*WITH_TWO, *WITH_THREE),  # pyright: ignore[reportArgumentType]
+) -> Rows:
+    """Runs `hplm cluster up` with two and with three servers on this machine.
 
+    Measures what the router costs, how it spreads tenants, what clients see when a server is killed and when all are replaced,
+    how soon changes of tenants are everywhere, and whether limits hold. Needs haproxy, and two cores.
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.cluster import bench_cluster, table_of
-
-    case = ClusterBench(
-        args.size, args.tokens, seconds=args.seconds, rounds=args.rounds, adds=args.adds, table_mb=args.table_mb,
-        parts=tuple(args.only),
-    )  # fmt: skip
-    figures = bench_cluster(case.quick() if args.quick else case)
-    if not args.json:
-        print(table_of(figures))
-    return figures
+    :param size: of the model
+    :param tokens: of a text
+    :param slots: of a server; there are four times as many tenants
+    :param connections: of the clients
+    :param seconds: of each timed measurement
+    :param rounds: turns of each comparison
+    :param adds: tenants that come and go
+    :param table_mb: of the table that travels while a key is revoked
+    :param only: these parts
+    """
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise HplmError("this machine has one core, but each of two servers needs its own: use another machine")
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:  # a short path, for sockets
+        case = ClusterBench(size, tokens, slots, connections, seconds, rounds, adds, table_mb)
+        material = make_material(Path(folder), case)
+        for count, parts, on in ((2, WITH_TWO, cores), (3, WITH_THREE, ())):
+            if wanted := [part for part in parts if part in only]:
+                say(f"{count} servers")
+                with ServedCluster(material.repository, Path(folder) / str(count), count, on) as servers:
+                    for measure in (measure for part in wanted for measure in parts[part]):
+                        figures |= measure(servers, material)
+    yield from rows_of(figures, TARGETS)

@@ -1,41 +1,238 @@
-"""`hplm bench engine`: the packings, and the engine beside bare matrix products."""
+"""`hplm bench engine`: packed batches beside padded ones, 8 bits beside fp32, and the engine beside bare matrix products.
+
+All variants of a figure take turns in one process. Lengths of texts are as in TCB 6.1: normal, mean 20, variance 20 or 100, 3
+to 100. `uniform` is the same number of tokens in texts of one length: no packing can beat it.
+"""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 
-from bench.options import SIZE_NAMES, benchmark, dtype_option, seconds_option
-from hplm.options import LAYER_DTYPES
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
+from bench.turns import Timing, alternate_timed
+from hplm.adapters.layout import adapter_layout
+from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
+from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo
+from hplm.engine.turbo import GroupCost
+from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import random_backbone
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import Adapt
+from hplm.scheduling.simulation.arrivals import Lengths
+from testing.random_store import SIZES
+
+TENANTS, RANK = 16, 32
+TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
+MEAN, VARIANCES = 20, (20, 100)
+ROW = 400  # tokens, TCB's L
+EQUAL = (20, 128)  # lengths compared with bare products
+ONE = (128, 512)  # tokens of a batch of one
+EIGHT_BITS, EIGHT_BITS_TOKENS = {"one": 1, "batch": 10}, 128  # texts of a batch, and tokens of a text
+
+Run = Callable[[int], float]  # runs the batch of this number, and returns its time, in seconds a token
 
 
-@dataclass(frozen=True)
-class EngineBench:
-    sizes: tuple[str, ...] = SIZE_NAMES
-    seconds: float = 3.0  # for each figure
-    dtype: str = "auto"
-    only_int8: bool = False
+@benchmark(size=("toy",), seconds=0.01, dtype="fp32")
+def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positive = 3.0, dtype: Dtype = "auto") -> Rows:
+    """Measures the shared upper layers: tokens a second of each packing, and ratios of the variants.
+
+    `to_uniform`: of texts of one length. `share_of_bare`: of bare matrix products of the same shapes. `to_plain`: over the
+    layers of `transformers`. `packed_adapters`: every text has another tenant than its neighbours.
+
+    :param size: of the model, one or several
+    :param seconds: for each figure
+    :param dtype: of the layers; 8 bits are measured beside fp32 in any case
+    """
+    device = resolve_device("auto")
+    precision = resolve_precision(dtype, device).dtype
+    eight_bits = []
+    for name in size:
+        say(f"measuring {name} on {device} in {precision}")
+        runs, at = LayerRuns(SIZES[name], device, precision, seconds), name.replace("-", "_")
+        for variance in VARIANCES:
+            yield from _packings(runs, variance, f"{at}/var{variance}")
+        for tokens in EQUAL:
+            lengths = np.full(1280 // tokens, tokens)
+            timed = {"engine": runs.batches(Packed(), [lengths]), "bare": runs.bare(int(lengths.sum()))}
+            timings = runs.time(timed | {"transformers": runs.plain(len(lengths), tokens)})
+            yield from _rates(f"{at}/equal/{tokens}", timings)
+            yield Row(f"{at}/equal/{tokens}/share_of_bare", timings["bare"].median / timings["engine"].median)
+        for tokens in ONE:
+            timings = runs.time({"engine": runs.batches(Packed(), [np.array([tokens])]), "transformers": runs.plain(1, tokens)})
+            for variant, timing in timings.items():
+                yield Row(f"{at}/one/{tokens}/{variant}_ms", timing.median * tokens / 1e3, "ms")
+            yield Row(f"{at}/one/{tokens}/to_plain", timings["transformers"].median / timings["engine"].median)
+        if device.type == "cpu":
+            for row in _eight_bits(runs, f"{at}/{INT8}"):
+                eight_bits += [row.value] if row.name.endswith("int8_over_fp32") else []
+                yield row
+    if eight_bits:
+        yield Row("int8_over_fp32", min(eight_bits))  # the least of all sizes, for one text and a batch
+    yield Row("dtype", str(precision).removeprefix("torch."))
+    yield Row("device", device.type)
+    yield Row("threads", torch.get_num_threads())
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "engine", run, "packings, and the engine beside bare matrix products", (
-        "Measure the shared upper layers: five packings of texts of mixed lengths beside texts of one length, one text "
-        "beside plain layers, texts of one length beside bare matrix products, several numbers of slots and batch sizes, and "
-        "attention alone with causal masks and from targets to sources; batches of many sizes beside batches of one."
-    ), size="toy", seconds=0.01, dtype="fp32")  # fmt: skip
-    parser.add_argument(
-        "--size", choices=(*SIZE_NAMES, "both"), default="both", help="size of the model (default: %(default)s)"
+def _packings(runs: LayerRuns, variance: int, at: str) -> Rows:
+    packings: dict[str, Packing] = {
+        "naive": Naive(),
+        "turbo": Turbo(GroupCost.measured(runs.engine.seconds)),
+        "concat": Concat(TEXTS, ROW),
+        "slotted": Slotted(TEXTS, ROW),
+        "packed": Packed(),
+    }
+    batches = batches_of(TEXTS, variance)
+    equal = [np.full(TEXTS, round(int(lengths.sum()) / TEXTS)) for lengths in batches]
+    timings = runs.time(
+        {name: runs.batches(packing, batches) for name, packing in packings.items()}
+        | {"uniform": runs.batches(Packed(), equal), "packed_adapters": runs.batches(Packed(), batches, adapters=True)}
     )
-    seconds_option(parser, EngineBench.seconds, "for each figure")
-    dtype_option(parser, "of the layers; int8 is measured beside fp32 in any case", LAYER_DTYPES)
-    parser.add_argument("--only-int8", action="store_true", help="only products in 8 bits, beside fp32 and ONNX Runtime")
+    yield from _rates(at, timings)
+    for name in packings:
+        yield Row(f"{at}/to_uniform/{name}", timings["uniform"].median / timings[name].median)
+    for name in ("naive", "turbo"):
+        yield Row(f"{at}/packed_to/{name}", timings[name].median / timings["packed"].median)
+    for name, packing in packings.items():
+        yield Row(f"{at}/padding/{name}", padding(packing, batches))
 
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.engine import bench_engine, table_of
+def _eight_bits(runs: LayerRuns, at: str) -> Rows:
+    engines = {
+        name: Engine(random_backbone(runs.config)[1], runs.device, torch.float32, eight_bits=name == INT8)
+        for name in ("fp32", INT8)
+    }
+    for batch, texts in EIGHT_BITS.items():
+        tokens, attend = texts * EIGHT_BITS_TOKENS, PackedAttention([EIGHT_BITS_TOKENS] * texts, runs.config.heads)
+        timings = runs.time({name: runs.layers(engine, attend, tokens) for name, engine in engines.items()})
+        for name, timing in timings.items():
+            yield Row(f"{at}/{batch}/{name}_ms", timing.median * tokens / 1e3, "ms")
+        yield Row(f"{at}/{batch}/int8_over_fp32", timings["fp32"].median / timings[INT8].median)
 
-    sizes = SIZE_NAMES if args.size == "both" else (args.size,)
-    figures = bench_engine(EngineBench(sizes, args.seconds, args.dtype, args.only_int8))
-    if not args.json:
-        print(table_of(figures))
-    return figures
+
+def _rates(at: str, timings: dict[str, Timing]) -> Rows:
+    for name, timing in timings.items():
+        yield Row(f"{at}/{name}", 1e6 / timing.median, "tokens/s")
+
+
+def batches_of(texts: int, variance: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(variance)
+    return [Lengths(MEAN, variance).draw(texts, generator) for _ in range(BATCHES)]
+
+
+def padding(packing: Packing, batches: list[np.ndarray]) -> float:
+    """Returns the share of the computed rows that belong to no text."""
+    rows = sum(arrangement.rows for lengths in batches for arrangement in packing.arrange(lengths))
+    return 1 - sum(int(lengths.sum()) for lengths in batches) / rows
+
+
+class LayerRuns:
+    """The shared upper layers of one size, on one device, in one precision."""
+
+    def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
+        """`seconds`: for each run that is timed."""
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.engine = Engine(random_backbone(config)[1], device, dtype)
+        self._seconds = seconds
+        self._clock = clock(device)
+
+    def time(self, runs: dict[str, Run]) -> dict[str, Timing]:
+        """Returns microseconds a token."""
+        with torch.inference_mode():
+            return alternate_timed(runs, self._seconds, warm_up=2)
+
+    def batches(self, packing: Packing, batches: list[np.ndarray], adapters: bool = False) -> Run:
+        """Returns a function that runs one of the batches. `adapters`: every text has an adapter."""
+        ready = []
+        for lengths in batches:
+            sheets = []
+            for arrangement in packing.arrange(lengths):
+                x = self._random(arrangement.rows, self.config.hidden)
+                attend = arrangement.attention(self.config.heads, self.device, self.dtype)
+                sheets.append((x, attend, self._adapters(arrangement.texts, arrangement.rooms) if adapters else None))
+            ready.append((int(lengths.sum()), sheets))
+
+        def run(number: int) -> float:
+            tokens, sheets = ready[number % len(ready)]
+            return self._timed(lambda: [self.engine.through(*sheet) for sheet in sheets], tokens)
+
+        return run
+
+    def _adapters(self, texts: np.ndarray, rooms: np.ndarray) -> list[Adapt]:
+        """Returns adapters with which every text has another tenant than its neighbours."""
+        layout = adapter_layout(self.config, "bottleneck", RANK)
+        assert layout is not None
+        layers = layout.allocate(TENANTS, self.device, self.dtype)
+        for tensor in (tensor for weights in layers for tensor in weights.values()):
+            tensor.copy_(self._random(*tensor.shape) * 0.02)
+        groups = layout.group(np.repeat(texts % TENANTS, rooms), self.device, self.dtype)
+
+        def of(weights: dict[str, Tensor]) -> Adapt:
+            return lambda at, before, after: layout.adapt(at, before, after, groups, weights) if layout.touches(at) else after
+
+        return [of(weights) for weights in layers]
+
+    def bare(self, tokens: int) -> Run:
+        """Returns a function that runs bare matrix products of the same shapes."""
+        wide, hidden = self.config.intermediate, self.config.hidden
+        shapes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, wide), (wide, hidden))
+        products = [(self._random(tokens, into), self._random(into, out)) for into, out in shapes]
+
+        def run() -> None:
+            for _ in range(self.config.upper_layers):
+                for x, weight in products:
+                    torch.mm(x, weight)
+
+        return lambda _: self._timed(run, tokens)
+
+    def plain(self, texts: int, tokens: int) -> Run:
+        """Returns a function that runs the layers of `transformers` on texts that need no mask."""
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertLayer
+
+        config = BertConfig(
+            hidden_size=self.config.hidden,
+            num_attention_heads=self.config.heads,
+            intermediate_size=self.config.intermediate,
+        )
+        config._attn_implementation = "sdpa"
+        layers = [BertLayer(config).to(self.device, self.dtype).eval() for _ in range(self.config.upper_layers)]
+        first = self._random(texts, tokens, self.config.hidden)
+
+        def run() -> None:
+            x = first
+            for layer in layers:
+                out = layer(x)
+                x = out[0] if isinstance(out, tuple) else out
+
+        return lambda _: self._timed(run, texts * tokens)
+
+    def layers(self, engine: Engine, attend: PackedAttention, tokens: int) -> Run:
+        """Returns a function that runs the layers of another engine over packed texts with so many tokens together."""
+        x = self._random(tokens, self.config.hidden).to(engine.dtype)
+        return lambda _: self._timed(lambda: engine.through(x, attend), tokens)
+
+    def _timed(self, run: Callable[[], object], tokens: int) -> float:
+        self._wait()
+        start = self._clock()
+        run()
+        self._wait()
+        return (self._clock() - start) / tokens
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(self.device, self.dtype)
+
+
+def clock(device: torch.device) -> Callable[[], float]:
+    """Returns the clock to use. One thread counts only its own time, so that other programs on its core do not count."""
+    return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter

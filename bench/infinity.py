@@ -1,47 +1,147 @@
-"""`hplm bench infinity`: served answers beside infinity-emb, an embedding server, in an environment of its own."""
+"""`hplm bench infinity`: served answers beside infinity-emb, an embedding server, in an environment of its own.
+
+infinity-emb is measured before and after our servers; `infinity_drift` shows whether the machine has changed its speed.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import dataclass
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from bench.options import benchmark, dtype_option, expect_above_zero, expect_text, positions_of, seconds_option, tokens_option
+import torch
+from transformers import BertConfig, BertModel
+
+from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, expect_text, say
+from bench.serve import one_and_many, tenants_served
+from bench.server import texts_of
+from hplm.engine.engine import resolve_device, resolve_precision
+from hplm.errors import HplmError
+from loadtest.encode import json_request
+from loadtest.load import Report
+from testing.random_store import MINILM, tokenizer_json
+
+PACKAGE = "infinity-emb[torch,server]==0.0.78"
+START_S = 180.0
+MODEL = "minilm"
+TARGETS = {"fp32": 3.0, "bf16": 3.0, "int8": 3.5}  # times infinity's throughput, by the precision of our engine
 
 
-@dataclass(frozen=True)
-class InfinityBench:
-    environment: Path = Path("infinity-venv")
-    tokens: int = 128  # of a text
-    seconds: float = 10.0  # of each measurement
-    dtype: str = "auto"
-    tenants: tuple[int, ...] = (1, 10_000)
-    clients: int = 32
+@benchmark(tokens=16, seconds=0.5)
+def infinity(
+    *,
+    environment: Path = Path("infinity-venv"),
+    tokens: Whole = 128,
+    seconds: Positive = 10.0,
+    dtype: EngineDtype = "auto",
+    tenants: tuple[Whole, ...] = (1, 10_000),
+    clients: Whole = 32,
+) -> Rows:
+    """Serves a MiniLM with random weights by infinity-emb (torch), and by hPLM for 1 and for 10,000 tenants.
 
-    def __post_init__(self) -> None:
-        expect_above_zero(seconds=self.seconds)
-        expect_text(self.tokens, positions_of("minilm"))
+    Measures one client and many with the same texts. infinity-emb answers with an embedding, hPLM with a label.
+
+    :param environment: folder of infinity-emb's Python environment, which is made if it is missing
+    :param tokens: of a text
+    :param seconds: of each measurement
+    :param dtype: of our engine; infinity-emb computes in bf16 where it does, else in fp32
+    :param tenants: of our servers
+    :param clients: of the second measurement
+    """
+    expect_text(tokens, MODEL)
+    python, precision = make_environment(environment), resolve_precision(dtype, resolve_device("auto")).name
+    bodies = [json.dumps({"model": MODEL, "input": [text]}) for text in texts_of(MINILM, [tokens] * 4 * clients)]
+    requests = [json_request("/embeddings", body.encode()) for body in bodies]
+    with tempfile.TemporaryDirectory(prefix="hplm-infinity-") as folder:
+        model = save_whole(Path(folder) / MODEL)
+
+        def theirs() -> tuple[Report, Report]:
+            with _serving(python, model, "bfloat16" if precision == "bf16" else "float32") as url:
+                return one_and_many(url, requests, requests, seconds, clients)
+
+        before = theirs()
+        rows = tenants_served("minilm", tokens, sorted(tenants), seconds, clients, dtype)
+        ours = {row.name: row.value for row in rows if isinstance(row.value, float)}
+        after = theirs()
+    c1_ms = (before[0].percentile_ms(50) + after[0].percentile_ms(50)) / 2
+    rate, many = (before[1].req_per_s + after[1].req_per_s) / 2, f"c{clients}"
+    yield Row("infinity/c1_p50_ms", c1_ms, "ms")
+    yield Row(f"infinity/{many}_req_per_s", rate, "/s")
+    for count in tenants:
+        p50_ms, our_rate = ours[f"tenants/{count}/p50_ms"], ours[f"tenants/{count}/req_per_s"]
+        yield Row(f"hplm/{count}/c1_p50_ms", p50_ms, "ms")
+        yield Row(f"hplm/{count}/{many}_req_per_s", our_rate, "/s")
+        yield Row(f"hplm_over_infinity/{count}/c1", c1_ms / p50_ms)
+        yield Row(f"hplm_over_infinity/{count}/{many}", our_rate / rate, least=TARGETS.get(precision))
+    yield Row("infinity_drift", after[1].req_per_s / before[1].req_per_s)
+    yield Row("dtype", precision)
+    yield Row("package", PACKAGE)
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "infinity", run, "served answers beside infinity-emb", (
-        "Serve a MiniLM with random weights by infinity-emb (torch), and by hPLM for 1 and for 10,000 tenants. Measure 1 "
-        "client and 32 with the same texts. infinity-emb answers with an embedding, hPLM with a label."
-    ), size="toy", tokens=16, seconds=0.5)  # fmt: skip
-    parser.add_argument(
-        "--environment", type=Path, default=InfinityBench.environment,
-        help="folder of infinity-emb's Python environment, which is made if it is missing (default: %(default)s)",
+def make_environment(folder: Path) -> Path:
+    """Returns the Python of infinity-emb's environment, and makes it first if it is missing."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        say(f"making {folder} with {PACKAGE}")
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    if subprocess.run([python, "-c", "import infinity_emb"], capture_output=True).returncode:
+        done = subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE], stdout=sys.stderr)
+        if done.returncode:
+            raise HplmError(f"infinity-emb cannot be installed into {folder}: see pip's messages above")
+    return python
+
+
+def save_whole(folder: Path) -> Path:
+    """Saves a MiniLM with random weights as transformers does, with the tokenizer of our random stores."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=MINILM.vocabulary, hidden_size=MINILM.hidden, num_hidden_layers=MINILM.lower_layers + MINILM.upper_layers,
+        num_attention_heads=MINILM.heads, intermediate_size=MINILM.intermediate,
     )  # fmt: skip
-    tokens_option(parser, InfinityBench.tokens)
-    seconds_option(parser, InfinityBench.seconds, "of each measurement")
-    dtype_option(parser, "of our engine; infinity-emb computes in bf16 where it does, else in fp32")
+    BertModel(config).save_pretrained(folder)
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MINILM.positions, **special}
+    (folder / "tokenizer.json").write_text(tokenizer_json(MINILM.vocabulary), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(described), "utf-8")
+    return folder
 
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.infinity import bench_infinity
+@contextmanager
+def _serving(python: Path, model: Path, dtype: str) -> Generator[str]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        url = "127.0.0.1:{1}".format(*found.getsockname())
+    command = [
+        python, "-m", "infinity_emb.cli", "v2", "--model-id", model, "--served-model-name", MODEL, "--engine", "torch",
+        "--device", "cpu", "--dtype", dtype, "--no-bettertransformer", "--no-model-warmup", "--log-level", "warning",
+        "--host", "127.0.0.1", "--port", url.rpartition(":")[2],
+    ]  # fmt: skip
+    offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+    server = subprocess.Popen(command, env=os.environ | offline, stdout=sys.stderr)
+    try:
+        _wait_for(f"http://{url}/health", server)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
 
-    figures = bench_infinity(InfinityBench(args.environment, args.tokens, args.seconds, args.dtype))
-    if not args.json:
-        print(json.dumps(figures, indent=2))
-    return figures
+
+def _wait_for(url: str, server: subprocess.Popen) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise HplmError(f"infinity-emb ended with code {server.returncode} while it started: see its messages above")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise HplmError(f"infinity-emb did not start within {START_S:.0f} s")

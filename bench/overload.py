@@ -1,63 +1,302 @@
-"""`hplm bench overload`: a server that gets more requests than it can answer in time."""
+"""`hplm bench overload`: a server that gets more requests than it can answer in time, or one for each policy and packing.
+
+A closed loop measures the capacity. Then texts with random deadlines arrive as a Poisson process at a multiple of it.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
 
-from bench.options import benchmark, expect_above_zero, expect_text, positions_of, seconds_option, size_option, tokens_option
+import numpy as np
+from cyclopts import Parameter
+
+from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.server import Used, random_export, requests_of, texts_of
+from builder.publish.model_configs import ServingOptions
+from hplm.engine.packing import read_packing
+from hplm.engine.service import ANSWERING_NS
+from hplm.scheduling.admission import REFUSED
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import DEFAULT, policy
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import Arrivals, Lengths
+from hplm.scheduling.simulation.engines import one_stage
+from hplm.scheduling.simulation.server import Machine, Simulation
+from hplm.scheduling.waiting import Capacity
+from hplm.server import TritonServer
+from loadtest.load import Load, Report, send
+from testing.random_store import SIZES
+
+MEAN = 20  # tokens of a text, if lengths vary
+TEXTS = 4096  # different ones, sent in turn
+MOST_CONNECTIONS = 512
+LOOKS = 8  # how often the server's memory is read
+BASE = ("fcfs", "packed")
+WARM = 20  # batches from which the simulated server learns before it starts, like the real one
+MB = 1e6
+
+
+@benchmark(size="toy", tokens=16, seconds=1.0)
+def overload(
+    *,
+    size: Size = "bert-base",
+    tokens: Whole = 128,
+    variance: float = 0.0,
+    batch_texts: Whole = 8,
+    policies: Annotated[tuple[str, ...], Parameter(name=("--policies", "--policy"))] = (DEFAULT,),
+    packings: tuple[str, ...] = ("packed",),
+    tenants: Whole = 16,
+    overload: Positive = 3.0,
+    deadlines: tuple[Positive, Positive] = (2.0, 12.0),
+    seconds: Positive = 60.0,
+    seed: int = 0,
+) -> Rows:
+    """Sends a server a multiple of the requests that it can answer, with deadlines of some batch times.
+
+    Measures how many it answers in time, how many it refuses and how fast, beside the simulator with the same arrivals. With
+    several policies or packings, each pair has a server of its own, between two of first come, first served with the packing
+    `packed`; these refuse nothing on arrival. A text's `utility` is 1 / length, as in TCB, if it was started by its deadline.
+
+    :param size: of the model
+    :param tokens: of a text
+    :param variance: above 0: lengths are 3 to 100 tokens, normal with mean 20
+    :param batch_texts: of a batch; more for short texts, because a batch must hold the longest text
+    :param policies: of scheduling
+    :param packings: of batches
+    :param tenants: requests go to them in turn
+    :param overload: multiple of the capacity to send
+    :param deadlines: in batch times, drawn uniformly between these
+    :param seconds: of overload, for each server
+    :param seed: of arrivals and deadlines
+    """
+    expect_text(tokens, size)
+    for name in policies:
+        policy(name)
+    for name in packings:
+        read_packing(name, lambda texts, tokens: 0.0)
+    lengths = Lengths(MEAN, variance).draw(TEXTS, np.random.default_rng(seed)) if variance else np.full(TEXTS, tokens)
+    mean = MEAN if variance else tokens
+    batch = max(batch_texts, -(-SIZES[size].positions // mean))
+    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, tenants, seconds, overload, deadlines, batch, seed)
+    pairs = list(product(policies, packings))
+    if len(pairs) == 1:
+        yield from _one(size, *pairs[0], drawn)
+    else:
+        yield from _compared(size, [pair for pair in pairs if pair != BASE], drawn)
 
 
 @dataclass(frozen=True)
-class OverloadBench:
-    size: str = "bert-base"
-    tokens: int = 128  # of a text
-    batch_texts: int = 8
-    tenants: int = 16
-    overload: float = 3.0  # multiple of the capacity
-    deadlines: tuple[float, float] = (2.0, 12.0)  # in batch times, drawn uniformly between these
-    seconds: float = 60.0  # of overload
-    policy: str | None = None
-    dtype: str = "auto"
-    seed: int = 0
+class Offered:
+    """Requests of an open loop."""
 
-    def __post_init__(self) -> None:
-        expect_above_zero(batch_texts=self.batch_texts, overload=self.overload, seconds=self.seconds)
-        expect_text(self.tokens, positions_of(self.size))
-        if self.policy is not None:
-            from hplm.scheduling.policy import policy
-
-            policy(self.policy)
+    arrivals: np.ndarray  # seconds
+    deadlines: np.ndarray  # seconds after the arrival
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "overload", run, "a server that gets more requests than it can answer in time", (
-        "Send a real server a multiple of the requests that it can answer, with deadlines of some batch times. Measure how "
-        "many it answers in time, how many it refuses, and how fast it refuses."
-    ), size="toy", tokens=16, seconds=1.0)  # fmt: skip
-    size_option(parser, OverloadBench.size)
-    tokens_option(parser, OverloadBench.tokens)
-    parser.add_argument(
-        "--batch-texts",
-        type=int,
-        default=OverloadBench.batch_texts,
-        help="texts of a batch; more if --tokens is small (default: %(default)s)",
+@dataclass(frozen=True)
+class Drawn:
+    """Texts, and how they are sent."""
+
+    texts: list[str]
+    lengths: np.ndarray
+    tenants: int
+    seconds: float
+    overload: float
+    deadlines: tuple[float, float]  # in batch times
+    batch: int
+    seed: int
+
+    def capacity(self, server: TritonServer, model: str) -> float:
+        """Returns the answers a second of a closed loop."""
+        host, port = server.http_url.split(":")
+        requests, connections = requests_of(model, self.texts, self.tenants, outputs=("LABEL",)), 4 * self.batch
+        send(Load(host, int(port), requests, seconds=self.seconds / 6, connections=connections))  # warms up
+        (report,) = send(Load(host, int(port), requests, seconds=self.seconds / 3, connections=connections))
+        report.expect_success("the capacity", "give --seconds more, or the command again")
+        return report.req_per_s
+
+    def offered(self, capacity: float) -> Offered:
+        generator, rate = np.random.default_rng(self.seed), self.overload * capacity
+        count, batch = round(self.seconds * rate), self.batch / capacity
+        say(f"capacity: {capacity:.1f} requests a second; sending {self.overload:g} times as many")
+        least, most = self.deadlines
+        return Offered(np.cumsum(generator.exponential(1 / rate, count)), generator.uniform(least * batch, most * batch, count))
+
+    def report(self, server: TritonServer, model: str, offered: Offered) -> Report:
+        host, port = server.http_url.split(":")
+        requests = requests_of(model, self.texts, self.tenants, offered.deadlines, outputs=("LABEL",))
+        seconds, arrivals = float(offered.arrivals[-1]) + 1.0, offered.arrivals
+        load = Load(
+            host, int(port), requests, seconds=seconds, connections=MOST_CONNECTIONS, arrivals=arrivals, keep_bodies=True
+        )
+        return send(load)[0]
+
+
+@contextmanager
+def _served(size: Size, drawn: Drawn, options: dict) -> Iterator[tuple[TritonServer, str, Path]]:
+    """Gives a server, the name of its model, and its journal."""
+    with TemporaryDirectory(prefix="hplm-bench-") as folder:
+        journal = Path(folder) / "journal.jsonl"
+        mean = round(float(drawn.lengths.mean()))
+        serving = ServingOptions(
+            slots=max(2, 2 * drawn.tenants), batch_tokens=drawn.batch * mean, journal=str(journal), **options
+        )
+        with random_export(SIZES[size], drawn.tenants, serving) as exported, TritonServer(exported.parent) as server:
+            yield server, exported.name, journal
+
+
+def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
+    memory: list[int] = []
+    over = threading.Event()
+    with _served(size, drawn, {"policy": scheduling, "packing": packing}) as (server, model, journal):
+        before = drawn.capacity(server, model)
+        offered = drawn.offered(before)
+
+        def look() -> None:
+            while not over.wait(drawn.seconds / LOOKS):
+                memory.append(Used.by(server.pid).private)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            report = drawn.report(server, model, offered)
+        finally:
+            over.set()
+            looking.join()
+        after = drawn.capacity(server, model)
+        entries = _entries(journal)
+    on_time_by_server = sum(entry.get("outcome") == "on_time" for entry in entries)
+    rows = list(figures(report, offered, (before + after) / 2, drawn.batch, on_time_by_server))
+    yield from rows
+    yield Row("capacity_drift", after / before)
+    simulated = simulate(offered, [Computed.of(entry) for entry in entries if "stages" in entry], drawn, scheduling)
+    (share,) = (row.value for row in rows if row.name == "on_time_of_offered")
+    yield Row("simulated_on_time_of_offered", simulated)
+    yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
+    yield Row("memory_mb", memory[-1] / MB, "MB")
+    yield Row("memory_growth", memory[-1] / memory[LOOKS // 4])
+
+
+def figures(report: Report, offered: Offered, capacity: float, batch: int, by_server: int) -> Rows:
+    """`by_server`: how many requests the server counted as on time. All other figures are by the client's clock.
+
+    `admitted` are requests that were not refused on arrival.
+    """
+    served = report.statuses == 200
+    refused = np.array([REFUSED.encode() in body for body in report.bodies], dtype=bool)
+    on_time = int((served & (report.latencies <= offered.deadlines[report.numbers])).sum())
+    admitted = int((~refused).sum()) + report.errors.total()
+    count = len(offered.arrivals)
+    yield Row("capacity_req_per_s", capacity, "/s")
+    yield Row("offered_req_per_s", count / (offered.arrivals[-1] - offered.arrivals[0]), "/s")
+    yield Row("batch_ms", batch / capacity * 1e3, "ms")
+    yield Row("on_time_of_admitted", on_time / max(1, admitted), least=0.9)
+    yield Row("goodput_of_capacity", on_time / report.wall_s / capacity, least=0.9)
+    yield Row("on_time_of_offered", on_time / count)
+    yield Row("on_time", on_time)
+    yield Row("on_time_by_server", by_server)
+    yield Row("server_counts_more", (by_server - on_time) / max(1, on_time))
+    yield Row("refused", int(refused.sum()))
+    yield Row("dropped_later", int((~served & ~refused).sum()))
+    yield Row("late", int(served.sum()) - on_time)
+    yield Row("unanswered", report.errors.total())
+    of_refused = report.latencies[refused]
+    for percent, most in ((50, None), (99, 20.0)):
+        value = float(np.percentile(of_refused, percent)) * 1e3 if len(of_refused) else None
+        yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if len(of_refused) else None)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A batch of the journal."""
+
+    tokens: int
+    staging_s: float
+    computing_s: float
+
+    @classmethod
+    def of(cls, entry: dict) -> Computed:
+        took = {stage: end - start for stage, (start, end) in entry["stages"].items()}
+        computing = took.pop("compute")
+        return cls(entry["tokens"], sum(took.values()), computing)
+
+
+def simulate(offered: Offered, batches: list[Computed], drawn: Drawn, scheduling: str) -> float:
+    """Returns the share of the offered requests that the simulated server answers in time."""
+    tokens, seconds = (np.array([getattr(batch, name) for batch in batches]) for name in ("tokens", "computing_s"))
+    slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
+    count, mean = len(offered.arrivals), round(float(drawn.lengths.mean()))
+    room, full = drawn.batch * mean, seconds[tokens == tokens.max()]
+    machine = Machine(
+        one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
+        Capacity(room, room, room),
+        staging_ns=round(1e9 * float(np.median([batch.staging_s for batch in batches]))),
+        answering_ns=ANSWERING_NS,
+        noise=float(full.std() / full.mean()),
     )
-    parser.add_argument(
-        "--overload", type=float, default=OverloadBench.overload, help="multiple of the capacity to send (default: %(default)s)"
+    scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
+    for batch in batches[:WARM]:
+        scheduler.costs[0].observe(batch.tokens, round(batch.tokens / mean), 0, round(1e9 * batch.computing_s))
+    arrivals = Arrivals(
+        at_ns=(offered.arrivals * 1e9).astype(np.int64),
+        tokens=drawn.lengths[np.arange(count) % len(drawn.lengths)],
+        allowed_ns=(offered.deadlines * 1e9).astype(np.int64),
+        tenant=np.arange(count) % drawn.tenants,
+        priority=np.zeros(count, dtype=np.int64),
     )
-    parser.add_argument("--policy", default=OverloadBench.policy, help="scheduling policy (default: that of `hplm export`)")
-    seconds_option(parser, OverloadBench.seconds, "of overload")
+    return float(Simulation(scheduler, machine, arrivals, drawn.seed).run().on_time.mean())
 
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.overload import bench_overload
+def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Rows:
+    """Measures each pair of a policy and a packing between two measurements of the base, because machines drift."""
+    offered: Offered | None = None
+    measured = []
+    for scheduling, packing in chain([BASE], *([pair, BASE] for pair in pairs)):
+        say(f"{scheduling} with {packing}")
+        options = {"policy": scheduling, "packing": packing, "admission": False, "batch_ms": "0"}
+        with _served(size, drawn, options) as (server, model, journal):
+            capacity = drawn.capacity(server, model)
+            offered = offered or drawn.offered(capacity)  # the same for all
+            report = drawn.report(server, model, offered)
+            measured.append(compared_figures(report, _entries(journal), offered, drawn.lengths))
+    bases = measured[::2]
+    for name, value in bases[0].items():
+        yield Row(f"{' with '.join(BASE)}/{name}", value)
+    for pair, found, around in zip(pairs, measured[1::2], pairwise(bases), strict=True):
+        for name, value in found.items():
+            yield Row(f"{' with '.join(pair)}/{name}", value)
+        for name, ratio in ratios(found, around).items():
+            yield Row(f"{' with '.join(pair)}/to_base/{name}", ratio)
+    for name, ratio in ratios(bases[-1], bases[:1]).items():
+        yield Row(f"drift/{name}", ratio)
 
-    case = OverloadBench(
-        args.size, args.tokens, args.batch_texts, overload=args.overload, seconds=args.seconds, policy=args.policy
-    )
-    figures = bench_overload(case)
-    if not args.json:
-        print(json.dumps(figures, indent=2))
-    return figures
+
+def compared_figures(report: Report, entries: list[dict], offered: Offered, lengths: np.ndarray) -> dict[str, float]:
+    """`on_time` is what the client saw. `utility` is read from the server's journal."""
+    count = len(offered.arrivals)
+    on_time = (report.statuses == 200) & (report.latencies <= offered.deadlines[report.numbers])
+    started = [entry for entry in entries if "request" in entry and 0 < entry["started"] <= entry["deadline"]]
+    possible = float((1 / lengths[np.arange(count) % len(lengths)]).sum())
+    return {
+        "texts_per_s": report.req_per_s,
+        "on_time": float(on_time.sum()) / count,
+        "utility": sum(1 / entry["tokens"] for entry in started) / possible,
+    }
+
+
+def ratios(pair: dict[str, float], bases: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """Returns the figures of a pair over the mean of the bases."""
+    means = {name: sum(base[name] for base in bases) / len(bases) for name in pair}
+    return {name: pair[name] / mean if mean else None for name, mean in means.items()}
+
+
+def _entries(journal: Path) -> list[dict]:
+    return [json.loads(line) for line in journal.read_text("utf-8").splitlines()]

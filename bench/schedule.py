@@ -1,89 +1,304 @@
-"""`hplm bench schedule`: every policy on the same simulated requests, on a virtual clock."""
+"""`hplm bench schedule`: every policy on the same simulated requests, on a virtual clock; encoders, decoders, or a trace."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from bench.options import benchmark, expect_above_zero, seconds_option
-from hplm.errors import InvalidInput
+import numpy as np
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from bench.measuring import schedule_cascades
+from bench.measuring.decoders import lengths_of
+from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
+from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
+from hplm.generation.promise import Promise
+from hplm.generation.service import Settings
+from hplm.generation.simulation import Answer, StepCost
+from hplm.generation.simulation import Simulation as DecoderSimulation
+from hplm.options import SLOTTED
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import DEFAULT
+from hplm.scheduling.policy import policy as policy_of
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.selection import Selection
+from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
+from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
+from hplm.scheduling.waiting import Capacity
+
+POLICIES = {
+    "default": DEFAULT,
+    "das": "das",
+    "slotted_das": "slotted_das",
+    "fcfs": "fcfs",
+    "sjf": "sjf",
+    "sjf_in_time": "sjf:in_time=1",
+    "edf": "edf",
+    "length_aware": "length_aware",
+}
+OF_DECODERS = {name: POLICIES[name] for name in ("default", "fcfs", "sjf", "edf", "das")}
+PACKED_WITH = ("default", "das", "slotted_das", "fcfs")  # DAS hands rows over to `concat`, Slotted-DAS slots to `slotted`
+RATES = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)  # multiples of the capacity
+TOKENS, MEAN = 1280, 20
+CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
+BATCH_NS = 30e6
+TEXTS_A_SECOND = TOKENS / MEAN / (BATCH_NS / 1e9)  # at a rate of 1.0
+VARIANCES = {"rates_var20": 20, "rates": 100}
+WAITING = 10_000
+UNBOUNDED = Limits(10**7, 10**12)
+SEED = 1
+PROMPTS, GAPS = 1, 2  # seeds beside that of decoders' answers, so that neither goes with their lengths
+LEARNING = 5  # one part in so many of the decoders' requests comes first and is not counted: the forecasts learn from it
+
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
+
+
+@benchmark(seconds=0.05, requests=20)
+def schedule(
+    *,
+    of: tuple[Literal["encoders", "decoders"], ...] = ("encoders", "decoders"),
+    seconds: Positive = 3.0,
+    cv: Positive = 1.0,
+    deadlines_ms: tuple[Positive, Positive] = (50.0, 300.0),
+    requests: Whole = 600,
+    promise_ms: tuple[Positive, Positive] = (1000.0, 8000.0),
+    share: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 0.7,
+    cost_ms: tuple[Positive, NotNegative, NotNegative] = (20.0, 0.5, 0.5),
+    sequences: Annotated[int, Parameter(name=("--sequences", "--seats"), validator=Number(gt=0))] = 16,
+    trace: Path | None = None,
+    cost: tuple[NotNegative, NotNegative, NotNegative] = (3e6, 21e3, 0.0),
+    policy: str = DEFAULT,
+    batch_tokens: Whole = TOKENS,
+    commit_ms: float | None = None,
+    admission: bool = False,
+) -> Rows:
+    """Simulates the server's own scheduler for every policy and rate, in multiples of the capacity.
+
+    Encoders: the utility (as in TCB: 1 / length of each text that starts in time) and the share of texts answered in time.
+    Decoders: the share of requests that are refused, and the share of the others whose first token and whole answer come within
+    the promised times. With --trace, arrivals that were recorded from a server are replayed instead.
+
+    :param of: what to simulate
+    :param seconds: of encoders' arrivals, for each rate and policy
+    :param cv: coefficient of variation of the gaps between arrivals, which follow a Gamma distribution; 1 is Poisson
+    :param deadlines_ms: least and most, from which the deadline of each text is drawn
+    :param requests: to decoders, for each rate and policy
+    :param promise_ms: until a decoder's first token, and for its whole answer
+    :param share: part of `max_tokens` that decoders' answers have
+    :param cost_ms: of a decoder's step, and more for each token and each sequence in it
+    :param sequences: most of a decoder's step
+    :param trace: JSONL of arrival (s), tokens, deadline_ms, tenant
+    :param cost: with --trace: nanoseconds of a batch, a token and a text, as learned by the server
+    :param policy: with --trace: of scheduling
+    :param batch_tokens: with --trace: most tokens of a batch
+    :param commit_ms: with --trace: how long before the engine is free a batch is chosen; without it, a whole batch ahead
+    :param admission: with --trace: refuse requests that cannot be answered in time
+    """
+    if trace is not None:
+        batch, token, text = cost
+        machine = Machine(
+            one_stage(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths)),
+            Capacity(batch_tokens, batch_tokens, batch_tokens),
+        )
+        outcome = _run(policy, machine, read_trace(trace), commit_ms, admission)
+        yield Row("utility", outcome.utility)
+        yield Row("scheduled", float(outcome.scheduled.mean()))
+        yield Row("on_time", float(outcome.on_time.mean()))
+        yield Row("p99_ms", outcome.p99_ms(), "ms")
+        yield Row("refused", float((outcome.fate == REFUSED).mean()))
+        return
+    least, most = deadlines_ms
+    if least > most:
+        raise InvalidInput(f"--deadlines-ms {least:g} {most:g}: give the least first")
+    if "encoders" in of:
+        yield from _encoders(Case(seconds, cv, deadlines_ms))
+    if "decoders" in of:
+        yield from Decoders(requests, promise_ms, share, cost_ms, sequences).rows()
 
 
 @dataclass(frozen=True)
-class ScheduleBench:
-    seconds: float = 3.0  # simulated for each rate and policy
-    rates: tuple[float, ...] = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)
+class Case:
+    seconds: float  # simulated for each rate and policy
+    cv: float = 1.0
     allowed_ms: tuple[float, float] = (50.0, 300.0)
-    cv: float = 1.0  # coefficient of variation of the gaps between arrivals
     commit_ms: float | None = 0.0
-    seed: int = 1
+    seed: int = SEED
 
-    def __post_init__(self) -> None:
-        expect_above_zero(seconds=self.seconds, cv=self.cv)
-        least, most = self.allowed_ms
-        if not 0 < least <= most:
-            raise InvalidInput(f"--deadlines-ms {least} {most}: give the least and the most, both above 0")
+    def stream(self, rate: float, variance: float, tenants: Sequence[int] = (0,)) -> Stream:
+        return Stream(rate * TEXTS_A_SECOND, self.seconds, Lengths(MEAN, variance), self.allowed_ms, self.cv, tenants)
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "schedule", run, "policies against each other, on a virtual clock", (
-        "Simulate the server's own scheduler. Measure the utility (as in TCB: 1 / length of each text that starts in time) and "
-        "the share of texts answered in time, for every policy and rate. With --trace, replay arrivals that were recorded from "
-        "a server instead."
-    ), seconds=0.05)  # fmt: skip
-    seconds_option(parser, ScheduleBench.seconds, "to simulate for each rate and policy")
-    parser.add_argument(
-        "--cv",
-        type=float,
-        default=ScheduleBench.cv,
-        help="coefficient of variation of the gaps between arrivals, which follow a Gamma distribution; 1 is Poisson "
-        "(default: %(default)s)",
+def _encoders(case: Case) -> Rows:
+    machine = Machine(one_stage(EngineCost(score=0).packed), CAPACITY)
+    every: list[dict[str, dict[str, float]]] = []
+    for key, variance in VARIANCES.items():
+        for rate in RATES:
+            load = case.stream(rate, variance).draw(case.seed)
+            outcomes = {name: _run(given, machine, load, case.commit_ms) for name, given in POLICIES.items()}
+            every.append({name: {"utility": o.utility, "on_time": float(o.on_time.mean())} for name, o in outcomes.items()})
+            yield from rows_of(every[-1], at=f"{key}/{rate}/")
+    for name, (mine, others) in {
+        "das_at_least_fcfs": ("das", ["fcfs"]),
+        "das_at_least_edf": ("das", ["edf"]),
+        "default_at_least_sjf": ("default", ["sjf"]),
+    }.items():  # the least ratio of all rates
+        ratios = [found[mine]["utility"] / found[other]["utility"] for found in every for other in others]
+        yield Row(name, min(ratios), least=1.0)
+    heaviest = every[-1]
+    best = max(heaviest[name]["utility"] for name in ("fcfs", "edf"))
+    yield Row("das_over_fcfs_and_edf", heaviest["das"]["utility"] / best, least=1.3)
+    on_time = [found["default"]["on_time"] / max(own["on_time"] for own in found.values()) for found in every]
+    yield Row("default_on_time_over_best", min(on_time), least=1.0)
+    yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
+    yield from _packings(case)
+    yield from _fairness(case, machine)
+    yield from _admission(case)
+    streams = {str(rate): case.stream(rate, 20) for rate in RATES}
+    yield from rows_of(schedule_cascades.in_time(case.seed, streams, machine, UNBOUNDED), at="cascades/")
+    yield from rows_of(schedule_cascades.latency(case.seconds, case.cv, case.seed, UNBOUNDED), at="cascade_latency/")
+    staged = Machine(one_stage(EngineCost(score=0).packed), CAPACITY, staging_ns=3_000_000, noise=0.05)
+    load = case.stream(1.0, 20).draw(case.seed)
+    for early in (0.0, 1.0, 2.0, 5.0, 10.0, None):
+        name = "a batch ahead" if early is None else f"{early:g} ms"
+        yield Row(f"commit/{name}", float(_run(DEFAULT, staged, load, early).on_time.mean()))
+
+
+def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
+    commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
+    return Simulation(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load).run()
+
+
+def _packings(case: Case) -> Rows:
+    """Simulates the highest rate. Engine costs are modelled: padded tokens and attention scores in BERT-base's proportion."""
+    load = case.stream(RATES[-1], VARIANCES["rates"]).draw(case.seed)
+    for packing in PACKINGS:
+        machine = Machine(one_stage(EngineCost().of(packing)), CAPACITY)
+        for name in PACKED_WITH:
+            outcome = _run(POLICIES[name], machine, load, case.commit_ms)
+            yield Row(f"packings/{packing}/{name}", float(outcome.answered.sum()) / outcome.end_ns * 1e9, "answered/s")
+
+
+def _fairness(case: Case, machine: Machine) -> Rows:
+    """Simulates a tenant that uses a fifth of the capacity: alone, and beside a tenant that sends three times the capacity."""
+    modest = case.stream(0.2, 20).draw(case.seed)
+    long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(case.seed)
+    flood = case.stream(3.0, 20, tenants=(1,)).draw(case.seed + 1)
+    loads = {
+        "alone": modest,
+        "beside_a_flood": Arrivals.together([modest, flood]),
+        "long_texts_beside_a_flood": Arrivals.together([long_texts, flood]),
+    }
+    for name in ("default", "fcfs", "sjf"):
+        for load_name, load in loads.items():
+            outcome = _run(POLICIES[name], machine, load, case.commit_ms)
+            mine = outcome.arrivals.tenant == 0
+            took = (outcome.answered_ns - outcome.arrivals.at_ns)[mine & outcome.answered]
+            yield Row(f"fairness/{name}/{load_name}/on_time", float(outcome.on_time[mine].mean()))
+            yield Row(f"fairness/{name}/{load_name}/p99_ms", float(np.percentile(took, 99)) / 1e6, "ms")
+
+
+def _admission(case: Case) -> Rows:
+    """Simulates admission. Texts have 128 tokens; eight of them take 33 ms, with noise. Deadlines are 2 to 12 batch times."""
+    machine = Machine(
+        one_stage(lambda lengths, places: 3e6 + 30e6 / 1024 * lengths.sum()), Capacity(1024, 1024, 1024), noise=0.05
     )
-    least, most = ScheduleBench.allowed_ms
-    parser.add_argument(
-        "--deadlines-ms", type=float, nargs=2, default=(least, most), metavar=("LEAST", "MOST"),
-        help=f"range from which the deadline of each text is drawn (default: {least:g} {most:g})",
-    )  # fmt: skip
-    parser.add_argument("--picture", type=Path, help="draw the figures into this file (.png, .svg, .pdf)")
-    parser.add_argument("--trace", type=Path, help="JSONL of arrival (s), tokens, deadline_ms, tenant")
-    parser.add_argument(
-        "--cost", type=float, nargs=3, metavar=("BATCH", "TOKEN", "TEXT"), default=(3e6, 21e3, 0.0),
-        help="with --trace: nanoseconds of a batch, a token and a text, as learned by the server (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--policy", default="timely", help="with --trace: scheduling policy (default: %(default)s)")
-    parser.add_argument(
-        "--batch-tokens", type=int, default=1280, help="with --trace: most tokens in a batch (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--commit-ms",
-        type=float,
-        help="with --trace: how long before the engine is free a batch is chosen (default: a whole batch ahead)",
-    )
-    parser.add_argument(
-        "--admission", action="store_true", help="with --trace: refuse requests that cannot be answered in time"
-    )
+    for rate in RATES:
+        stream = Stream(rate * 8 / 0.033, 10 * case.seconds, Lengths(128, 0, 128, 128), (2 * 33.0, 12 * 33.0))
+        outcome = _run(DEFAULT, machine, stream.draw(case.seed), case.commit_ms, admission=True)
+        admitted = outcome.fate != REFUSED
+        yield Row(f"admission/{rate}/admitted", float(admitted.mean()))
+        yield Row(f"admission/{rate}/on_time_of_admitted", float(outcome.on_time[admitted].mean()))
+        goodput = outcome.on_time.sum() / (outcome.end_ns / 1e9) / (8 / 0.033)
+        yield Row(f"admission/{rate}/goodput_of_capacity", float(goodput))
 
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.schedule import bench_schedule, replay, table_of
+def _overhead(given: str) -> float:
+    """Returns the least time of choosing and removing a batch of `WAITING` texts, as a share of the batch's computing time."""
+    load = Stream(WAITING, 1.0, Lengths(MEAN, 100), tenants=range(16)).draw(0)
+    waiting, cost = [load.text(i) for i in range(WAITING)], CostModel()
+    for _ in range(20):
+        cost.observe(TOKENS, TOKENS // MEAN, 0, int(BATCH_NS))
+    chooses, least = policy_of(given), np.inf
+    for _ in range(20):
+        columns = Columns(waiting)
+        start = time.perf_counter()
+        columns.remove(Selection.of(chooses.select(columns, 10**9, CAPACITY, cost)).indexes)
+        least = min(least, time.perf_counter() - start)
+    return least / (BATCH_NS / 1e9)
 
-    if args.trace:
-        figures = replay(args.trace, tuple(args.cost), args.policy, args.batch_tokens, args.commit_ms, args.admission)
-        if not args.json:
-            print(json.dumps(figures, indent=2))
-        return figures
-    case = ScheduleBench(args.seconds, allowed_ms=tuple(args.deadlines_ms), cv=args.cv)
-    if args.picture:
-        from builder.pictures import check_picture
 
-        check_picture(args.picture)
-    figures = bench_schedule(case)
-    if args.picture:
-        from bench.measuring.schedule_picture import draw
+@dataclass(frozen=True)
+class Decoders:
+    """Random requests to a decoder. A step computes nothing and takes as long as `cost_ms` says."""
 
-        draw(figures, args.picture)
-    if not args.json:
-        print(table_of(figures))
-    return figures
+    requests: int
+    promise_ms: tuple[float, float]
+    share: float
+    cost_ms: tuple[float, float, float]
+    sequences: int
+    cache_tokens: int = 4096
+    tenants: int = 16
+
+    def rows(self) -> Rows:
+        asked = self._asked()
+        capacity = self._capacity(asked)
+        yield Row("decoders/capacity_per_s", capacity, "/s")
+        for rate in RATES:
+            for name, given in OF_DECODERS.items():
+                for row in rows_of(self._figures(given, asked, rate * capacity), at=f"decoders/{rate}/{name}/"):
+                    is_target = (rate, name) == (2.0, "default") and row.name.endswith("on_time_of_admitted")
+                    yield Row(row.name, row.value, least=0.9 if is_target else None)
+            without = self._figures(DEFAULT, asked, rate * capacity, admission=False)
+            yield from rows_of(without, at=f"decoders/{rate}/not_admitting/")
+
+    def _asked(self) -> list[tuple[int, int, int]]:
+        """Returns the tokens of each prompt, those of its answer, and its tenant."""
+        chance = np.random.default_rng([SEED, PROMPTS])
+        prompts, tenants = chance.integers(10, 61, self.requests), chance.integers(self.tenants, size=self.requests)
+        return list(zip(prompts.tolist(), lengths_of(self.requests, SEED), tenants.tolist(), strict=True))
+
+    def _simulation(self, given: str, admission: bool) -> DecoderSimulation:
+        settings = Settings(
+            seats=self.sequences, cache_tokens=self.cache_tokens, cache=SLOTTED, policy=given, admission=admission
+        )
+        return DecoderSimulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
+
+    def _capacity(self, asked: Sequence[tuple[int, int, int]]) -> float:
+        """Returns how many requests a second are answered if all are there from the start."""
+        simulation = self._simulation("fcfs", admission=False)
+        for prompt, wanted, _ in asked:
+            simulation.ask(prompt, wanted, round(wanted / self.share))
+        simulation.finish()
+        return len(asked) * 1e9 / simulation.now_ns
+
+    def _figures(
+        self, given: str, asked: Sequence[tuple[int, int, int]], rate: float, admission: bool = True
+    ) -> dict[str, float]:
+        """Simulates the requests with a policy, at so many a second."""
+        simulation = self._simulation(given, admission)
+        first, whole = (int(1e6 * milliseconds) for milliseconds in self.promise_ms)
+        promise = Promise(whole_ns=whole, first_token_ns=first)
+        gaps = np.random.default_rng([SEED, GAPS]).exponential(1e9 / rate, len(asked))
+        taken: list[Answer | None] = []  # None: refused
+        for when, (prompt, wanted, tenant) in zip(np.cumsum(gaps).astype(np.int64).tolist(), asked, strict=True):
+            simulation.until(when)
+            try:
+                taken.append(simulation.ask(prompt, wanted, round(wanted / self.share), promise, tenant))
+            except (DeadlineMissed, QueueFull):
+                taken.append(None)
+        simulation.finish()
+        counted = taken[len(taken) // LEARNING :]
+        admitted = [answer for answer in counted if answer is not None]
+        on_time = sum(answer.on_time for answer in admitted)
+        return {
+            "refused": 1 - len(admitted) / len(counted),
+            "on_time_of_admitted": on_time / max(1, len(admitted)),
+            "on_time": on_time / len(counted),
+        }

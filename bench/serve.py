@@ -1,78 +1,207 @@
-"""`hplm bench serve`: a real server beside the bare engine, with one number of tenants or several."""
+"""`hplm bench serve`: a real server beside the bare engine, with one number of tenants or several.
+
+The engine is measured in a process of its own, before the server starts and after it has stopped. So neither takes the other's
+cores, and `engine_drift` shows whether the machine has changed its speed.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 
-from bench.options import (
-    benchmark,
-    dtype_option,
-    expect_above_zero,
-    expect_text,
-    positions_of,
-    seconds_option,
-    size_option,
-    tokens_option,
-    whole_numbers,
-)
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from bench.noop import NOOP, add_noops
+from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.server import Used, multiply, random_export, requests_of, tenant_id, texts_of
+from builder.publish.model_configs import ServingOptions
+from hplm.adapters.bank import Bank, record_bytes
+from hplm.engine.backbone import Backbone
+from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
+from hplm.engine.lookup import Lookup
+from hplm.engine.request import Request, Text
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.model.checkpoint import random_backbone
+from hplm.server import TritonServer
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.ticket import Ticket
+from loadtest.encode import infer_request
+from loadtest.load import Load, Report, send
+from testing.random_store import SIZES
+
+BATCH_TOKENS = 4096
+REQUESTS = 8192  # to several numbers of tenants: different ones, more than are sent
+SHARE_OF_BOUND = {"bert-base": 0.95, "minilm": 0.85, "toy": 0.0}  # targets
+MB = 1e6
+
+
+@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.5, connections=4)
+def serve(
+    *,
+    size: Size = "bert-base",
+    tokens: Whole = 128,
+    tenants: tuple[Whole, ...] = (16,),
+    seconds: Positive = 20.0,
+    connections: Whole = 64,
+    dtype: EngineDtype = "auto",
+) -> Rows:
+    """Exports a repository of random weights and serves it. Measures one client, and then saturation.
+
+    Beside the server are the bare engine, and an ensemble of two models that do nothing. Processor time that both need bounds
+    what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
+
+    :param size: of the model
+    :param tokens: of a text
+    :param tenants: requests go to them in turn. Several numbers, such as 1 10 100, also compare servers with as many tenants
+    :param seconds: of each measurement
+    :param connections: at saturation
+    :param dtype: precision of the engine
+    """
+    expect_text(tokens, size)
+    count = tenants[0] if len(tenants) == 1 else 16
+    texts = texts_of(SIZES[size], [tokens] * 4 * connections)
+    options = ServingOptions(dtype=dtype, slots=max(2, 2 * count), batch_tokens=BATCH_TOKENS)
+    with random_export(SIZES[size], count, options) as folder:
+        bare = BareEngine(folder / "1", texts, tokens, options.slots, dtype, seconds)
+        (before,) = send(bare)
+        add_noops(folder.parent, tokens)
+        with TritonServer(folder.parent) as server:
+            requests, noops = (requests_of(model, texts, count) for model in (folder.name, NOOP))
+            alone, saturated = one_and_many(server.http_url, requests, requests, seconds, connections)
+            noop_alone, noop = one_and_many(server.http_url, noops, noops, seconds, connections)
+        (after,) = send(bare)
+    engine_p50, rate = ((before[name] + after[name]) / 2 for name in ("p50_ms", "texts_per_s"))
+    bound, p50 = 1 / (1 / rate + 1 / noop.req_per_s), alone.percentile_ms(50)
+    yield Row("p50_ms", p50, "ms")
+    yield Row("p99_ms", alone.percentile_ms(99), "ms")
+    yield Row("engine_p50_ms", engine_p50, "ms")
+    yield Row("noop_p50_ms", noop_alone.percentile_ms(50), "ms")
+    yield Row("added_ms", p50 - engine_p50, "ms")
+    yield Row(
+        "added_over_noop_ms", p50 - engine_p50 - noop_alone.percentile_ms(50), "ms", most=1.5 if size == "bert-base" else 1.0
+    )
+    yield Row("req_per_s", saturated.req_per_s, "/s")
+    yield Row("engine_req_per_s", rate, "/s")
+    yield Row("noop_req_per_s", noop.req_per_s, "/s")
+    yield Row("bound_req_per_s", bound, "/s")
+    yield Row("share_of_engine", saturated.req_per_s / rate)
+    yield Row("share_of_bound", saturated.req_per_s / bound, least=SHARE_OF_BOUND[size])
+    yield Row("engine_drift", after["texts_per_s"] / before["texts_per_s"])
+    yield Row("generator_cpu_share", saturated.cpu_s / saturated.wall_s)
+    yield Row("dtype", before["dtype"])
+    yield Row("threads", torch.get_num_threads())
+    if len(tenants) > 1:
+        yield from tenants_served(size, tokens, sorted(tenants), seconds, connections, dtype)
+
+
+def one_and_many(
+    url: str, requests: list[bytes], warming: list[bytes], seconds: float, connections: int
+) -> tuple[Report, Report]:
+    """Returns the reports of one connection, and then of all connections."""
+    host, port = url.split(":")
+    reports = []
+    for count in (1, connections):
+        send(Load(host, int(port), warming, seconds=seconds / 4, connections=count))
+        say(f"measuring {count} connections for {seconds:g} s")
+        (report,) = send(Load(host, int(port), requests, seconds=seconds, connections=count))
+        report.expect_success(f"{count} connections")
+        reports.append(report)
+    return reports[0], reports[1]
 
 
 @dataclass(frozen=True)
-class ServeBench:
-    size: str = "bert-base"
-    tokens: int = 128  # of a text
-    tenants: int = 16
-    seconds: float = 20.0  # of each measurement
-    connections: int = 64  # at saturation
-    dtype: str = "auto"
-    rank: int = 32
-    wrk: bool = False  # whether wrk drives the server, too
+class BareEngine:
+    """Stages and computes texts without threads, queue or server: one text, and batches of the best size."""
 
-    def __post_init__(self) -> None:
-        expect_above_zero(tenants=self.tenants, seconds=self.seconds, connections=self.connections)
-        expect_text(self.tokens, positions_of(self.size))
+    folder: Path
+    texts: list[str]
+    tokens: int
+    slots: int
+    dtype: str
+    seconds: float
+
+    @property
+    def limit_s(self) -> float:
+        return 600 + 2 * self.seconds
+
+    def run(self) -> dict:
+        backbone, device = Backbone(self.folder), resolve_device("auto")
+        precision = resolve_precision(self.dtype, device)
+        engine = Engine(backbone.upper(), device, precision.dtype, precision.eight_bits)
+        stager = Stager(backbone, StagingSettings(self.slots, device, precision.dtype, few_sizes=engine.takes_few_sizes))
+        ready = self._looked_up(backbone)
+
+        def seconds_of(count: int) -> float:
+            times, end = [], time.perf_counter() + self.seconds / 8
+            batches = cycle([ready[i : i + count] for i in range(0, len(ready) - count + 1, count)])
+            while time.perf_counter() < end or len(times) < 6:
+                start = time.perf_counter()
+                batch = stager.stage(next(batches), broken=_raise)
+                assert batch is not None  # or `_raise` has raised
+                list(engine.run(batch))
+                times.append(time.perf_counter() - start)
+                stager.release(batch.held)
+            return float(np.median(times[1:]))
+
+        alone, largest = seconds_of(1), min(BATCH_TOKENS // self.tokens, len(ready))
+        counts = sorted({count for count in (2, 4, 8, 16, 32, 64, 128) if count < largest} | {largest})
+        rates = [count / seconds_of(count) for count in tqdm(counts, desc="bare engine, batch sizes")]
+        name = INT8 if precision.eight_bits else str(precision.dtype).removeprefix("torch.")
+        return {"p50_ms": alone * 1e3, "texts_per_s": max(*rates, 1 / alone), "dtype": name}
+
+    def _looked_up(self, backbone: Backbone) -> list[Text]:
+        lookup, snapshot, ready = Lookup(backbone), backbone.view.snapshot, []
+        for i, text in enumerate(self.texts):
+            tenant = snapshot.tenants[i % len(snapshot.tenants)]
+            found = lookup.resolve(backbone.view, tenant, [text], None, False)
+            ticket = Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+            ready += Request(ticket, backbone.view, tenant, 1, lambda request, answer: None).texts_from(found)
+        return ready
 
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "serve", run, "a real server beside the bare engine", (
-        "Export a repository of random weights and serve it. Measure one client, then saturation, beside the bare engine and "
-        "beside an ensemble of two models that do nothing."
-    ), size="toy", tokens=16, tenants=[4], seconds=0.5, connections=4)  # fmt: skip
-    size_option(parser, ServeBench.size)
-    tokens_option(parser, ServeBench.tokens)
-    parser.add_argument(
-        "--tenants", type=whole_numbers, default=[ServeBench.tenants],
-        help=f"number of tenants, to which requests go in turn (default: {ServeBench.tenants}). Several numbers, such as "
-        "1,10,100, also compare servers with as many tenants",
-    )  # fmt: skip
-    seconds_option(parser, ServeBench.seconds, "of each measurement")
-    parser.add_argument(
-        "--connections", type=int, default=ServeBench.connections, help="connections at saturation (default: %(default)s)"
-    )
-    dtype_option(parser)
-    parser.add_argument(
-        "--wrk", action="store_true", help="saturate the server with wrk as well (a Debian package), beside our generator"
-    )
+def _raise(text: Text, error: Exception) -> None:
+    raise error
 
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.serve import bench_serve
-
-    if args.wrk:
-        from bench.tools.wrk import expect_wrk
-
-        expect_wrk()
-    case = ServeBench(
-        args.size, args.tokens, seconds=args.seconds, connections=args.connections, dtype=args.dtype, wrk=args.wrk
-    )
-    if len(args.tenants) == 1:
-        figures = bench_serve(replace(case, tenants=args.tenants[0]))
-    else:
-        from bench.measuring.tenants import bench_tenants
-
-        figures = bench_serve(case) | bench_tenants(case, args.tenants)
-    if not args.json:
-        print(json.dumps(figures, indent=2))
-    return figures
+def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, connections: int, dtype: str) -> Rows:
+    """Measures servers of the same backbone with more and more tenants. Requests go to all tenants alike."""
+    texts, options = texts_of(SIZES[size], [tokens] * 4 * connections), ServingOptions(dtype=dtype, batch_tokens=BATCH_TOKENS)
+    rates, starts = {}, {}
+    with random_export(SIZES[size], 1, options) as backbone:
+        folder = backbone / "1"
+        whole = multiply(folder, counts[-1])
+        layouts = [Bank(path).layout for path in sorted((folder / Backbone.BANKS).iterdir())]
+        for count in counts:
+            Snapshot(whole.generation, whole.branches, whole.tenants[:count], whole.export).save(folder / Backbone.TENANTS)
+            say(f"{count} tenants")
+            warming, requests = (
+                [
+                    infer_request(backbone.name, [texts[i % len(texts)]], tenant_id(number), outputs=("LABEL", "SCORE"))
+                    for i, number in enumerate(np.random.default_rng(seed).integers(0, count, REQUESTS).tolist())
+                ]
+                for seed in (1, 2)
+            )
+            server, begin = TritonServer(folder.parent.parent), time.perf_counter()
+            with server:
+                starts[count] = time.perf_counter() - begin
+                alone, saturated = one_and_many(server.http_url, requests, warming, seconds, connections)
+                used = Used.by(server.pid)
+            rates[count] = saturated.req_per_s
+            device = resolve_device("auto")
+            stager = Stager(Backbone(folder), StagingSettings(options.slots, device, resolve_precision(dtype, device).dtype))
+            yield Row(f"tenants/{count}/req_per_s", rates[count], "/s")
+            yield Row(f"tenants/{count}/p50_ms", alone.percentile_ms(50), "ms")
+            yield Row(f"tenants/{count}/p99_ms", alone.percentile_ms(99), "ms")
+            yield Row(f"tenants/{count}/start_s", starts[count], "s")
+            yield Row(f"tenants/{count}/device_mb", stager.device_bytes / MB, "MB")
+            yield Row(f"tenants/{count}/host_mb", used.resident / MB, "MB")  # of all processes of the server
+            yield Row(f"tenants/{count}/private_mb", used.private / MB, "MB")  # the part of it that is not shared
+            yield Row(f"tenants/{count}/disk_mb", sum(map(record_bytes, layouts)) / MB, "MB")  # of one tenant
+    yield Row("most_to_least/req_per_s", rates[counts[-1]] / rates[counts[0]], least=0.92)
+    yield Row("most_to_least/start_s", starts[counts[-1]] / starts[counts[0]])
+    parameters = sum(parameter.numel() for half in random_backbone(SIZES[size]) for parameter in half.parameters())
+    yield Row("tenant_to_backbone", sum(layout.layers * layout.layer_size for layout in layouts) / parameters)  # in parameters

@@ -2,39 +2,124 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
+import random
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from bench.options import benchmark, expect_above_zero, expect_text, positions_of, seconds_option, size_option, tokens_option
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+
+from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text
+from bench.turns import alternate, stolen
+from builder.adaptation.lessons import Windows
+from builder.hardware import half_precision
+from builder.store.store import Store
+from builder.training.bodies import Body, PlotBody, WholeBody
+from builder.training.examples import Pack, Reader
+from builder.training.finetuning import TrainingOptions, tenant_model
+from builder.training.labelled import Example, Labelled
+from builder.training.tasks import training_task
+from hplm.model.checkpoint import Checkpoint
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack
+from testing.random_store import SIZES, random_store, tokenizer_json, words
+
+CPU = torch.device("cpu")
+TEXTS = 256  # looked up before the measurement starts; each step takes some of them
 
 
-@dataclass(frozen=True)
-class TrainingBench:
-    size: str = "minilm"
-    tokens: int = 64  # of a text
-    texts: int = 8  # of a step
-    seconds: float = 10.0  # for each figure
+class WindowBody(nn.Module):
+    """Computes the lower stack on the windows that a table would hold, and then the shared upper stack."""
 
-    def __post_init__(self) -> None:
-        expect_above_zero(texts=self.texts, seconds=self.seconds)
-        expect_text(self.tokens, positions_of(self.size))
+    reads_tables = False
 
+    def __init__(self, lower: LowerStack, upper: PlotBody, config: BackboneConfig) -> None:
+        super().__init__()
+        self.lower, self.upper = lower, upper
+        self._windows = Windows(config)
 
-def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "training", run, "a training step that reads the tables", (
-        "Measure a step of adapter training that reads the tables, beside steps that compute the lower layers: those of the "
-        "original BERT, and those of the tables' windows. Weights are random."
-    ), size="toy", tokens=12, texts=4, seconds=0.05)  # fmt: skip
-    size_option(parser, TrainingBench.size)
-    tokens_option(parser, TrainingBench.tokens)
-    parser.add_argument("--texts", type=int, default=TrainingBench.texts, help="texts of a step (default: %(default)s)")
-    seconds_option(parser, TrainingBench.seconds, "for each figure")
+    def forward(self, pack: Pack, adapters: list | None) -> Tensor:
+        with torch.no_grad():
+            distinct, window_of = self._windows.whole(pack.tokens.numpy(), np.array(pack.lengths))
+            sums = self.lower.window.aggregate(self.lower(distinct).index_select(0, window_of))
+        return self.upper.from_sums(sums, pack, adapters)
 
 
-def run(args: argparse.Namespace) -> dict:
-    from bench.measuring.training import bench_training, table_of
+@benchmark(size="toy", tokens=12, texts=4, seconds=0.05)
+def training(*, size: Size = "minilm", tokens: Whole = 64, texts: Whole = 8, seconds: Positive = 10.0) -> Rows:
+    """Measures a step of adapter training that reads the tables, beside steps that compute the lower layers.
 
-    figures = bench_training(TrainingBench(args.size, args.tokens, args.texts, args.seconds))
-    if not args.json:
-        print(table_of(figures))
-    return figures
+    Lower layers are those of the original BERT (`whole`), and those on the tables' windows (`windows`). `upper` trains the
+    shared upper layers, on the tables. Weights are random.
+
+    :param size: of the model
+    :param tokens: of a text
+    :param texts: of a step
+    :param seconds: for each figure
+    """
+    expect_text(tokens, size)
+    config = SIZES[size]
+    with TemporaryDirectory() as folder, stolen() as share:
+        store = random_store(Path(folder) / "store", config, ())
+        reader, task = Reader(store, "root", 1), training_task("classify")
+        known = reader.read(_labelled(config, tokens), task, ["no", "yes"], show_progress=False)
+        in_half = half_precision(CPU)
+        bodies: dict[str, Body | WindowBody] = {
+            "tables": PlotBody(store.upper(), config.heads),
+            "upper": PlotBody(store.upper(), config.heads),
+            "whole": WholeBody(random_checkpoint(store)),
+            "windows": WindowBody(store.lower("root", 1), PlotBody(store.upper(), config.heads), config),
+        }
+
+        def step_of(name: str, body: Body | WindowBody) -> Callable[[int], None]:
+            body.eval().requires_grad_(name == "upper")
+            model = tenant_model(config, 2, TrainingOptions(rank=0) if name == "upper" else TrainingOptions())
+            tuned = [parameter for part in (model, body) for parameter in part.parameters() if parameter.requires_grad]
+            optimizer = torch.optim.AdamW(tuned, lr=1e-3, fused=True)
+
+            def step(number: int) -> None:
+                chosen = np.arange(number * texts, (number + 1) * texts) % TEXTS
+                pack = reader.pack(known, chosen, CPU, body.reads_tables)
+                with in_half:
+                    logits = model(body, pack)
+                loss, learned = task.loss(logits, pack.targets, pack.rows_of, model.spread)
+                optimizer.zero_grad()
+                (loss / learned).backward()
+                optimizer.step()
+
+            return step
+
+        timings = alternate({name: step_of(name, body) for name, body in bodies.items()}, seconds, warm_up=2)
+    for name, timing in timings.items():
+        yield Row(f"{name}_ms", timing.median / 1e3, "ms")
+    for name in ("whole", "windows", "upper"):
+        yield Row(f"share_of_{name}", timings["tables"].median / timings[name].median)
+    yield Row("steps", timings["tables"].rounds)
+    yield Row("tokens", tokens * texts)
+    yield Row("threads", torch.get_num_threads())
+    yield Row("stolen", share())
+
+
+def _labelled(config: BackboneConfig, tokens: int) -> Labelled:
+    rng, known = random.Random(0), words(config.vocabulary)
+    texts = [" ".join(rng.choices(known, k=tokens - 2)) for _ in range(TEXTS)]
+    examples = [Example(number, text, labels=(rng.choice(("no", "yes")),)) for number, text in enumerate(texts)]
+    return Labelled(Path("random words"), examples)
+
+
+def random_checkpoint(store: Store) -> Checkpoint:
+    config = store.config
+    layers = config.lower_layers + config.upper_layers
+    original = BertConfig(
+        vocab_size=config.vocabulary,
+        hidden_size=config.hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.intermediate,
+        max_position_embeddings=config.positions,
+    )
+    weights = dict(BertModel(original, add_pooling_layer=False).state_dict())
+    return Checkpoint(config, layers, weights, tokenizer_json(config.vocabulary))

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from bench.measuring.cascade_traffic import IN_FLIGHT, Asked, Poisson, Sent
-from bench.measuring.pipeline import parameters_of
-from bench.tools.saturation import Answered, saturated
-from hplm import tasks
-from hplm.engine import pipeline, request
+from bench.pipeline import Answered, saturated
 from hplm.engine.backbone import Backbone
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import read_all
 from hplm.errors import HplmError
-from hplm.tasks import TASKS
+from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
 from hplm.tenants.ticket import Ticket
 
@@ -111,62 +104,3 @@ class Bare:
         ticket = Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, arrival_ns, deadline_ns, 0, 0)
         self._service.submit(ticket, found, answered)
         return found
-
-    def control_share(self, way: str) -> dict[str, Any]:
-        """Returns the share of the control logic in the time of texts that come one after the other, without waiting.
-
-        `timer`: the same share of as many calls of the timer around nothing.
-        """
-        spent = Spent()
-        with patch_timed(spent):
-            start = time.perf_counter()
-            for text in self.asked[:SINGLE]:
-                done, failures = threading.Event(), []
-
-                def answered(answer: list | Exception, counted: tuple, done=done, failures=failures) -> None:
-                    failures += [answer] if isinstance(answer, Exception) else []
-                    done.set()
-
-                self._send(way, text, 0, answered)
-                if not done.wait(PATIENCE_S) or failures:
-                    raise failures[0] if failures else HplmError(f"no answer within {PATIENCE_S:.0f} s")
-            whole = time.perf_counter() - start
-        nothing = Spent()
-        empty = nothing.timed(lambda: None)
-        for _ in range(spent.calls):
-            empty()
-        return {"control_share": round(spent.seconds / whole, 4), "timer": round(nothing.seconds / whole, 5)}
-
-
-@dataclass
-class Spent:
-    """The time inside some functions, over all threads."""
-
-    seconds: float = 0.0
-    calls: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **named)
-            finally:
-                took = time.perf_counter() - start
-                with self.lock:
-                    self.seconds, self.calls = self.seconds + took, self.calls + 1
-
-        return run
-
-
-@contextmanager
-def patch_timed(spent: Spent) -> Iterator[None]:
-    """Times confidences (Eq. 3), dispatching and pruning (4, 5), draws, and the ensemble (6), in their places."""
-    with ExitStack() as patches:
-        for module, name in ((pipeline, "divided"), (request, "draw"), (tasks, "confidences")):
-            patches.enter_context(patch.object(module, name, spent.timed(getattr(module, name))))
-        classify = TASKS[TASK]
-        assert classify.combined is not None  # as of every task with levels
-        timed = {TASK: replace(classify, combined=spent.timed(classify.combined))}
-        patches.enter_context(patch.dict(TASKS, timed))
-        yield

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.cascade import ALL, CascadeBench
 from builder.adaptation.learning import Budget
 from builder.adaptation.short_stack import cut
 from builder.cascade.build import build_levels
@@ -41,6 +40,30 @@ SHARES = {"calibrate": 0.25, "profile": 0.35, "test": 0.4}  # of the texts that 
 PARTS = ("train", "dev", "calibrate", "profile", "test")
 DEV = 200  # texts
 EXIT = "exit"  # a stack of the first layers of the full one, and the twins of tenants that have a level on it
+
+
+ALL = 100_000  # texts: as many as there are
+
+
+@dataclass(frozen=True)
+class CascadeBench:
+    folder: Path = Path(".hplm/bench-cascade")  # what is built, which later runs use again
+    model: str | None = None  # None: the demo's MiniLM
+    lower: int = 2  # layers that become a table; the others are the full upper stack
+    stacks: tuple[int, ...] = (1, 2, 3)  # layers of each
+    seeds: int = 3  # tenants for each question
+    drop: float = 0.5  # points that a plan may lose where it is selected
+    minutes: float = 6.0  # of adapting the lower half
+    stack_minutes: float = 4.0  # of each stack's learning
+    train: int = 1500  # texts of each tenant
+    calibrate: int = ALL
+    profile: int = ALL
+    test: int = ALL
+    epochs: int = 3
+    seconds: float = 20.0  # of each timed measurement
+    rounds: int = 3
+    dtype: str = "auto"
+    timed: str = "served"
 
 
 @dataclass(frozen=True)

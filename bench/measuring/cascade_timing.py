@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bench.cascade import CascadeBench
+from bench.measuring.cascade_material import CascadeBench
 from bench.measuring.cascade_traffic import (
     ALLOWED,
     CASCADE,
@@ -25,13 +25,10 @@ from bench.measuring.cascade_traffic import (
 from hplm.errors import HplmError
 
 SMALL = level_way(0)
-VOTE = "vote"
 
 
-def timed(
-    target: Target, asked: Sequence[Asked], voters: Sequence[str], work: float, batch_texts: float, case: CascadeBench
-) -> dict[str, Any]:
-    """`voters`: the ways that a vote asks, which take `work` times what strong takes. `batch_texts`: of a full batch."""
+def timed(target: Target, asked: Sequence[Asked], batch_texts: float, case: CascadeBench) -> dict[str, Any]:
+    """`batch_texts`: of a full batch."""
     for way in (STRONG, CASCADE, LADDER):
         target.saturated(way, case.seconds / 4)  # warms up
     rates = _rates(target, case)
@@ -41,16 +38,11 @@ def timed(
         load = Poisson.of(LOAD * capacity, case.seconds, len(asked), turn)
         for way in (STRONG, CASCADE, SMALL):
             found.setdefault(way, []).append(target.open_loop([way], load))
-        # All levels take more than strong takes: at strong's rate, a vote would never end.
-        load = Poisson.of(LOAD * capacity / work, case.seconds, len(asked), turn)
-        for name, ways in ((VOTE, voters), ("beside a vote", [CASCADE])):
-            found.setdefault(name, []).append(target.open_loop(ways, load))
     latencies = {name: _described(sent) for name, sent in found.items()}
     in_time = _in_time(target, asked, capacity, batch_texts / capacity, case)
     after = target.saturated(STRONG, case.seconds / 2)
     return {
         "latency_over_strong": _ratio(latencies[CASCADE]["mean_ms"], latencies[STRONG]["mean_ms"]),
-        "latency_over_vote": _ratio(latencies["beside a vote"]["mean_ms"], latencies[VOTE]["mean_ms"]),
         "p99_over_strong": _ratio(latencies[CASCADE]["p99_ms"], latencies[STRONG]["p99_ms"]),
         "throughput_over_strong": _ratio(float(np.mean(rates[CASCADE])), capacity),
         "overload_ratio": _ratio(in_time[LADDER], in_time[STRONG]),

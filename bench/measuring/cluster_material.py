@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cluster import ClusterBench
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
@@ -24,6 +23,23 @@ RANK, LABELS = 8, 4
 TRAVELLER = "traveller"  # the domain whose table travels
 TEXTS = 64
 SPREAD = 0.3  # of weights, so that answers of another tenant or slot are other answers
+
+
+@dataclass(frozen=True)
+class ClusterBench:
+    size: str
+    tokens: int  # of a text
+    slots: int  # of a replica; there are four times as many tenants
+    connections: int
+    seconds: float  # of each timed measurement
+    rounds: int
+    adds: int  # tenants that come and go
+    table_mb: float  # that travels while a key is revoked
+    rate: float = 50.0  # requests a second that a tenant may send
+
+    @property
+    def tenants(self) -> int:
+        return 4 * self.slots
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.generate import GenerateBench
 from hplm.adapters.bank import Bank, write_bank
 from hplm.adapters.layout import adapter_layout
 from hplm.adapters.record import Record
@@ -85,6 +84,25 @@ class Model:
         write_bank(path, layout, ((i, 1, pool[8 * i : 8 * i + size].view(layout.layers, -1)) for i in range(count)))
         bank = Bank(path)
         return [replace(self.source, uid=i, adapter=(Record(path.name, i, i, 1), bank)) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class GenerateBench:
+    layers: int = 30  # SmolLM2-135M's shape: 30 layers of 576, 9 heads and 3 of keys, 49,152 tokens
+    hidden: int = 576
+    vocabulary: int = 49_152
+    prompts: int = 16
+    prompt_tokens: int = 64
+    tenants: int = 10_000
+    dedicated: int = 1_000  # tenants, if each has a whole model of its own
+    resident: int = 20  # of their models fit in memory
+    rounds: int = 3
+    seconds: float = 20.0  # under overload
+
+    @property
+    def lower(self) -> int:
+        """The layers that are in the table of an hGPT."""
+        return self.layers // 3
 
 
 @dataclass

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file, save_file
 
-from bench.generate import GenerateBench
 from bench.measuring.cancel_load import Cancelling
-from bench.measuring.decoders import Bench, Model, in_turn, lengths_of, prompts_of
+from bench.measuring.decoders import Bench, GenerateBench, Model, in_turn, lengths_of, prompts_of
 from bench.measuring.stream_load import TextStreams
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions

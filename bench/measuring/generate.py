@@ -9,24 +9,18 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.generate import GenerateBench
-from bench.measuring.decoders import MOST, START, Answered, Bench, Model, in_turn, lengths_of, prompts_of
+from bench.measuring.decoders import MOST, START, Answered, Bench, GenerateBench, Model, in_turn, lengths_of, prompts_of
 from bench.measuring.decoders_beside import cancelled, served, swapped
-from bench.tools.machine import machine
 from hplm.errors import DeadlineMissed
-from hplm.generation.cache import BATCH, EARLY
 from hplm.generation.promise import Promise
-from hplm.options import PAGED, SLOTTED
 
 SHARING = 32  # sequences of a step in which tenants are mixed
 
@@ -35,11 +29,8 @@ def bench_generate(case: GenerateBench, parts: Sequence[str]) -> dict:
     measure = {
         "transformers": _transformers,
         "halves": _halves,
-        "cleaning": _cleaning,
-        "cache": _cache,
         "tenants": _tenants,
         "swapped": swapped,
-        "shares": _shares,
         "served": served,
         "cancelled": cancelled,
         "overload": _overload,
@@ -49,7 +40,7 @@ def bench_generate(case: GenerateBench, parts: Sequence[str]) -> dict:
         whole, half = (Model(Path(scratch), case, lower) for lower in (0, case.lower))
         for part in parts:
             figures |= measure[part](case, whole, half)
-    return figures | {"case": asdict(case), "machine": machine()}
+    return figures
 
 
 def _transformers(case: GenerateBench, whole: Model, half: Model) -> dict:
@@ -158,55 +149,6 @@ def _weights(model: Model, with_logits: bool = True) -> int:
     return sum(weight.numel() for name, weight in named if with_logits or not name.startswith("next_token"))
 
 
-def _cleaning(case: GenerateBench, whole: Model, half: Model) -> dict:
-    """Early cleaning, and cleaning when a batch is done, with the same cache. All requests are there from the start."""
-    count, tokens = 6 * case.prompts, case.prompts * 128
-    prompts, lengths = prompts_of(case, count, 24), lengths_of(count)
-    benches = {cleaning: Bench(half, case.prompts, tokens, cleaning) for cleaning in (EARLY, BATCH)}
-    firsts: dict[str, list[float]] = {EARLY: [], BATCH: []}
-
-    def serve(cleaning: str) -> float:
-        bench = benches[cleaning]
-        asked = [bench.ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
-        took = bench.run()
-        firsts[cleaning].append(median(one.first - one.asked for one in asked))
-        return sum(lengths) / took
-
-    found = in_turn({EARLY: lambda: serve(EARLY), BATCH: lambda: serve(BATCH)}, case.rounds)
-    return {
-        "cleaning_ratio": round(found[EARLY] / found[BATCH], 3),
-        "cleaning_first_token": round(median(firsts[EARLY][1:]) / median(firsts[BATCH][1:]), 3),
-    }
-
-
-def _cache(case: GenerateBench, whole: Model, half: Model) -> dict:
-    """A cache in blocks and one in ranges, and the room that both take for several answers to one prompt."""
-    benches = {kind: Bench(half, case.prompts, kind=kind) for kind in (PAGED, SLOTTED)}
-    prompts, lengths = prompts_of(case, case.prompts, case.prompt_tokens), lengths_of(case.prompts)
-
-    def serve(bench: Bench) -> float:
-        for prompt, length in zip(prompts, lengths, strict=True):
-            bench.ask(prompt, length)
-        return sum(lengths) / bench.run()
-
-    def taken(bench: Bench) -> int:
-        """Returns the places of answers that share all of their prompt but its last token."""
-        for _ in range(case.prompts):
-            bench.ask(prompts[0], 2 * case.prompts)
-            bench.loop.step()
-        space = bench.running.cache.space
-        places = space.tokens - space.free
-        bench.run()
-        return places
-
-    found = in_turn({kind: partial(serve, bench) for kind, bench in benches.items()}, case.rounds)
-    places = {kind: taken(bench) for kind, bench in benches.items()}
-    return {
-        "paged_over_slotted": round(found[PAGED] / found[SLOTTED], 3),
-        "paged_places_over_slotted": round(places[PAGED] / places[SLOTTED], 3),
-    }
-
-
 def _tenants(case: GenerateBench, whole: Model, half: Model) -> dict:
     """32 sequences at a time: of 10,000 tenants or of 32, and of 32 in a step or of one."""
     sources = half.tenants(case.tenants, rank=4)
@@ -231,42 +173,6 @@ def _tenants(case: GenerateBench, whole: Model, half: Model) -> dict:
         f"tenants_{case.tenants}_over_{SHARING}": round(many / some, 3),
         f"distinct_{SHARING}_over_1": round(some / one, 3),
         "distinct_bound": round((shared + own) / (shared + SHARING * own), 3),
-    }
-
-
-def _shares(case: GenerateBench, whole: Model, half: Model) -> dict:
-    """The share of lookup and gathering in a step of 32 sequences, and that of everything but computing."""
-    bench = Bench(half, SHARING)
-    spent = {"find": 0.0, "gather": 0.0, "compute": 0.0}
-
-    def timed(owner: object, name: str, what: str) -> None:
-        call = getattr(owner, name)
-
-        def run(*args: object) -> object:
-            start = time.perf_counter()
-            result = call(*args)
-            spent[what] += time.perf_counter() - start
-            return result
-
-        setattr(owner, name, run)
-
-    timed(bench.stager, "_find", "find")
-    timed(bench.stager._gatherer, "sums", "gather")
-    timed(bench.stager._gatherer, "broken", "gather")
-    timed(bench.loop._decoder, "run", "compute")
-    for prompt in prompts_of(case, SHARING, 16):
-        bench.ask(prompt, 100)
-    for _ in range(10):
-        bench.loop.step()
-    spent |= dict.fromkeys(spent, 0.0)
-    start = time.perf_counter()
-    for _ in range(60):
-        bench.loop.step()
-    whole_time = time.perf_counter() - start
-    return {
-        "step_ms": round(1000 * whole_time / 60, 2),
-        "lookup_share": round((spent["find"] + spent["gather"]) / whole_time, 4),
-        "staging_share": round(1 - spent["compute"] / whole_time, 4),
     }
 
 
@@ -311,7 +217,3 @@ def _overload(case: GenerateBench, whole: Model, half: Model) -> dict:
         "overload_on_time": round(len(good) / max(1, len(taken)), 3),
         "refusal_p99_ms": round(float(np.percentile(refusals, 99)) * 1000, 2) if refusals else 0.0,
     }
-
-
-def table_of(figures: dict) -> str:
-    return "\n".join(f"{name:30} {value}" for name, value in figures.items() if name not in ("case", "machine"))

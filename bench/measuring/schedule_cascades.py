@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.schedule import ScheduleBench
 from hplm.arrays import Array
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
@@ -56,11 +55,11 @@ ENGINES = {
 }
 
 
-def in_time(case: ScheduleBench, streams: dict[str, Stream], machine: Machine, limits: Limits) -> dict[str, dict]:
+def in_time(seed: int, streams: dict[str, Stream], machine: Machine, limits: Limits) -> dict[str, dict]:
     """Returns the shares of right answers in time, by rate: of the governor, and of the dearest rung for all texts."""
     figures = {}
     for rate, stream in streams.items():
-        load, of = stream.draw(case.seed), {}
+        load, of = stream.draw(seed), {}
         for name, ladder in (("governed", LADDER), ("dearest", LADDER[:1])):
             scheduler = Scheduler(policy(DEFAULT), limits, admission=True, commit_ns=0)
             of[name] = Simulation(scheduler, machine, load, ladders={0: ladder}).run()
@@ -72,22 +71,22 @@ def in_time(case: ScheduleBench, streams: dict[str, Stream], machine: Machine, l
     return figures
 
 
-def latency(case: ScheduleBench, limits: Limits) -> dict[str, dict]:
+def latency(seconds: float, cv: float, seed: int, limits: Limits) -> dict[str, dict]:
     """Returns mean and p99 at a part of the rate at which the full stack alone is saturated, and the rate of saturation.
 
     All over those of the full stack alone.
     """
-    return {name: _latency(case, limits, engine) for name, engine in ENGINES.items()}
+    return {name: _latency(seconds, cv, seed, limits, engine) for name, engine in ENGINES.items()}
 
 
-def _latency(case: ScheduleBench, limits: Limits, engine: Engine) -> dict[str, dict]:
-    texts = max(100, round(TEXTS * case.seconds / ScheduleBench.seconds))
+def _latency(seconds: float, cv: float, seed: int, limits: Limits, engine: Engine) -> dict[str, dict]:
+    texts = max(100, round(TEXTS * seconds / 3.0))
 
     def run(way: str, rate: float) -> Outcome:
         rung, within = WAYS[way]
-        stream = Stream(rate, texts / rate, engine.lengths, (0.0, 0.0), case.cv)
+        stream = Stream(rate, texts / rate, engine.lengths, (0.0, 0.0), cv)
         scheduler = Scheduler(policy(DEFAULT), limits, True, commit_ns=5_000_000, batch_ns=50_000_000)
-        return Simulation(scheduler, engine.machine(within), stream.draw(case.seed), case.seed, {0: (rung,)}).run()
+        return Simulation(scheduler, engine.machine(within), stream.draw(seed), seed, {0: (rung,)}).run()
 
     saturated = {way: texts / run(way, 1e9).end_ns for way in WAYS}
     found = {}

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.measuring.tenants import tenant_id
+from bench.machine import gflops, machine
 from bench.options import DTYPES, SIZE_NAMES, expect_above_zero, expect_text, whole_numbers
-from bench.tools.machine import gflops, machine
+from bench.server import tenant_id
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
 from loadtest.encode import infer_request

@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.tools.machine import in_words
+from bench.machine import in_words
 from bench.tools.thread_spans import chrome_trace, read_spans, threads_of, window
 from hplm.errors import HplmError, InvalidInput
 from research.comparison import page, pictures

@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.measuring.tenants import LABELS, multiply, tenant_id
-from bench.tools.processes import memory_of_server
+from bench.server import LABELS, Used, multiply, tenant_id
 from builder.publish.export import copy_file
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
@@ -176,7 +175,7 @@ class Served:
         return self._swapper.residency.loads if self._swapper is not None else None
 
     def private_mb(self) -> float:
-        return memory_of_server(self._server).private / MB
+        return Used.by(self._server.pid).private / MB
 
 
 @contextmanager

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
-from bench.options import SIZE_NAMES, whole_numbers
+import bench
+from bench.options import whole_numbers
+from bench.rows import Size
 from hplm.cli.main import main
 from research.comparison import compare
 from testing.random_store import SIZES
 from tests.support.message import mentions
 
 FIGURES = {  # of each command: figures that must be there, by their paths
-    "adapters": "t128.16.grouped_us t128.16.layer_bottleneck",
-    "adaptation": "step_ms teacher_share",
-    "cluster --only ring": "moved_share strayed_share targets.moved_share",
-    "engine": "toy.var20 toy.var100 toy.int8 int8_over_fp32",
-    "generate --parts shares": "",
-    "glue": "c1_added_ms c64_grpc_share_of_noop",
+    "adapters": "t128.16.grouped_us t128.16.to_loop",
+    "cluster --only proxy": "proxy_over_direct hop_p50_ms",
+    "engine": "toy.var20.packed toy.var100.packed_to.naive int8_over_fp32",
+    "generate --parts halves": "decode_ratio",
+    "glue": "c1_added_ms c64_grpc_share_of_noop c64_share_of_echo",
     "overload": "on_time_of_admitted simulated_on_time_of_offered",
+    "overload --policies fcfs das:row_tokens=64 --variance 20": "drift.on_time",
     "pipeline": "pipelined synchronous",
-    "plot": "lookup_us gather_us build_ngrams_per_s found.root",
-    "promises": "capacity_per_s targets",
-    "schedule": "rates targets.das_at_least_fcfs",
-    "serve": "added_over_noop_ms share_of_bound",
-    "stages": "pipeline_over_replicas layer_ms",
+    "plot": "lookup_us gather_us cold_to_pread found.root",
+    "schedule": "rates.3.0 overhead_share decoders.capacity_per_s",
+    "serve --tenants 2 4": "added_over_noop_ms share_of_bound most_to_least.req_per_s",
     "tcb": "rows.4.DAS.utility slots.chosen",
+    "timeline": "overlap",
     "training": "tables_ms share_of_whole",
 }
 
@@ -50,36 +53,54 @@ def test_a_benchmark_ends_with_its_figures(command: str, capsys: pytest.CaptureF
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     for path in FIGURES[command].split():
         found = figures
-        for name in path.split("."):
+        for name in re.split(r"\.(?!0)", path):
             found = found[name]
         assert found is not None
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
 
 
-def test_registering_imports_nothing_heavy() -> None:
+def test_only_the_named_benchmark_is_imported_and_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code = """import sys, argparse, bench
 bench.register(argparse.ArgumentParser().add_subparsers())
-assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "loadtest", "testing"}"""
+assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "loadtest", "testing", "cyclopts"}"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    assert set(SIZE_NAMES) == set(SIZES)
+    assert main(["bench"]) == 0
+    listed = capsys.readouterr().out.splitlines()[4:]
+    assert [line.split()[0] for line in listed] == list(bench.benchmarks()) and all(len(line.split()) > 3 for line in listed)
+    assert set(get_args(Size)) == set(SIZES)
+
+
+def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
+    (tmp_path / "slow.py").write_text(
+        "from bench.rows import Row, benchmark\n@benchmark(most=2)\ndef slow(*, most: int = 1):\n"
+        '    """Is slow."""\n    yield Row("share", 1.5, most=most)\n'
+    )
+    monkeypatch.setattr(bench, "__path__", [*bench.__path__, str(tmp_path)])
+    picture = tmp_path / "slow.svg"
+    assert main(["bench", "slow", "--json", "--picture", str(picture)]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["missed"] == ["share"] and picture.stat().st_size
+    assert main(["bench", "slow", "--most", "3"]) == 0 and "met" in capsys.readouterr().out
+    assert main(["bench", "slow", "--quick"]) == 0 and "MISSED" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ("serve --seconds 0", ["--seconds 0.0"]),
+        ("serve --seconds 0", ["--seconds", "0.0"]),
         ("serve --tokens 1", ["--tokens 1", 3, 512]),
         ("overload --tokens 513", ["--tokens 513"]),
         ("overload --policy luck", ["policy", "'luck'"]),
-        ("pipeline --seconds nan", ["--seconds nan"]),
-        ("generate --parts luck", ["--parts", "'luck'"]),
-        ("policies --packings dense", ["'dense'"]),
-        ("promises --promise-ms 0 1", ["--promise-ms 0 1"]),
+        ("pipeline --seconds nan", ["--seconds", "nan"]),
+        ("generate --parts luck", ["--parts", '"luck"']),
+        ("overload --packings dense", ["'dense'"]),
+        ("schedule --promise-ms 0 1", ["--promise-ms", "0.0"]),
         ("tcb --picture x.foo", ["--picture x.foo"]),
-        ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300.0 50.0"]),
-        ("cluster --only dance", ["--only dance"]),
+        ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
+        ("cluster --only dance", ["--only", '"dance"']),
         ("cascade --drop -1", ["--drop"]),
         ("plot --keys 1000000000000", ["--folder", "--keys"]),
+        ("training --picture x.foo", ["--picture x.foo"]),
+        ("luck", ["'luck'", "serve"]),
     ],
 )
 def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str], given: str, named: list) -> None:

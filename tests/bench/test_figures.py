@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections import Counter
 
@@ -9,43 +10,32 @@ import numpy as np
 import pytest
 import torch
 
-from bench.adapters import AdaptersBench
-from bench.cluster import PARTS
-from bench.measuring import overload, policies, stages
-from bench.measuring.adapters import has_peft, variants
+from bench import overload
+from bench.adapters import variants
+from bench.engine import batches_of, padding
 from bench.measuring.cascade_served import label_in
 from bench.measuring.cascade_traffic import Poisson
-from bench.measuring.cluster import TARGETS, WITH_STAND_INS, WITH_THREE, WITH_TWO, met, table_of
 from bench.measuring.place import _fig2, _table2, highest_rate
 from bench.measuring.place_cuts import cut_curves, partition_curves
 from bench.measuring.place_measured import figures_of
 from bench.measuring.tcb import bench_tcb
-from bench.measuring.text_lengths import batches_of, filling, padding
-from bench.overload import OverloadBench
 from bench.place import PlaceBench
+from bench.rows import Row, rows_of
+from bench.run import nested, table_of
 from bench.tcb import TcbBench
-from bench.tools.wrk import Wrk, read_report
 from hplm.engine.packing import Concat, Naive, Packed
-from hplm.errors import HplmError
 from loadtest.load import Report
-from tests.support.message import mentioning
-
-WRK = """Running 2s test @ http://127.0.0.1:1
-     50%   12.50ms
-     99%    1.20s
-Requests/sec:    199.50
-"""
 
 
 @pytest.mark.slow
 def test_all_variants_of_an_adapter_compute_the_same() -> None:
-    results = {}
-    for name, variant in variants(AdaptersBench(hidden=32, rank=16, seconds=0.005), 5, 7, has_peft()).items():
-        results[name] = variant.rows.after.clone()
+    results, with_peft = {}, importlib.util.find_spec("peft") is not None
+    for name, (rows, run) in variants(32, 16, 5, 7, with_peft).items():
+        results[name] = rows.after.clone()
         with torch.inference_mode():
-            variant.run(results[name])
-        assert not torch.equal(results[name], variant.rows.after), name
-    for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if has_peft() else [])):
+            run(results[name])
+        assert not torch.equal(results[name], rows.after), name
+    for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if with_peft else [])):
         torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
 
 
@@ -54,7 +44,6 @@ def test_lengths_are_distributed_as_in_the_paper() -> None:
         lengths = np.concatenate(batches_of(300, variance))
         assert lengths.min() >= 3 and lengths.max() <= 100
         assert lengths.mean() == pytest.approx(20, abs=2) and lengths.var() == pytest.approx(variance, rel=0.3)
-    assert 900 < filling(1000, 20).sum() <= 1000
 
 
 def test_padding_is_the_share_of_rows_without_text() -> None:
@@ -79,11 +68,11 @@ def test_utility_is_that_of_texts_started_in_time_and_on_time_is_what_the_client
         {"batch": 1, "tokens": 6},
     ]
     seen = report([0, 2, 1], [200, 200, 503], [0.4, 0.6, 0.2])
-    found = policies.figures(seen, entries, offered, np.array([4, 4, 2, 4]))
-    assert found == {"texts_per_s": 1.0, "on_time": 0.25, "utility": 0.6}
+    found = overload.compared_figures(seen, entries, offered, np.array([4, 4, 2, 4]))
+    assert found == pytest.approx({"texts_per_s": 1.0, "on_time": 0.25, "utility": 0.6})
     around = [{"texts_per_s": 0.5, "on_time": on_time, "utility": 0.4} for on_time in (0.4, 0.6)]
-    assert policies.ratios(found, around) == {"texts_per_s": 2.0, "on_time": 0.5, "utility": 1.5}
-    assert policies.ratios(found, [found | {"on_time": 0.0}])["on_time"] is None
+    assert overload.ratios(found, around) == pytest.approx({"texts_per_s": 2.0, "on_time": 0.5, "utility": 1.5})
+    assert overload.ratios(found, [found | {"on_time": 0.0}])["on_time"] is None
 
 
 def test_refused_late_and_timely_answers_are_counted_separately() -> None:
@@ -92,7 +81,7 @@ def test_refused_late_and_timely_answers_are_counted_separately() -> None:
     bodies = [b"fine", b"fine", said, b"[deadline] not started within the 100 ms"]
     seen = report([0, 2, 1, 3], [200, 200, 503, 503], [0.4, 0.3, 0.005, 0.2], bodies=bodies)
     offered = overload.Offered(np.array([0.0, 0.5, 1.0, 1.5, 2.0]), np.array([0.5, 0.5, 0.2, 0.2, 0.2]))
-    found = overload.figures(seen, offered, capacity=1.0, case=OverloadBench(batch_texts=4), by_server=3)
+    found = {row.name: row.value for row in overload.figures(seen, offered, capacity=1.0, batch=4, by_server=3)}
     assert (found["refused"], found["dropped_later"], found["late"], found["unanswered"]) == (1, 1, 1, 1)
     assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
     assert (found["goodput_of_capacity"], found["on_time_of_offered"], found["refusal_p99_ms"]) == (0.5, 0.2, 5.0)
@@ -104,12 +93,8 @@ def test_the_simulated_server_does_what_its_batches_allow(rate: float, least: fl
     """A batch of ten texts takes a second. At three times that rate a third is answered, at half of it everything."""
     batches = [overload.Computed.of({"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}})] * 40
     offered = overload.Offered(np.arange(round(60 * rate)) / rate, np.full(round(60 * rate), 6.0))
-    assert least <= overload.simulate(offered, batches, OverloadBench(tokens=10, batch_texts=10), "timely") <= most
-
-
-@pytest.mark.parametrize("layers, first", [([1, 1], 1), ([1, 1, 1, 0.5], 2), ([5, 1, 1, 1], 1), ([1, 1, 1, 9], 3)])
-def test_the_cut_makes_the_slowest_stage_the_fastest(layers: list, first: int) -> None:
-    assert stages._first_layers(np.array(layers)) == first
+    drawn = overload.Drawn([], np.full(8, 10), 16, 60.0, 3.0, (2.0, 12.0), batch=10, seed=0)
+    assert least <= overload.simulate(offered, batches, drawn, "timely") <= most
 
 
 def test_tcbs_order_of_packings_and_policies() -> None:
@@ -145,19 +130,19 @@ def test_the_simulators_errors_are_in_percentage_points() -> None:
     assert [round(found[f"{of}_error_{how}"], 6) for of in ("sim", "screen") for how in ("max", "mean")] == [4, 3, 10, 5]
 
 
-def test_each_figure_of_a_cluster_is_shown_beside_its_target() -> None:
-    figures = {"proxy_over_direct": 0.97, "reroute_s": 2.5, "kill_wrong": 0}
-    shown = table_of({**figures, "targets": {name: met(name, value) for name, value in figures.items()}}).splitlines()
-    ends = {line.split()[0]: line.rsplit(maxsplit=1)[1] for line in shown if line.split()[:1] and line.split()[0] in TARGETS}
-    assert (ends["proxy_over_direct"], ends["reroute_s"], ends["kill_wrong"]) == ("met", "missed", "met")
-    assert {*WITH_TWO, *WITH_THREE, *WITH_STAND_INS} == set(PARTS)
-
-
-def test_a_report_of_wrk_is_read_and_failed_requests_are_no_figure() -> None:
-    assert read_report(WRK) == Wrk(199.5, 12.5) and read_report(WRK.replace("12.50ms", "1.25s")).p50_ms == 1250
-    for line in ("  Non-2xx or 3xx responses: 7", "  Socket errors: connect 0, read 3, write 0, timeout 0"):
-        with pytest.raises(HplmError, match=mentioning(line.strip())):
-            read_report(WRK + line)
+def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() -> None:
+    rows = [
+        *rows_of({"rates": {"0.5": {"das": 1.0}, "2": {"das": 0.25}}, "cut": [1, 2]}, {"rates/2/das": (">=", 0.5)}),
+        Row("p99", None, "ms", most=3.0),
+        Row("slow", 4.0, most=3.0),
+        Row("fast", 2.0, most=3.0),
+    ]
+    found = nested(rows)
+    assert found["rates"] == {"0.5": {"das": 1.0}, "2": {"das": 0.25}} and found["cut"] == "1, 2" and found["p99"] is None
+    assert found["targets"]["rates/2/das"] == "at least 0.5"
+    assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
+    shown = table_of(rows).splitlines()
+    assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
 
 
 def test_cascades_ways_get_the_same_arrivals_and_read_labels_behind_the_header() -> None:

@@ -1,4 +1,4 @@
-"""Times a table that is not in memory: our read-ahead, parallel reads of the same rows, and plain page faults."""
+"""Times a table that is not in memory: our read-ahead, beside parallel reads of the same rows."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ctypes
 import mmap
 import os
 import time
-import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from bench.measuring.plot_tables import VERSION, open_forest
-from bench.tools.timing import Timing, alternate_timed
+from bench.turns import Timing, alternate_timed
 from hplm.errors import Broken, InvalidInput
-from hplm.plot.gathering import Gatherer, bags
+from hplm.plot.forest import Forest
+from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 
 ATTEMPTS, PAUSE = 20, 0.01  # seconds
@@ -57,10 +57,10 @@ def can_drop(folder: Path) -> bool:
 class Cold:
     """Reads a table that is not in memory. Each repetition drops the file and opens it anew, so that rows are checked again."""
 
-    def __init__(self, folder: Path, dtype: str, addresses: list[np.ndarray], lengths: np.ndarray) -> None:
-        self._folder, self._dtype = folder, dtype
-        table = Table(folder / dtype / str(VERSION))
-        self._meta, self._path = table.meta, table.folder / "values"
+    def __init__(
+        self, table: Path, open_forest: Callable[[], Forest], addresses: list[np.ndarray], lengths: np.ndarray
+    ) -> None:
+        self._open_forest, self._path, self._meta = open_forest, table / "values", Table(table).meta
         self._addresses, self._lengths = addresses, lengths
 
     def measure(self, seconds: float) -> tuple[dict[str, Timing], int]:
@@ -70,14 +70,12 @@ class Cold:
             tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in THREADS}
             timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(THREADS))
             best = min(THREADS, key=lambda count: timings[str(count)].median)
-            pair = alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds)
-            # Measured last and by itself, because one turn of it takes longer than a hundred turns of the others.
-            return pair | alternate_timed({"cold_faults": self._page_faults}, seconds), best
+            return alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds), best
 
     def _read_ahead(self, text: int) -> float:
         addresses = self._of(text)
         drop(self._path)
-        forest = open_forest(self._folder, self._dtype)
+        forest = self._open_forest()
         _ = forest.tables_of(addresses)[0][0].rows  # opened before the clock starts
         gatherer = Gatherer(torch.device("cpu"), torch.bfloat16)
         start = time.perf_counter()
@@ -87,17 +85,6 @@ class Cold:
         if len(broken):
             raise Broken(f"row {broken[0]} of {self._path} does not match its checksum")
         return taken
-
-    def _page_faults(self, text: int) -> float:
-        coding, addresses = self._meta.coding, self._of(text)
-        drop(self._path)
-        with open(self._path, "rb") as file, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")
-            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            stored = torch.frombuffer(mapped, dtype=torch.uint8).view(-1, self._meta.vector_bytes)
-        start = time.perf_counter()
-        coding.bags(coding.typed(stored), torch.from_numpy(bags(addresses, self._lengths, self._meta.window)), torch.bfloat16)
-        return time.perf_counter() - start
 
     def _preads(self, text: int, pool: ThreadPoolExecutor, threads: int) -> float:
         stride = self._meta.row_bytes

@@ -64,7 +64,19 @@ def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: flo
     return {name: Timing.of(times) for name, times in taken.items()}
 
 
-def cpu_ticks() -> tuple[int, int]:
+@contextmanager
+def stolen() -> Iterator[Callable[[], float]]:
+    """Gives a function that returns the share of CPU time since the beginning that the host gave to other machines."""
+    before = _cpu_ticks()
+
+    def share() -> float:
+        now = _cpu_ticks()
+        return (now[1] - before[1]) / max(1, now[0] - before[0])
+
+    yield share
+
+
+def _cpu_ticks() -> tuple[int, int]:
     """Returns the CPU ticks of this machine since its start, and how many of them its host gave to other machines."""
     ticks = [int(value) for value in Path("/proc/stat").read_text("ascii").splitlines()[0].split()[1:9]]
     return sum(ticks), ticks[7]

@@ -1,0 +1,106 @@
+"""What a benchmark yields, and what several benchmarks have in their signatures."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from hplm.errors import InvalidInput
+
+SHORTEST = 3  # tokens of a text: [CLS], a word, [SEP]
+
+Whole = Annotated[int, Parameter(validator=Number(gt=0))]
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+Size = Literal["minilm", "bert-base", "toy"]  # of a model: `testing.random_store.SIZES`
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]  # of layers
+EngineDtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure. Slashes in its name nest the JSON: `rates/1.5/das/utility`. A ratio follows the figures that it compares."""
+
+    name: str
+    value: float | str | None  # None: there was nothing to measure
+    unit: str = ""
+    least: float | None = None  # targets
+    most: float | None = None
+
+    @property
+    def x(self) -> float | None:
+        """Returns the first number among the parts of the name."""
+        return next((float(part) for part in self.name.split("/") if _is_number(part)), None)
+
+    @property
+    def series(self) -> str:
+        """Returns the name without that number."""
+        parts = self.name.split("/")
+        number = next((place for place, part in enumerate(parts) if _is_number(part)), len(parts))
+        return "/".join(parts[:number] + parts[number + 1 :])
+
+    @property
+    def target(self) -> str:
+        """Returns the target in words, or an empty string."""
+        if self.least is not None:
+            return f"at least {self.least:g}"
+        return f"at most {self.most:g}" if self.most is not None else ""
+
+    @property
+    def missed(self) -> bool:
+        """Whether the figure misses its target. A figure that was not measured does."""
+        if not self.target:
+            return False
+        if not isinstance(self.value, (int, float)):
+            return True
+        return not self.value >= self.least if self.least is not None else not self.value <= (self.most or 0.0)
+
+
+def _is_number(part: str) -> bool:
+    return part.replace(".", "", 1).isdecimal()
+
+
+Rows = Iterator[Row]
+
+
+def rows_of(figures: Mapping[str, Any], targets: Mapping[str, tuple[str, float]] | None = None, at: str = "") -> Rows:
+    """Yields nested figures as rows. `targets`: `>=` or `<=`, and a number, by the name of the figure."""
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from rows_of(value, targets, f"{at}{name}/")
+        else:
+            bound, number = (targets or {}).get(at + name, ("", 0.0))
+            least, most = (number if bound == sign else None for sign in (">=", "<="))
+            yield Row(f"{at}{name}", ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value, "", least, most)
+
+
+Benchmark = TypeVar("Benchmark", bound=Callable[..., Rows])
+QUICK: dict[str, dict[str, object]] = {}
+
+
+def benchmark(**quick: object) -> Callable[[Benchmark], Benchmark]:
+    """Marks the function of a benchmark. `quick`: the values that --quick gives to its options."""
+
+    def mark(function: Benchmark) -> Benchmark:
+        QUICK[function.__name__] = quick
+        return function
+
+    return mark
+
+
+def say(what: str) -> None:
+    """Tells the person who waits what is measured now."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def expect_text(tokens: int, size: str) -> None:
+    from testing.random_store import SIZES
+
+    positions = SIZES[size].positions
+    if not SHORTEST <= tokens <= positions:
+        raise InvalidInput(f"--tokens {tokens}: a text for this size of model has {SHORTEST} to {positions} tokens")

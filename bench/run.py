@@ -1,0 +1,96 @@
+"""Runs a benchmark. Its signature gives the options; its rows become a table, JSON and a picture."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json as json_format
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from bench.machine import gflops, machine
+from bench.picture import draw
+from bench.rows import QUICK, Row
+from builder.pictures import check_picture
+from hplm.errors import InvalidInput
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Returns the exit status: 1 if a figure misses its target."""
+    function = getattr(importlib.import_module(f"bench.{name}"), name)
+    options = Parameter(consume_multiple=True, negative=())
+    app = App(name=f"hplm bench {name}", version_flags=(), default_parameter=options, help_format="plaintext")
+    app.default(function)
+
+    @app.meta.default
+    def measure(
+        *given: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        json: bool = False,
+        quick: bool = False,
+        picture: Path | None = None,
+    ) -> int:
+        """
+        :param json: end with one line of JSON
+        :param quick: measure little of everything: the figures mean nothing, and no target is judged
+        :param picture: write a picture of the figures to this file
+        """
+        if picture is not None:
+            check_picture(picture)
+        _, bound, _ = app.parse_args(given, exit_on_error=False, print_error=False)
+        chosen = {**(QUICK[name] if quick else {}), **bound.arguments}
+        case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
+        before = gflops()
+        rows = [_without_target(row) if quick else row for row in function(**chosen)]
+        after = gflops()
+        print(table_of(rows))
+        if picture is not None:
+            draw(rows, f"hplm bench {name}", picture)
+        missed = [row.name for row in rows if row.missed]
+        about = {"missed": missed, "gflops": [round(before, 1), round(after, 1)], "machine": machine(), "case": case}
+        if json:
+            print(json_format.dumps(nested(rows) | about, default=str))
+        else:
+            print(f"bare fp32 products: {before:.0f} GFLOP/s before, {after:.0f} after")
+        return int(bool(missed))
+
+    try:
+        return app.meta(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except CycloptsError as error:
+        raise InvalidInput(f"{name}: {' '.join(str(error).split())} See `hplm bench {name} --help`") from None
+
+
+def _without_target(row: Row) -> Row:
+    return replace(row, least=None, most=None)
+
+
+def nested(rows: Sequence[Row]) -> dict:
+    found: dict = {}
+    for row in rows:
+        *path, last = row.name.split("/")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = float(f"{row.value:.5g}") if isinstance(row.value, float) else row.value
+    targets = {row.name: row.target for row in rows if row.target}
+    return found | ({"targets": targets} if targets else {})
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """Returns a line for each figure. Figures whose names differ in one number share a line."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        lines.setdefault(f"{row.series} [{row.unit}]" if row.unit else row.series, []).append(_cell(row))
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {'   '.join(cells)}" for name, cells in lines.items())
+
+
+def _cell(row: Row) -> str:
+    at = f"{row.x:g}: " if row.x is not None else ""
+    value = f"{row.value:,.4g}" if isinstance(row.value, float) and abs(row.value) < 10_000 else row.value
+    value = f"{value:,.0f}" if isinstance(value, float) else value
+    verdict = f" ({row.target}: {'MISSED' if row.missed else 'met'})" if row.target else ""
+    return f"{at}{'-' if value is None else value}{verdict}"

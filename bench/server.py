@@ -1,0 +1,176 @@
+"""A server with random weights: its requests, and the memory and processor time of its processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from glob import glob
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.adapters.bank import Bank, record_bytes, write_bank
+from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
+from hplm.engine.backbone import Backbone
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.tenants.snapshot import Snapshot
+from loadtest.encode import infer_request
+from testing.random_store import random_store, random_tenants, words
+
+RANK, LABELS = 32, 4
+APART = 8  # numbers of the pool between the beginnings of two tenants
+TICKS = os.sysconf("SC_CLK_TCK")  # a second
+
+
+@contextmanager
+def random_export(config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Iterator[Path]:
+    """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
+        store = random_store(Path(folder) / "store", config, random_tenants(tenants, rank, LABELS))
+        repository = Path(folder) / "repository"
+        yield repository / export(store, repository, options).backbone
+
+
+def tenant_id(number: int, tenants: int = 10**6) -> str:
+    """Returns the name of a tenant of a random store with so many tenants. Those of `multiply` have six digits."""
+    return f"tenant-{number % tenants:0{len(str(tenants - 1))}d}"
+
+
+def texts_of(config: BackboneConfig, lengths: Sequence[int] | np.ndarray, seed: int = 7) -> list[str]:
+    """Returns texts whose words follow Zipf's law. With the two special tokens, they have these lengths."""
+    vocabulary = words(config.vocabulary)
+    weights = 1 / np.arange(1, len(vocabulary) + 1)
+    inner = np.asarray(lengths) - 2
+    drawn = np.random.default_rng(seed).choice(len(vocabulary), int(inner.sum()), p=weights / weights.sum())
+    return [" ".join(vocabulary[number] for number in part) for part in np.split(drawn, np.cumsum(inner)[:-1])]
+
+
+def requests_of(
+    model: str,
+    texts: Sequence[str],
+    tenants: int,
+    deadlines: np.ndarray | None = None,
+    together: int = 1,
+    outputs: Sequence[str] = ("LABEL", "SCORE"),
+) -> list[bytes]:
+    """Returns a request for each text, or for each deadline, in seconds. Tenants take turns; `together`: texts of a request."""
+    timeouts = [{}] * len(texts) if deadlines is None else [{"timeout": round(float(one) * 1e6)} for one in deadlines]
+    return [
+        infer_request(
+            model,
+            [texts[(i + j) % len(texts)] for j in range(together)],
+            tenant_id(i, tenants),
+            outputs=outputs,
+            parameters=timeout,
+        )
+        for i, timeout in enumerate(timeouts)
+    ]
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a server and all processes that it has started use."""
+
+    resident: int  # bytes, with the pages of mapped files, which count in each process that has them
+    private: int  # bytes, without the pages of mapped files
+    ticks: Counter[str]  # of processor time, by the name of the process
+
+    @classmethod
+    def by(cls, pid: int | None) -> Used:
+        assert pid is not None, "the server has not started"
+        resident = private = 0
+        used: Counter[str] = Counter()
+        for process in (pid, *_descendants(pid)):
+            fields = dict(line.split(":", 1) for line in _read(f"/proc/{process}/status").splitlines())
+            resident += _bytes(fields.get("VmRSS"))
+            private += _bytes(fields.get("RssAnon"))
+            # The command, field 2, is in parentheses and may contain any text.
+            ticks = _read(f"/proc/{process}/stat").rpartition(")")[2].split()[11:13]
+            used[_name(process)] += sum(map(int, ticks))
+        return cls(resident, private, used)
+
+    def since(self, before: Used, requests: float) -> dict[str, int]:
+        """Returns the microseconds of processor time that each process has used for a request."""
+        return {name: round(1e6 * used / TICKS / requests) for name, used in (self.ticks - before.ticks).items()}
+
+
+def _read(path: str) -> str:
+    """Returns "" if the process or thread has ended since it was found."""
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _bytes(field: str | None) -> int:
+    """Reads "12 kB". A process that has ended has no field."""
+    return int(field.split()[0]) * 1024 if field else 0
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for children in glob(f"/proc/{pid}/task/*/children"):  # Path.glob would raise if a process ends meanwhile
+        for child in map(int, _read(children).split()):
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _name(process: int) -> str:
+    command = _read(f"/proc/{process}/cmdline").split("\0")
+    if "hplm.engine.child" in command:
+        return "engine"
+    # A Python model is a process whose first argument is the model's file.
+    model = next((Path(word) for word in command[1:] if word.endswith("/model.py")), None)
+    if model is None:
+        return Path(command[0]).name or "ended"
+    folder = model.parent if not model.parent.name.isdigit() else model.parent.parent
+    return folder.name.removeprefix("hplm_")
+
+
+def multiply(folder: Path, count: int) -> Snapshot:
+    """Gives an exported backbone of one tenant `count` tenants. Returns their snapshot.
+
+    Every tenant has an adapter and a head of its own. Their numbers are pieces of one random pool that begin at different
+    places: to draw all of them would take longer than a measurement, with ten thousand tenants of BERT-base's size.
+    """
+    exported = Snapshot.load(folder / Backbone.TENANTS)
+    (first,) = exported.tenants
+    layouts = {record.bank: Bank(folder / Backbone.BANKS / record.bank).layout for record in first.records()}
+    needed = count * sum(record_bytes(layout) for layout in layouts.values())
+    free = shutil.disk_usage(folder).free
+    if needed > 0.9 * free:
+        raise InvalidInput(
+            f"{count} tenants need {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: set TMPDIR to "
+            "a folder with more space"
+        )
+    for name, layout in layouts.items():
+        write_bank(folder / Backbone.BANKS / name, layout, tqdm(_records(layout, count), name, count))
+
+    def at(record: Record | None, number: int) -> Record | None:
+        return replace(record, index=number, uid=number + 1) if record is not None else None
+
+    tenants = [
+        replace(first, id=tenant_id(number), uid=number + 1, head=at(first.head, number), adapter=at(first.adapter, number))
+        for number in range(count)
+    ]
+    return Snapshot(exported.generation, exported.branches, tenants, exported.export)
+
+
+def _records(layout: Layout, count: int) -> Iterator[tuple[int, int, Tensor]]:
+    size = layout.layers * layout.layer_size
+    numbers = torch.randn(size + APART * count, generator=torch.Generator().manual_seed(layout.size)) * 0.02
+    pool = numbers.to(layout.torch_dtype)
+    for number in range(count):
+        yield number + 1, 1, pool[APART * number : APART * number + size].view(layout.layers, -1)
