@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json as json_format
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,17 +14,14 @@ from cyclopts import App, CycloptsError, Parameter
 
 from bench.machine import gflops, machine
 from bench.picture import draw
-from bench.rows import QUICK, Row
+from bench.rows import QUICK, Row, Rows
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
 
 
 def run(name: str, words: Sequence[str]) -> int:
     """Returns the exit status: 1 if a figure misses its target."""
-    function = getattr(importlib.import_module(f"bench.{name}"), name)
-    options = Parameter(consume_multiple=True, negative=())
-    app = App(name=f"hplm bench {name}", version_flags=(), default_parameter=options, help_format="plaintext")
-    app.default(function)
+    function, app = of(name)
 
     @app.meta.default
     def measure(
@@ -61,6 +58,15 @@ def run(name: str, words: Sequence[str]) -> int:
         return app.meta(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
         raise InvalidInput(f"{name}: {' '.join(str(error).split())} See `hplm bench {name} --help`") from None
+
+
+def of(name: str) -> tuple[Callable[..., Rows], App]:
+    """Returns the function of a benchmark, and what reads its options."""
+    function = getattr(importlib.import_module(f"bench.{name}"), name)
+    options = Parameter(consume_multiple=True, negative=())
+    app = App(name=f"hplm bench {name}", version_flags=(), default_parameter=options, help_format="plaintext")
+    app.default(function)
+    return function, app
 
 
 def _without_target(row: Row) -> Row:

@@ -1,0 +1,205 @@
+"""What the project says of itself: each figure with its command, what it gave, at which commit, and whether that is stale.
+
+    python -m bench.claims                      all figures, and which are stale
+    python -m bench.claims --run                measures all of them again, in one go
+    python -m bench.claims --run --only glue    only commands with this word
+
+The claims are in claims.json, the results in docs/figures.json. docs/benchmarks.md and README.md take their figures from it,
+between markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from bench.machine import cpu_name, gflops
+from hplm.errors import HplmError
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "figures.json"
+PAGES = {ROOT / "docs" / "benchmarks.md": False, ROOT / "README.md": True}  # whether the page has the headlines alone
+BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
+
+
+@dataclass(frozen=True)
+class Claim:
+    figure: str  # its path in the JSON of the command
+    says: str
+    target: str = ""  # `at least 0.9` or `at most 5`, if the JSON has none
+    headline: str = ""  # the words for it in the README
+
+
+@dataclass(frozen=True)
+class Measurement:
+    title: str
+    command: str
+    minutes: int  # on two cores
+    watches: list[str]  # paths whose changes make the figures stale
+    claims: tuple[Claim, ...]
+    paper: str = ""
+
+
+def measurements() -> list[Measurement]:
+    entries = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return [
+        Measurement(claims=tuple(Claim(figure, **claim) for figure, claim in entry.pop("figures").items()), **entry)
+        for entry in entries
+    ]
+
+
+def measure(one: Measurement) -> dict[str, Any]:
+    """Runs a command. Returns its claimed figures, and where and when they were measured."""
+    print(f"{one.command}: about {one.minutes} minutes", file=sys.stderr, flush=True)
+    start, before = time.monotonic(), gflops()
+    words = shlex.split(one.command)
+    program = (
+        [str(Path(sys.executable).with_name(words[0])), *words[1:]] if words[0] == "hplm" else [sys.executable, *words[1:]]
+    )
+    done = subprocess.run([*program, "--json"], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    if not done.stdout.strip().endswith("}"):
+        raise HplmError(f"`{one.command}` ended with status {done.returncode} and no figures: see its messages above")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    targets = found.get("targets", {})
+    return {
+        "commit": _git("rev-parse", "--short=8", "HEAD").strip(),
+        "date": date.today().isoformat(),
+        "cpu": cpu_name(),
+        "gflops": [round(before), round(gflops())],
+        "minutes": round((time.monotonic() - start) / 60, 1),
+        "figures": {claim.figure: at(found, claim.figure) for claim in one.claims},
+        "targets": {claim.figure: targets.get(claim.figure) or claim.target for claim in one.claims},
+    }
+
+
+def at(found: dict, path: str) -> Any:
+    for name in path.split("/"):
+        if name not in found:
+            raise HplmError(f"the figures have no {path}: correct bench/claims.py")
+        found = found[name]
+    return found
+
+
+def verdict(value: float | None, target: str) -> str:
+    """Returns `met`, `missed`, or an empty string where there is no target."""
+    if not target:
+        return ""
+    *bound, number = target.split()
+    if value is None:
+        return "missed"
+    return "met" if (value >= float(number) if bound == ["at", "least"] else value <= float(number)) else "missed"
+
+
+def stale(one: Measurement, result: dict[str, Any]) -> bool:
+    """Whether files that a figure depends on have changed since it was measured."""
+    watched = [*one.watches, f"bench/{one.command.split()[2]}.py"] if one.command.startswith("hplm bench ") else one.watches
+    return bool(_git("log", "-1", "--format=%h", f"{result['commit']}..HEAD", "--", *watched).strip())
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    if done.returncode:
+        raise HplmError(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Returns all figures in Markdown."""
+    blocks = []
+    for one in measurements():
+        result = results.get(one.command)
+        paper = f" ({one.paper})" if one.paper else ""
+        if result is None:
+            blocks.append(f"**{one.title}**{paper}: `{one.command}`, {one.minutes} min. Not measured yet.")
+            continue
+        before, after = result["gflops"]
+        lines = [
+            f"**{one.title}**{paper}: `{one.command}`, {result['minutes']:g} min; {result['date']}, {result['commit']}, "
+            f"{result['cpu']}, {before} and {after} GFLOP/s before and after.\n",
+            "| | figure | target |\n|---|---|---|",
+        ]
+        for claim in one.claims:
+            value, target = result["figures"][claim.figure], result["targets"][claim.figure]
+            judged = f"{target}: {_bold(verdict(value, target))}" if target else ""
+            lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def headlines(results: dict[str, Any]) -> str:
+    """Returns the figures of the README in Markdown."""
+    lines = []
+    for one in measurements():
+        for claim in one.claims:
+            if claim.headline and one.command in results:
+                value = results[one.command]["figures"][claim.figure]
+                digits = 0 if value >= 0.1 else 2
+                lines.append(f"| {100 * value:.{digits}f} % {claim.headline} | `{one.command}` |")
+    return "\n".join(["| | measured by |\n|---|---|", *lines])
+
+
+def _bold(word: str) -> str:
+    return f"**{word}**" if word == "missed" else word
+
+
+def shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def write_pages(results: dict[str, Any]) -> None:
+    for page, only_headlines in PAGES.items():
+        page.write_text(filled(page.read_text("utf-8"), headlines(results) if only_headlines else tables(results)), "utf-8")
+
+
+def filled(text: str, figures: str) -> str:
+    """Returns a page with the figures between its markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise HplmError(f"the page has no {BEGIN} and {END}: put them back")
+    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", action="store_true", help="measure, keep the results, and write them into the pages")
+    parser.add_argument("--write", action="store_true", help="write the kept results into the pages")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only commands that have one of these words")
+    given = parser.parse_args(arguments)
+    wanted = [one for one in measurements() if not given.only or set(given.only) & set(one.command.split())]
+    results: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    try:
+        for one in wanted if given.run else ():
+            results[one.command] = measure(one)
+            known = {each.command: results[each.command] for each in measurements() if each.command in results}
+            RESULTS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+            write_pages(known)
+        if given.write:
+            write_pages(results)
+        for one in wanted:
+            if (result := results.get(one.command)) is None:
+                print(f"{one.command}: not measured yet")
+                continue
+            print(f"{one.command}: {result['commit']}{', stale' if stale(one, result) else ''}")
+            for claim in one.claims:
+                value, target = result["figures"][claim.figure], result["targets"][claim.figure]
+                print(f"  {shown(value):>10}  {claim.says}" + (f" ({target}: {verdict(value, target)})" if target else ""))
+    except HplmError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
