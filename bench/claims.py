@@ -59,6 +59,8 @@ def measurements() -> list[Measurement]:
 
 def measure(one: Measurement) -> dict[str, Any]:
     """Runs a command. Returns its claimed figures, and where and when they were measured."""
+    if _git("status", "--porcelain", "--", *watched(one)).strip():
+        raise HplmError(f"files that `{one.command}` depends on have changed since the last commit: commit them first")
     print(f"{one.command}: about {one.minutes} minutes", file=sys.stderr, flush=True)
     start, before = time.monotonic(), gflops()
     words = shlex.split(one.command)
@@ -101,8 +103,12 @@ def verdict(value: float | None, target: str) -> str:
 
 def stale(one: Measurement, result: dict[str, Any]) -> bool:
     """Whether files that a figure depends on have changed since it was measured."""
-    watched = [*one.watches, f"bench/{one.command.split()[2]}.py"] if one.command.startswith("hplm bench ") else one.watches
-    return bool(_git("log", "-1", "--format=%h", f"{result['commit']}..HEAD", "--", *watched).strip())
+    return bool(_git("log", "-1", "--format=%h", f"{result['commit']}..HEAD", "--", *watched(one)).strip())
+
+
+def watched(one: Measurement) -> list[str]:
+    is_bench = one.command.startswith("hplm bench ")
+    return [*one.watches, f"bench/{one.command.split()[2]}.py"] if is_bench else one.watches
 
 
 def _git(*words: str) -> str:
