@@ -13,7 +13,7 @@ from pathlib import Path
 from hplm.errors import HplmError, InvalidInput
 
 # These files are not benchmarks.
-SUPPORT = {"__init__", "claims", "cold", "options", "machine", "picture", "rows", "run", "server", "turns"}
+SUPPORT = {"__init__", "claims", "cold", "decoders", "options", "machine", "picture", "rows", "run", "server", "turns"}
 
 
 def register(commands: argparse._SubParsersAction) -> None:

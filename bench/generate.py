@@ -1,14 +1,58 @@
-"""`hplm bench generate`: decoders that generate text, beside transformers and whole models."""
+"""`hplm bench generate`: decoders that generate text, beside transformers and whole models.
+
+A whole model has its embedding as its table. An hGPT has fewer upper layers, and a table of n-grams. Weights are random.
+Variants take turns, and each figure is a ratio of medians from one run, mostly without a server.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from bench.measuring.decoders import GenerateBench
-from bench.measuring.generate import bench_generate
-from bench.rows import Positive, Rows, Whole, benchmark, rows_of
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from bench.decoders import MOST, START, Answered, Bench, Model, Shape, in_turn, lengths_of, prompts_of
+from bench.measuring.cancel_load import Cancelling
+from bench.measuring.stream_load import TextStreams
+from bench.rows import Positive, Row, Rows, Whole, benchmark
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from hplm.errors import DeadlineMissed
+from hplm.generation.promise import Promise
+from hplm.model.stacks import UpperStack
+from hplm.server import TritonServer
+from loadtest.load import send
+from testing.random_store import random_store, tokenizer_json, words
+
+PROMPTS, PROMPT_TOKENS = 16, 64
+SHARING = 32  # sequences of a step in which tenants are mixed
+TENANTS = 10_000
+DEDICATED, RESIDENT = 1_000, 20  # tenants with a whole model of their own, and how many of these fit in memory
+NEAR = 0.9  # of a bound
+CANCELS = 10  # in each round
+CANCEL_MS = 100.0  # that a cancelled answer may keep its room, beyond two steps
 
 Part = Literal["transformers", "halves", "tenants", "swapped", "served", "cancelled", "overload"]
+
+
+@dataclass(frozen=True)
+class Case:
+    whole: Model
+    half: Model
+    rounds: int
+    seconds: float
 
 
 @benchmark(layers=3, seconds=0.5, rounds=1, parts=("halves", "tenants", "overload"))
@@ -17,11 +61,299 @@ def generate(
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
 
-    Also models of their own that take turns in memory; without a server, and served by Triton.
+    Also models of their own that take turns in memory; without a server, and served by Triton. The first third of the layers is
+    in the table of an hGPT.
 
     :param parts: which to measure
     :param layers: of the model
     :param seconds: under overload
     :param rounds: of each part
     """
-    yield from rows_of(bench_generate(GenerateBench(layers=layers, rounds=rounds, seconds=seconds), parts))
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
+        whole, half = (Model(Path(scratch), Shape(layers), lower) for lower in (0, layers // 3))
+        for part in parts:
+            yield from PARTS[part](Case(whole, half, rounds, seconds))
+
+
+def _transformers(case: Case) -> Rows:
+    """The whole model on our engine, and the same weights with `transformers.generate`."""
+    other = _as_transformers(case.whole)
+    prompts, lengths = prompts_of(case.half, PROMPTS, PROMPT_TOKENS), lengths_of(PROMPTS)
+    inputs = torch.tensor([[START, *prompt] for prompt in prompts])
+    bench, one = Bench(case.whole, PROMPTS), Bench(case.whole, 1)
+
+    def ours() -> float:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            bench.ask(prompt, length)
+        return sum(lengths) / bench.run()
+
+    @torch.inference_mode()
+    def theirs() -> float:
+        start = time.perf_counter()
+        other.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max(lengths), do_sample=False)
+        return sum(lengths) / (time.perf_counter() - start)
+
+    def our_stream() -> float:
+        one.ask(prompts[0], 64)
+        return 64 / one.run()
+
+    @torch.inference_mode()
+    def their_stream() -> float:
+        start = time.perf_counter()
+        other.generate(inputs[:1], attention_mask=torch.ones_like(inputs[:1]), max_new_tokens=64, do_sample=False)
+        return 64 / (time.perf_counter() - start)
+
+    found = in_turn({"ours": ours, "transformers": theirs, "our stream": our_stream, "their stream": their_stream}, case.rounds)
+    yield Row("full_tokens_s", found["ours"], "tokens/s")
+    yield Row("full_over_transformers", found["ours"] / found["transformers"], least=2.0)
+    yield Row("one_stream_tokens_s", found["our stream"], "tokens/s")
+    yield Row("one_stream_over_transformers", found["our stream"] / found["their stream"], least=1.1)
+
+
+def _as_transformers(model: Model) -> Any:  # its own types do not fit its own methods
+    """Returns the same decoder as `transformers` has it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config, own = model.config, model.upper.state_dict()
+    other = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocabulary, hidden_size=config.hidden, intermediate_size=config.intermediate,
+            num_hidden_layers=config.upper_layers, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.positions, rms_norm_eps=config.norm_eps, bos_token_id=START, eos_token_id=None,
+            pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": config.rotary_base},
+        )
+    ).eval()  # fmt: skip
+    weights = {"model.norm.weight": own["final_norm.weight"], "lm_head.weight": own["next_token.weight"]}
+    for i in range(config.upper_layers):
+        ours, theirs = f"layers.{i}", f"model.layers.{i}"
+        parts = own[f"{ours}.qkv.weight"].split([config.query_width, config.key_width, config.key_width])
+        for name, part in zip("qkv", parts, strict=True):
+            weights[f"{theirs}.self_attn.{name}_proj.weight"] = part
+        gate, up = own[f"{ours}.ffn_in.weight"].chunk(2)
+        weights |= {
+            f"{theirs}.self_attn.o_proj.weight": own[f"{ours}.attention_out.weight"],
+            f"{theirs}.mlp.gate_proj.weight": gate,
+            f"{theirs}.mlp.up_proj.weight": up,
+            f"{theirs}.mlp.down_proj.weight": own[f"{ours}.ffn_out.weight"],
+            f"{theirs}.input_layernorm.weight": own[f"{ours}.attention_norm.weight"],
+            f"{theirs}.post_attention_layernorm.weight": own[f"{ours}.ffn_norm.weight"],
+        }
+    missing, unexpected = other.load_state_dict(weights, strict=False)
+    assert set(missing) == {"model.embed_tokens.weight"} and not unexpected
+    return other
+
+
+def _halves(case: Case) -> Rows:
+    """An hGPT and the whole model on the same engine."""
+    benches = {"full": Bench(case.whole), "hgpt": Bench(case.half)}
+    variants: dict[str, Callable[[], float]] = {}
+    for name, bench in benches.items():
+
+        def decode(bench: Bench = bench) -> float:
+            """Returns the tokens a second behind the prompts."""
+            for prompt in prompts_of(case.half, 16, 8):
+                bench.ask(prompt, 48)
+            for _ in range(2):
+                bench.loop.step()
+            return 16 * 46 / bench.run()
+
+        def first(bench: Bench = bench) -> float:
+            bench.ask(prompts_of(case.half, 1, 255)[0], 1)
+            return bench.run()
+
+        variants |= {f"{name} decode": decode, f"{name} first": first}
+    found = in_turn(variants, case.rounds)
+    weights = {name: _weights(model) for name, model in (("full", case.whole), ("hgpt", case.half))}
+    layers = {name: _weights(model, False) for name, model in (("full", case.whole), ("hgpt", case.half))}
+    bound = weights["full"] / weights["hgpt"]
+    yield Row("decode_ratio", found["hgpt decode"] / found["full decode"], least=NEAR * bound)
+    yield Row("decode_bound", bound)
+    yield Row("first_token_ratio", found["full first"] / found["hgpt first"], least=NEAR * layers["full"] / layers["hgpt"])
+    yield Row("first_token_bound", layers["full"] / layers["hgpt"])
+
+
+def _weights(model: Model, with_logits: bool = True) -> int:
+    """Returns the weights that a token passes."""
+    named = model.upper.named_parameters()
+    return sum(weight.numel() for name, weight in named if with_logits or not name.startswith("next_token"))
+
+
+def _tenants(case: Case) -> Rows:
+    """32 sequences at a time: of 10,000 tenants or of 32, and of 32 in a step or of one."""
+    sources = case.half.tenants(TENANTS, rank=4)
+    chance = np.random.default_rng(0)
+    pools = (TENANTS, SHARING, 1)
+    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in pools}  # in turn, so that those of a step differ
+    prompts, lengths = prompts_of(case.half, 96, 16), lengths_of(96)
+    bench = Bench(case.half, SHARING)
+
+    def serve(pool: int) -> float:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            bench.ask(prompt, length, sources[next(drawn[pool])])
+        return sum(lengths) / bench.run()
+
+    found = in_turn({f"{pool} tenants": partial(serve, pool) for pool in pools}, case.rounds)
+    many, some, one = found.values()
+    assert sources[0].adapter is not None
+    layout = sources[0].adapter[1].layout
+    shared = 4 * _weights(case.half)
+    own = layout.layers * layout.layer_size * 4
+    yield Row(f"tenants_{TENANTS}_over_{SHARING}", many / some, least=0.92)
+    bound = (shared + own) / (shared + SHARING * own)
+    yield Row(f"distinct_{SHARING}_over_1", some / one, least=NEAR * bound)
+    yield Row("distinct_bound", bound)
+
+
+def _overload(case: Case) -> Rows:
+    """Twice as many requests as can be answered, each with a promise for its first token and for the whole."""
+    bench = Bench(case.half, PROMPTS)
+    prompts, lengths = prompts_of(case.half, 500, 32), lengths_of(500)
+    for prompt, length in zip(prompts[:64], lengths, strict=False):
+        bench.ask(prompt, length)
+    rate = 64 / bench.run()
+    step_ns = bench.loop.cost.predict(PROMPTS, PROMPTS)
+    first, whole_ns = int(20 * step_ns), int(20 * step_ns + 1.5 * MOST * step_ns)
+    promise = Promise(whole_ns, first)
+    bench = Bench(case.half, PROMPTS, admission=True)
+    for prompt, length in zip(prompts[:32], lengths, strict=False):  # the model of costs and lengths learns
+        bench.ask(prompt, length)
+    bench.run()
+    taken: list[Answered] = []
+    refusals: list[float] = []
+    begin, sent = time.perf_counter(), 0
+    while (now := time.perf_counter() - begin) < case.seconds:
+        while sent < 2 * rate * now:
+            due = begin + sent / (2 * rate)  # during a step, and offered after it: the wait counts
+            try:
+                taken.append(bench.ask(prompts[sent % 500], lengths[sent % 500], promise=promise, due=due))
+            except DeadlineMissed:
+                refusals.append(time.perf_counter() - due)
+            sent += 1
+        bench.loop.step()
+    bench.run()
+    good = [
+        one
+        for one in taken
+        if one.error is None
+        and one.first - one.asked <= first / 1e9
+        and one.last - one.asked <= whole_ns / 1e9
+        and one.tokens == one.request.sampling.max_tokens
+    ]
+    yield Row("overload_sent", sent)
+    yield Row("overload_refused", len(refusals))
+    yield Row("overload_on_time", len(good) / max(1, len(taken)), least=0.9)
+    yield Row("refusal_p99_ms", 1000 * float(np.percentile(refusals, 99)) if refusals else 0.0, "ms", most=20.0)
+
+
+class Dedicated:
+    """A whole model for each tenant, in memory or in a file. All are the same file, which stays in the page cache."""
+
+    def __init__(self, whole: Model, resident: int) -> None:
+        self._whole = whole
+        self._path = whole.folder / "dedicated.safetensors"
+        self._resident = resident
+        self._loaded: OrderedDict[int, Bench] = OrderedDict()  # the tenant that was asked last is at the end
+        self.loads = 0
+        save_file(whole.upper.state_dict(), self._path)
+
+    def of(self, tenant: int) -> Bench:
+        """Returns the tenant's model. It may take the place of the one that nobody has asked for the longest time."""
+        bench = self._loaded.pop(tenant, None)
+        if bench is None:
+            while len(self._loaded) >= self._resident:
+                self._loaded.popitem(last=False)
+            model = copy(self._whole)
+            model.upper = UpperStack(model.config)
+            model.upper.load_state_dict(load_file(self._path), assign=True)
+            bench = Bench(model, seats=1, tokens=model.config.positions)
+            self.loads += 1
+        self._loaded[tenant] = bench
+        return bench
+
+
+def _swapped(case: Case) -> Rows:
+    """Requests of many tenants: an hGPT with their LoRAs, and whole models of which few are in memory."""
+    sources = case.half.tenants(DEDICATED, rank=4)
+    prompts, lengths = prompts_of(case.half, SHARING, 16), lengths_of(SHARING)
+    chance = np.random.default_rng(0)
+    bench, models = Bench(case.half, SHARING), Dedicated(case.whole, RESIDENT)
+
+    def ours() -> float:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            bench.ask(prompt, length, sources[int(chance.integers(DEDICATED))])
+        return sum(lengths) / bench.run()
+
+    def theirs() -> float:
+        start = time.perf_counter()
+        for prompt, length in zip(prompts, lengths, strict=True):
+            own = models.of(int(chance.integers(DEDICATED)))
+            own.ask(prompt, length)
+            own.run()
+        return sum(lengths) / (time.perf_counter() - start)
+
+    found = in_turn({"hgpt": ours, "dedicated": theirs}, case.rounds)
+    yield Row("swapped_ratio", found["hgpt"] / found["dedicated"], least=10.0)
+    yield Row("swapped_loads", models.loads / (SHARING * (case.rounds + 1)))
+
+
+def _served(case: Case) -> Rows:
+    """Streams from a real server, and the same loop alone: an hGPT with weights of the same shape."""
+    count = PROMPTS
+    ids, lengths = prompts_of(case.half, count * (case.rounds + 1), 16), lengths_of(count)
+    vocabulary = words(case.half.config.vocabulary)
+    prompts = [" ".join(vocabulary[number % len(vocabulary)] for number in prompt) for prompt in ids]
+    bench = Bench(case.half, count)
+
+    def bare() -> float:
+        for prompt, length in zip(ids[:count], lengths, strict=True):
+            bench.ask(prompt, length)
+        return sum(lengths) / bench.run()
+
+    tenant = TenantFile("bench", 1, "root", 1, "generate", [], 0)
+    options = ServingOptions(dtype="fp32", seats=count, cache_tokens=bench.running.cache.space.tokens)
+    with _serving(case.half, [tenant], options) as (server, backbone):
+
+        def streamed() -> float:
+            new = [prompts.pop() for _ in lengths]  # a server computes a prompt only once
+            return send(TextStreams(server.grpc_url, backbone, tenant.id, list(zip(new, lengths, strict=True))))[0]
+
+        found = in_turn({"bare": bare, "served": streamed}, case.rounds)
+    yield Row("served_tokens_s", found["served"], "tokens/s")
+    yield Row("served_over_bare", found["served"] / found["bare"], least=0.9)
+
+
+def _cancelled(case: Case) -> Rows:
+    """Measures how long a stream that was cancelled over gRPC keeps its room in the cache and its slots.
+
+    The server has room for one sequence, and one slot. Another tenant's request waits for both, and the first token of its
+    answer shows that they are free. So the time has that token's own step in it, and the way to the client.
+    """
+    tenants = [TenantFile(name, 1, "root", 1, "generate", [], 4, "lora", ("query", "value")) for name in ("first", "second")]
+    options = ServingOptions(dtype="fp32", seats=1, cache_tokens=case.half.config.positions, admission=False)
+    with _serving(case.half, tenants, options) as (server, backbone):
+        most = case.half.config.positions - 64  # tokens of the cancelled answer: more than anybody waits for
+        (times,) = send(Cancelling(server.grpc_url, backbone, "first", "second", most, CANCELS * case.rounds))
+    yield Row("cancel_ms", times.cancel_ms, "ms", most=2 * times.token_ms + CANCEL_MS)
+
+
+@contextmanager
+def _serving(
+    model: Model, tenants: Sequence[TenantFile], options: ServingOptions
+) -> Generator[tuple[TritonServer, str], None, None]:
+    """Serves random weights of the model's shape, and yields the server and the name of the decoder."""
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
+        store = random_store(Path(folder) / "store", model.config, tenants, tokenizer=tokenizer_json)
+        backbone = export(store, Path(folder) / "repository", options).backbone
+        with TritonServer(Path(folder) / "repository") as server:
+            yield server, backbone
+
+
+PARTS: dict[str, Callable[[Case], Rows]] = {
+    "transformers": _transformers,
+    "halves": _halves,
+    "tenants": _tenants,
+    "swapped": _swapped,
+    "served": _served,
+    "cancelled": _cancelled,
+    "overload": _overload,
+}

@@ -41,14 +41,24 @@ CPU = torch.device("cpu")
 START = 1
 HEAD = 64
 LEAST, MEAN, MOST = 8, 40, 128  # generated tokens, geometrically distributed between the first and the last
+STEP_TOKENS = 256
 GRAMS = 100_000  # of the table of an hGPT
 
 
-def config_of(case: GenerateBench, lower: int) -> BackboneConfig:
-    heads = case.hidden // HEAD
+@dataclass(frozen=True)
+class Shape:
+    """SmolLM2-135M's: 30 layers of 576, 9 heads and 3 of keys, 49,152 tokens."""
+
+    layers: int = 30
+    hidden: int = 576
+    vocabulary: int = 49_152
+
+
+def config_of(shape: Shape, lower: int) -> BackboneConfig:
+    heads = shape.hidden // HEAD
     return BackboneConfig(
-        "smollm2", case.vocabulary, case.hidden, heads, 8 * case.hidden // 3, lower, case.layers - lower, 2048, 0, "silu", 1e-5,
-        UNUSED, UNUSED, UNUSED, UNUSED, Window(3 if lower else 1, causal=True), kv_heads=heads // 3, norm=RMS, pre_norm=True,
+        "smollm2", shape.vocabulary, shape.hidden, heads, 8 * shape.hidden // 3, lower, shape.layers - lower, 2048, 0, "silu",
+        1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3 if lower else 1, causal=True), kv_heads=heads // 3, norm=RMS, pre_norm=True,
         biases=False, gated=True, rotary_base=100_000.0, start_id=START,
     )  # fmt: skip
 
@@ -56,8 +66,8 @@ def config_of(case: GenerateBench, lower: int) -> BackboneConfig:
 class Model:
     """A decoder with random weights, and its table."""
 
-    def __init__(self, folder: Path, case: GenerateBench, lower: int) -> None:
-        self.config = config_of(case, lower)
+    def __init__(self, folder: Path, shape: Shape, lower: int) -> None:
+        self.config = config_of(shape, lower)
         torch.manual_seed(lower)
         self.upper = UpperStack(self.config)
         config = self.config
@@ -86,25 +96,6 @@ class Model:
         return [replace(self.source, uid=i, adapter=(Record(path.name, i, i, 1), bank)) for i in range(count)]
 
 
-@dataclass(frozen=True)
-class GenerateBench:
-    layers: int = 30  # SmolLM2-135M's shape: 30 layers of 576, 9 heads and 3 of keys, 49,152 tokens
-    hidden: int = 576
-    vocabulary: int = 49_152
-    prompts: int = 16
-    prompt_tokens: int = 64
-    tenants: int = 10_000
-    dedicated: int = 1_000  # tenants, if each has a whole model of its own
-    resident: int = 20  # of their models fit in memory
-    rounds: int = 3
-    seconds: float = 20.0  # under overload
-
-    @property
-    def lower(self) -> int:
-        """The layers that are in the table of an hGPT."""
-        return self.layers // 3
-
-
 @dataclass
 class Answered:
     """A request on its way."""
@@ -129,25 +120,15 @@ class Answered:
 class Bench:
     """A loop that one thread drives."""
 
-    def __init__(
-        self,
-        model: Model,
-        seats: int = 16,
-        tokens: int = 16_384,
-        cleaning: str = EARLY,
-        admission: bool = False,
-        step_tokens: int = 256,
-        kind: str = SLOTTED,
-    ) -> None:
-        """`kind`: of the cache."""
+    def __init__(self, model: Model, seats: int = 16, tokens: int = 16_384, admission: bool = False) -> None:
         config = model.config
         self.model = model
-        space = space_of(kind, tokens, config.positions, CPU)
+        space = space_of(SLOTTED, tokens, config.positions, CPU)
         cache = Cache(space, config.upper_layers, config.key_width, CPU)
         self.line = Line(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
         self.stager = Stager(config, lambda: model.forest, set, cache, seats, CPU, torch.float32)
         decoder = Decoder(model.upper, CPU, torch.float32)
-        self.running = Running(cache, seats, step_tokens, cleaning, finished=0)  # rounds have the same prompts
+        self.running = Running(cache, seats, STEP_TOKENS, EARLY, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.line, self.running, self.stager, decoder, (), time.monotonic_ns, self._say)
         self.asked: dict[Request, Answered] = {}
 
@@ -187,9 +168,8 @@ def _decode(ids: Sequence[int]) -> str:
     return "".join(chr(0x4E00 + id % 20_000) for id in ids)
 
 
-def prompts_of(case: GenerateBench, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
-    chance = np.random.default_rng(seed)
-    return chance.integers(2, case.vocabulary, (count, tokens)).tolist()
+def prompts_of(model: Model, count: int, tokens: int) -> list[list[int]]:
+    return np.random.default_rng(0).integers(2, model.config.vocabulary, (count, tokens)).tolist()
 
 
 def lengths_of(count: int, seed: int = 0) -> list[int]:
