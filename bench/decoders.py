@@ -58,8 +58,8 @@ def config_of(shape: Shape, lower: int) -> BackboneConfig:
     heads = shape.hidden // HEAD
     return BackboneConfig(
         "smollm2", shape.vocabulary, shape.hidden, heads, 8 * shape.hidden // 3, lower, shape.layers - lower, 2048, 0, "silu",
-        1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3 if lower else 1, causal=True), kv_heads=heads // 3, norm=RMS, pre_norm=True,
-        biases=False, gated=True, rotary_base=100_000.0, start_id=START,
+        1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3 if lower else 1, causal=True), kv_heads=heads // 3, norm=RMS,
+        pre_norm=True, biases=False, gated=True, rotary_base=100_000.0, start_id=START,
     )  # fmt: skip
 
 
