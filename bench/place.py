@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from bench.options import benchmark, expect_above_zero, seconds_option, size_option
 from hplm.errors import InvalidInput
@@ -14,14 +13,13 @@ from hplm.errors import InvalidInput
 class PlaceBench:
     seconds: float = 200.0  # of requests in each simulation
     seeds: int = 3
-    curves: bool = True
     day: bool = False
 
     def __post_init__(self) -> None:
         expect_above_zero(seconds=self.seconds, seeds=self.seeds)
 
     def quick(self) -> PlaceBench:
-        return replace(self, seconds=20.0, seeds=1, curves=False)
+        return replace(self, seconds=20.0, seeds=1)
 
 
 @dataclass(frozen=True)
@@ -64,14 +62,13 @@ class SharedBench:
 def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "place", run, "placement by search beside replication, simulated", (
         "Simulate AlpaServe's models, from the paper's tables, on simulated devices: Table 2, Fig. 2, the highest rates with "
-        "99 % of the requests in time, and the curves of several figures. Time the search, the screen and the full "
-        "simulator: no model runs for these. --measured compares the simulators with real servers instead, and --shared "
-        "measures Fig. 2 with real servers."
+        "99 % of the requests in time (`python -m research.papers alpaserve` has the curves). Time the search, the screen and "
+        "the full simulator: no model runs for these. --measured compares the simulators with real servers instead, and "
+        "--shared measures Fig. 2 with real servers."
     ))  # fmt: skip
     seconds_option(parser, PlaceBench.seconds, "of requests in each simulation")
     parser.add_argument("--seeds", type=int, default=PlaceBench.seeds, help="loads to average over (default: %(default)s)")
     parser.add_argument("--day", action="store_true", help="also search for 3.5 million requests of a day on 64 devices")
-    parser.add_argument("--picture", type=Path, help="draw the curves into this file (.png, .svg, .pdf)")
     parser.add_argument(
         "--measured", action="store_true",
         help="only serve two placements on two cores of this machine, beside their simulation: stop other work first",
@@ -85,7 +82,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "--measured-seconds", type=float, default=MeasuredBench.seconds,
         help="seconds of requests for each deadline or load, and placement (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="little of everything, without curves: the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
 
 
 def run(args: argparse.Namespace) -> dict:
@@ -117,16 +114,8 @@ def _measured(args: argparse.Namespace) -> dict:
 def _simulated(args: argparse.Namespace) -> dict:
     from bench.measuring.place import bench_place, table_of
 
-    if args.picture:
-        from builder.pictures import check_picture
-
-        check_picture(args.picture)
     case = PlaceBench(args.seconds, args.seeds, day=args.day)
     figures = bench_place(case.quick() if args.quick else case)
-    if args.picture and figures["curves"]:
-        from bench.measuring.place_picture import draw
-
-        draw(figures["curves"], args.picture)
     if not args.json:
         print(table_of(figures))
     return figures

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from bench.measuring.alpaserve import PAPER, cluster_of, models, problem_of, profile_of
-from bench.measuring.place_curves import curves_of
 from bench.place import PlaceBench
 from hplm.errors import HplmError
 from hplm.placement.attained import Attained
@@ -52,7 +51,6 @@ def bench_place(case: PlaceBench) -> dict[str, Any]:
         "rate_over_replication": mean(rates),
         "rate_over_unpartitioned": mean(unpartitioned),
         **_speeds(case),
-        "curves": curves_of(case) if case.curves else {},
         "day": _day() if case.day else None,
     }
 

@@ -13,7 +13,6 @@ import pytest
 
 from bench.options import SIZE_NAMES, whole_numbers
 from hplm.cli.main import main
-from research.comparison import compare
 from testing.random_store import SIZES
 from tests.support.message import mentions
 
@@ -31,7 +30,6 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "schedule": "rates targets.das_at_least_fcfs",
     "serve": "added_over_noop_ms share_of_bound",
     "stages": "pipeline_over_replicas layer_ms",
-    "tcb": "rows.4.DAS.utility slots.chosen",
     "training": "tables_ms share_of_whole",
 }
 
@@ -75,7 +73,6 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
         ("generate --parts luck", ["--parts", "'luck'"]),
         ("policies --packings dense", ["'dense'"]),
         ("promises --promise-ms 0 1", ["--promise-ms 0 1"]),
-        ("tcb --picture x.foo", ["--picture x.foo"]),
         ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300.0 50.0"]),
         ("cluster --only dance", ["--only dance"]),
         ("cascade --drop -1", ["--drop"]),
@@ -85,16 +82,6 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
 def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str], given: str, named: list) -> None:
     assert main(["bench", *given.split()]) == 1
     assert mentions(capsys.readouterr().err, *named)
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [("--budget 0", ["--budget 0"]), ("--lengths normal:20,20,3,600", ["--lengths 600"]), ("--lengths 2", ["--lengths 2"])],
-)
-def test_a_comparison_refuses_impossible_options_too(given: str, named: list) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        compare.main(given.split())
-    assert mentions(refusal.value, *named)
 
 
 def test_several_numbers_are_read() -> None:
