@@ -13,7 +13,20 @@ from pathlib import Path
 from hplm.errors import HplmError, InvalidInput
 
 # These files are not benchmarks.
-SUPPORT = {"__init__", "claims", "cold", "decoders", "options", "machine", "picture", "rows", "run", "server", "turns"}
+SUPPORT = {
+    "__init__",
+    "alpaserve",
+    "claims",
+    "cold",
+    "decoders",
+    "machine",
+    "picture",
+    "place_served",
+    "rows",
+    "run",
+    "server",
+    "turns",
+}
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -34,26 +47,12 @@ def _run(args: argparse.Namespace) -> None:
         return
     if name not in files:
         raise InvalidInput(f"there is no benchmark {name!r}: choose one of {', '.join(files)}")
-    if "def register(" in files[name].read_text("utf-8"):
-        return _old(name, words)
     try:
         from bench.run import run
     except ModuleNotFoundError as error:
         way_out = "run `pip install -c constraints.txt -e '.[bench]'` in the checkout"
         raise HplmError(f"the package {error.name} is missing: {way_out}") from None
     args.status = run(name, words)
-
-
-def _old(name: str, words: list[str]) -> None:
-    import importlib
-    import json
-
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"bench.{name}").register(parser.add_subparsers())
-    args = parser.parse_args([name, *words])
-    result = args.run(args)
-    if args.json:
-        print(json.dumps(result))
 
 
 def benchmarks() -> dict[str, Path]:

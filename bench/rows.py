@@ -98,9 +98,9 @@ def say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def expect_text(tokens: int, size: str) -> None:
+def expect_text(tokens: int, size: str, option: str = "tokens") -> None:
     from testing.random_store import SIZES
 
     positions = SIZES[size].positions
     if not SHORTEST <= tokens <= positions:
-        raise InvalidInput(f"--tokens {tokens}: a text for this size of model has {SHORTEST} to {positions} tokens")
+        raise InvalidInput(f"--{option} {tokens}: a text for this size of model has {SHORTEST} to {positions} tokens")

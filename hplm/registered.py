@@ -1,10 +1,8 @@
 """Finds the extensions that other packages register as Python entry points. A package may be registered but not installed.
 
 hplm.commands   NAME = function(commands): adds the command `hplm NAME` to argparse's subparsers
-hplm.schemes    NAME = function(store, repository, options, NAME, resident, replace): `hplm export --scheme NAME`
 hplm.rivals     NAME = function(store, evaluation, names, device, train_file, dev_file): `hplm evaluate --against NAME`;
                 returns scores by name; called once for all names with the same function
-hplm.verification   FILE = function(folders): returns the parts that `hplm verify` checks, of model folders that contain FILE
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from typing import Any
 
 from hplm.errors import HplmError, InvalidInput
 
-COMMANDS, SCHEMES, RIVALS = "hplm.commands", "hplm.schemes", "hplm.rivals"
-VERIFICATION = "hplm.verification"
+COMMANDS, RIVALS = "hplm.commands", "hplm.rivals"
 
 
 def registered(group: str) -> dict[str, EntryPoint]:

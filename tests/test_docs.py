@@ -40,3 +40,12 @@ def test_a_comment_in_a_block_of_code_is_no_heading():
 
 def test_formats_says_how_long_the_head_of_a_ticket_is():
     assert f"first {TICKET_BYTES} bytes" in (ROOT / "docs/formats.md").read_text("utf-8")
+
+
+def test_every_picture_of_the_docs_is_shown():
+    shown = {
+        (ROOT / document.parent / path).resolve()
+        for document in DOCUMENTS
+        for path, _ in LINK.findall((ROOT / document).read_text("utf-8"))
+    }
+    assert not [picture for picture in (ROOT / "docs/pictures").iterdir() if picture.resolve() not in shown]

@@ -7,9 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hplm.options import AUTO, CACHES, ENGINE_DTYPES
-from hplm.registered import SCHEMES, chosen, registered
-
-OURS = "hplm"  # the scheme that needs no other package
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -69,15 +66,6 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument(
         "--admin", action="store_true", help="also write the model <backbone>-admin, which changes tenants and domains"
     )
-    export.add_argument(
-        "--scheme", default=OURS, metavar="NAME",
-        help=f"serve the same tenants in another way, for comparison: {', '.join(registered(SCHEMES)) or 'none is installed'} "
-        "(docs/loadtest.md); default: %(default)s",
-    )  # fmt: skip
-    export.add_argument(
-        "--resident", type=int, default=20, metavar="N",
-        help="models to keep in memory, for a --scheme with a model for each tenant (default: %(default)s)",
-    )  # fmt: skip
     export.add_argument("--json", action="store_true", help="end with one line of JSON")
     export.set_defaults(run=run)
 
@@ -109,30 +97,22 @@ def run(args: argparse.Namespace) -> dict:
         plot_preload=args.preload,
         admin=args.admin,
     )
-    eight_bits = None
-    if args.scheme == OURS:
-        store = Store(args.store)
-        refuse_mixture(args.repository, store.config.name)
-        check_export(store, options)
-        with alone(args.repository / store.config.name, args.while_served):  # refused before anything is measured
-            pass
-        on_cpu = args.device in ("auto", "cpu") and resolve_device(args.device).type == "cpu"
-        if args.dtype == "auto" and on_cpu and available() and not store.config.is_decoder:
-            eight_bits = measure_eight_bits(store, args.threads)
-            options = replace(options, auto_on_cpu=eight_bits.auto, auto_because=str(eight_bits))
-        exported = export(store, args.repository, options, args.replace, args.while_served)
-    else:
-        export_scheme = chosen(SCHEMES, args.scheme, "--scheme", [OURS])
-        exported = export_scheme(
-            Store(args.store), args.repository, options, args.scheme, args.resident, args.replace, args.while_served
-        )
+    eight_bits, store = None, Store(args.store)
+    refuse_mixture(args.repository, store.config.name)
+    check_export(store, options)
+    with alone(args.repository / store.config.name, args.while_served):  # refused before anything is measured
+        pass
+    on_cpu = args.device in ("auto", "cpu") and resolve_device(args.device).type == "cpu"
+    if args.dtype == "auto" and on_cpu and available() and not store.config.is_decoder:
+        eight_bits = measure_eight_bits(store, args.threads)
+        options = replace(options, auto_on_cpu=eight_bits.auto, auto_because=str(eight_bits))
+    exported = export(store, args.repository, options, args.replace, args.while_served)
     if not args.json:
         print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
         if eight_bits is not None:
             print(f"{eight_bits}: on a CPU it serves in {eight_bits.other if eight_bits.auto == 'auto' else eight_bits.auto}")
         print(f"next: hplm serve --repository {args.repository}")
     return {
-        "scheme": args.scheme,
         "backbone": exported.backbone,
         "tenants": exported.tenants,
         "tables": exported.tables,

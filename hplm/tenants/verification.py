@@ -18,7 +18,6 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
-from hplm.registered import VERIFICATION, load, registered
 from hplm.tenants.banks import WAY_OUT as RESTORE
 from hplm.tenants.banks import open_bank
 from hplm.tenants.snapshot import LIVE, Snapshot
@@ -33,6 +32,7 @@ from hplm.tenants.state import (
     State,
 )
 
+WHOLE_MODELS = "whole.json"  # a file that only exports of `research.schemes` have
 PUBLISHING_SECONDS = 0.5  # the time between deciding and publishing a change
 NAMED = 5  # how many broken rows of a table, or records of a bank, are listed
 
@@ -58,11 +58,12 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     folders = [folder for folder in folders if folder.parent.suffix != ".writing"]
     if not folders:
         raise InvalidInput(f"{repository} contains no backbone: name the folder that `hplm export` wrote")
+    for folder in folders:
+        if (folder / WHOLE_MODELS).exists():
+            raise InvalidInput(
+                f"{folder.parent} has a whole model for each tenant, without checksums: export it again if you doubt its files"
+            )
     parts: list[Part] = []
-    for file, point in registered(VERIFICATION).items():
-        theirs = [folder for folder in folders if (folder / file).exists()]
-        parts += load(point, f"the check of {theirs[0].parent}")(theirs) if theirs else []
-        folders = [folder for folder in folders if folder not in theirs]
     states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
     if state is not None and not any(_is_begun(live) for live in states.values()):
         places = ", ".join(str(live.folder) for live in states.values()) or state

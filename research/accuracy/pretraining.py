@@ -12,29 +12,46 @@ from torch.nn import functional as F
 
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, TextPack, index_of
-from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
+from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
 from builder.hardware import half_precision, step_tokens
 from builder.packed_batches import positions_of
+from builder.store.resumable import replaced
 from builder.store.savepoint import Savepoint
+from builder.store.store import Store
+from builder.tables.build_folder import held
+from builder.tables.corpus import tokenize_corpus
 from builder.training.bodies import WholeBody
 from builder.training.examples import Pack
 from hplm.model.config import BackboneConfig
+from research.schemes.trained import whole_body
 
 
-def pretrain(
+def pretrained_body(store: Store, part: str, minutes: float, corpus: Path, folder: Path, device: torch.device) -> WholeBody:
+    """Returns the store's original BERT, of which these layers have read the corpus. `folder` keeps it, for the next call."""
+    body, kept = whole_body(store), folder / "body.pt"
+    if not kept.exists():
+        with held(folder, f"the further pretrained {folder.name}"):
+            documents = list(tokenize_corpus([corpus], store.tokenizer(), folder / "corpus"))
+            _pretrain(body, store, documents, part, Budget(minutes=minutes), device, folder / "learning.pt")
+            with replaced(kept) as temporary:
+                torch.save(body.state_dict(), temporary)
+    body.load_state_dict(torch.load(kept, weights_only=True, map_location="cpu"))
+    return body
+
+
+def _pretrain(
     body: WholeBody,
-    config: BackboneConfig,
-    head: MaskedHead | None,
+    store: Store,
     documents: Sequence[np.ndarray],
     part: str,
     budget: Budget,
-    seed: int,
     device: torch.device,
     saved: Path,
 ) -> None:
-    """Changes `body` in place. Without a head, makes and fits one first. The same call continues an interrupted one."""
+    """Changes `body` in place. Fits a head first if the model has none. The same call continues an interrupted one."""
+    config, head = store.config, given_head(store.model, store.config)
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
-    reading, in_half = Reading(config, documents, seed, step_tokens(device)), half_precision(device)
+    reading, in_half = Reading(config, documents, 0, step_tokens(device)), half_precision(device)
 
     def loss_of(given: TextPack) -> tuple[Tensor, int]:
         texts, chance = given

@@ -1,108 +1,107 @@
-"""Recipes: how to make the root, the branch and the table that a tenant is trained on."""
+"""Recipes: how the root, the domain and the table are made that a tenant is trained on; and the stores made by them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from builder.adaptation.learning import Budget
+from builder.store.store import Store
+from builder.tables.domain import DomainOptions, build_domain, recut_domain
+from builder.tables.root import RootOptions, build_root, recut_root
+from hplm.model.windows import Window
+from research.result_file import digest_of
 
 
 @dataclass(frozen=True)
-class RootRecipe:
-    minutes: float
-    keep: float
+class Recipe:
+    """Smaller tables are cut from the largest one of the same layers."""
+
     lower: int
     upper: int
+    root_minutes: float
+    root_keep: float  # share of the n-grams in the root's table
+    root_largest: float  # share in the largest table of this root
     window: int = 3
-
-    @property
-    def name(self) -> str:
-        return f"{self.lower}-{self.upper}-{self.window}-{self.minutes:g}-{self.keep:g}"
-
-    @property
-    def share(self) -> float:
-        """Of the whole windows, those that its table has."""
-        return self.keep
-
-    @property
-    def whole(self) -> RootRecipe:
-        return self
-
-    def cut_to(self, share: float) -> RootRecipe:
-        """Returns the recipe of the same layers with at most this share of the n-grams."""
-        return CutRootRecipe(**asdict(self), cut=share) if share < self.keep else self
-
-
-@dataclass(frozen=True)
-class CutRootRecipe(RootRecipe):
-    cut: float = 1.0  # share of the n-grams that stay
-
-    @property
-    def name(self) -> str:
-        return f"{super().name}-cut-{self.cut:g}"
-
-    @property
-    def share(self) -> float:
-        return self.cut
-
-    @property
-    def whole(self) -> RootRecipe:
-        own = asdict(self)
-        del own["cut"]
-        return RootRecipe(**own)
-
-
-@dataclass(frozen=True)
-class DomainRecipe:
-    root: RootRecipe
-    minutes: float  # of learning the domain's corpus; 0: the lower layers are the root's
-    learn: str
-    keep: float = 1.0  # of the corpus's n-grams; 0: the domain has no table, only the root's
+    minutes: float = 0  # of learning the domain's corpus; 0: the lower layers are the root's
+    learn: str = "masked"
+    keep: float = 0  # share of the corpus's n-grams in the domain's table; 0: the domain has no table, only the root's
+    largest: float = 1.0  # share in the domain's largest table
     dtype: str = "fp16"
 
     @property
-    def whole(self) -> DomainRecipe:
-        """The recipe with all n-grams in 16 bits. Smaller tables are made from its lower layers and counts."""
-        return replace(self, root=self.root.whole, keep=1.0, dtype="fp16")
+    def root(self) -> Recipe:
+        return Recipe(self.lower, self.upper, self.root_minutes, self.root_keep, self.root_largest, self.window)
 
     @property
-    def plain(self) -> DomainRecipe:
-        """The recipe as results name it: options that make no difference are left out."""
+    def plain(self) -> Recipe:
+        """The recipe as results name it: options that make no difference have their defaults."""
         if not self.keep:
-            return DomainRecipe(self.root, 0, "masked", 0)
+            return self.root
         return self if self.minutes else replace(self, learn="masked")
+
+    @property
+    def whole(self) -> Recipe:
+        """The recipe of the largest tables, in 16 bits."""
+        return replace(self, root_keep=self.root_largest, keep=self.largest if self.keep else 0, dtype="fp16")
 
     @property
     def lacks_ngrams(self) -> bool:
         """Whether a table has only a share of the n-grams, so that it matters which."""
-        return min(self.keep, self.root.share) < 1
+        return min(self.keep, self.root_keep) < 1
+
+    @property
+    def store(self) -> str:
+        """The folder's name. Recipes with the same root share a store."""
+        return digest_of(asdict(self.root))
 
     def branch(self, domain: str) -> str:
-        if not self.keep:
-            return "root"
-        learned = f"{self.learn}-{self.minutes:g}" if self.minutes else "as-root"
-        return f"{domain}.{learned}.{self.keep:g}-{self.dtype}"
+        return f"{domain}-{digest_of(asdict(self.plain))}" if self.keep else "root"
 
 
 @dataclass(frozen=True)
-class LargeDomainRecipe(DomainRecipe):
-    """A domain whose table of all n-grams would be too large."""
+class Stores:
+    """Stores in a folder, by recipe. The next call of `build` continues an interrupted one."""
 
-    most: float = 1.0  # share of the n-grams in its largest table, from which smaller ones are made
+    model: str
+    general: Sequence[Path]  # the root's corpora
+    corpora: Mapping[str, Path]  # the domains'
+    folder: Path
+    device: torch.device
 
-    @property
-    def whole(self) -> LargeDomainRecipe:
-        return replace(self, root=self.root.whole, keep=self.most, dtype="fp16")
+    def open(self, recipe: Recipe) -> Store:
+        return Store(self.folder / recipe.store)
 
+    def build(self, wanted: Sequence[tuple[Recipe, str]]) -> None:
+        """Builds what is missing for these recipes and domains: roots first, and large tables before those cut from them."""
+        for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
+            self._build_root(root)
+        for recipe, domain in self._tables(wanted):
+            if not (self.folder / recipe.store / "plot" / recipe.branch(domain) / "1").exists():
+                self._build_domain(recipe, domain)
 
-@dataclass(frozen=True)
-class Pretraining:
-    """Further pretraining of a whole BERT on masked words of the domain's corpus (HMI's Fig. 7)."""
+    def _tables(self, wanted: Sequence[tuple[Recipe, str]]) -> Iterable[tuple[Recipe, str]]:
+        with_table = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
+        return dict.fromkeys([(recipe.whole, domain) for recipe, domain in with_table] + with_table)
 
-    part: str  # the layers that learn: lower, upper, all
-    minutes: float
+    def _build_root(self, recipe: Recipe) -> None:
+        folder, whole = self.folder / recipe.store, recipe.whole
+        if recipe != whole:
+            self._build_root(whole)
+            recut_root(self.open(whole), folder, recipe.root_keep, self.device)
+        elif not (folder / "plot/root/1").exists():
+            options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
+            build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.root_minutes), self.device)
 
-    @property
-    def plain(self) -> Pretraining:
-        return self
-
-
-Below = DomainRecipe | Pretraining | None  # None: the unchanged original BERT
+    def _build_domain(self, recipe: Recipe, domain: str) -> None:
+        """Builds a domain and its table. The root must exist."""
+        whole = recipe.whole
+        if recipe != whole:
+            cut = self.open(whole), whole.branch(domain), self.open(recipe), recipe.branch(domain)
+            recut_domain(*cut, recipe.keep, recipe.dtype, self.device)
+            return
+        options, budget = DomainOptions(learn=recipe.learn, keep=recipe.keep), Budget(minutes=recipe.minutes)
+        build_domain(self.open(recipe), recipe.branch(domain), [self.corpora[domain]], options, budget, self.device)

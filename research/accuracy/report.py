@@ -16,14 +16,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from builder.adaptation.learning import Budget
-from builder.adaptation.masked import given_head
 from builder.hardware import products_of
 from builder.store.resumable import digest_of, replaced
 from builder.store.store import FORMAT as STORE_FORMAT
-from builder.store.store import Store
-from builder.tables.build_folder import held
-from builder.tables.corpus import tokenize_corpus
 from builder.training.bodies import WholeBody
 from builder.training.finetuning import Ground, TrainingOptions, evaluate
 from builder.training.labels import check_labels
@@ -32,19 +27,14 @@ from builder.training.tasks import training_task
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
-from research.accuracy.pretraining import pretrain
-from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
-from research.accuracy.stores import Stores
+from research.accuracy.pretraining import pretrained_body
+from research.accuracy.recipes import Recipe, Stores
 from research.accuracy.studies import Study, StudyCase, studies_of, tenants_of
 from research.accuracy.tiers import Tier
 from research.result_file import ResultFile
-from research.schemes.trained import options_of, train_scheme, whole_body
+from research.schemes.trained import options_of, train_scheme
 
-OF_UPPER_LAYERS = (
-    "adapter",
-    "dedicated-lower",
-    "dedicated-upper",
-)  # schemes whose results depend on the number of upper layers
+OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
 # Raise these if the same options train differently, the same recipe makes other lower layers, or the same share keeps other
 # n-grams: earlier results are void then.
@@ -122,20 +112,24 @@ class Report:
 
     def _told(self, run: Run) -> dict[str, Any]:
         """Returns everything that the result depends on, and nothing else."""
-        task, case, below = run.task, run.case, run.case.below
+        task, case, recipe = run.task, run.case, run.case.recipe
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
         told |= {"training": named_options(options_of(case.scheme, self._training(run)))}
-        if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
-            told |= {"upper": self._root.upper}
-        versions = {"trained": TRAINING} if below is None else {"trained": TRAINING, "made": BELOW}
-        if isinstance(below, DomainRecipe) and below.lacks_ngrams:
+        if case.scheme in OF_UPPER_LAYERS or case.pretrained not in ("", "all"):
+            told |= {"upper": self._bare.upper}
+        if recipe is not None:
+            told |= {"recipe": asdict(recipe.plain)}
+        if case.pretrained:
+            told |= {"pretrained": {"part": case.pretrained, "minutes": self.tier.whole_minutes}}
+        versions = {"trained": TRAINING}
+        if recipe is not None or case.pretrained:
+            read = dict.fromkeys([*(self._general if recipe is not None else ()), task.domain])
+            told |= {"corpora": digest_of(*(self._corpora[name] for name in read))}
+            versions |= {"made": BELOW}
+        if recipe is not None and recipe.lacks_ngrams:
             versions |= {"ranked": RANKING}
         told |= {name: version for name, version in versions.items() if version > 1}
-        if below is not None:
-            read = dict.fromkeys([*(self._general if isinstance(below, DomainRecipe) else ()), task.domain])
-            corpora = digest_of(*(self._corpora[name] for name in read))
-            told |= {"below": {type(below).__name__: asdict(below.plain)}, "corpora": corpora}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property
@@ -170,19 +164,17 @@ class Report:
         return {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
-        root = self._recipe(run.case.below).root
-        options = self.tier.training(run.case.scheme, self.layers, root.upper, run.seed)
+        options = self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
         return replace(options, dropout=run.case.dropout)
 
-    @property
-    def _root(self) -> RootRecipe:
-        return next(case.below.root for case in self.studies["schemes"].cases if isinstance(case.below, DomainRecipe))
+    @cached_property
+    def _bare(self) -> Recipe:
+        """The recipe of a whole BERT: it reads texts like an hPLM, but needs no tables, so its root is a small one."""
+        ours = next(case.recipe for case in self.studies["schemes"].cases if case.recipe is not None)
+        return replace(ours.root, root_minutes=0, root_keep=BARE, root_largest=BARE)
 
-    def _recipe(self, below: Below) -> DomainRecipe:
-        """Returns what to build. A whole BERT reads texts like an hPLM but needs no tables, so it gets a bare root."""
-        if isinstance(below, DomainRecipe):
-            return below
-        return DomainRecipe(replace(self._root, minutes=0, keep=BARE), 0, self.tier.learn, keep=0)
+    def _recipe(self, case: StudyCase) -> Recipe:
+        return case.recipe or self._bare
 
     def _build(self, runs: Sequence[Run]) -> None:
         for name, kept in self._kept_corpora.items():
@@ -190,15 +182,10 @@ class Report:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with replaced(kept) as copy:
                     shutil.copyfile(self._corpora[name], copy)
-        belows = dict.fromkeys((run.case.below, run.task.domain) for run in runs)
-        wanted = [(self._recipe(below), domain) for below, domain in belows]
-        for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
-            self._stores.build_root(root)
-        for recipe, domain in self._stores.missing(wanted):
-            self._stores.build_domain(recipe, domain)
-        for below, domain in belows:
-            if isinstance(below, Pretraining):
-                self._pretrained(below, domain)
+        self._stores.build([(self._recipe(run.case), run.task.domain) for run in runs])
+        for part, domain in dict.fromkeys((run.case.pretrained, run.task.domain) for run in runs):
+            if part:
+                self._pretrained(part, domain)
 
     def _scored(self, runs: Sequence[Run], at_a_time: int) -> Iterator[tuple[Run, dict[str, Any]]]:
         if at_a_time == 1:
@@ -211,7 +198,7 @@ class Report:
                 yield running[done], done.result()
 
     def score(self, run: Run) -> dict[str, Any]:
-        task, case, recipe = run.task, run.case, self._recipe(run.case.below)
+        task, case, recipe = run.task, run.case, self._recipe(run.case)
         store, branch = self._stores.open(recipe), recipe.branch(task.domain)
         material = Material(store.folder, branch, 1, task.task, task.train, task.dev)
         ground, _ = material.open(self.device)
@@ -220,7 +207,7 @@ class Report:
         texts = ground.reader.read(labelled, ground.task, ground.labels, show_progress=False)
         if run.sample:
             ground = _resampled(ground, run.sample, run.seed)
-        body = self._pretrained(case.below, task.domain) if isinstance(case.below, Pretraining) else None
+        body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
         trained = train_scheme(store, ground, case.scheme, self._training(run), show_progress=False, body=body)
         scores, _ = evaluate(trained.body, trained.model, ground, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
@@ -230,23 +217,10 @@ class Report:
             told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.found}
         return {**scores.described(), **told}
 
-    def _pretrained(self, below: Pretraining, domain: str) -> WholeBody:
-        """Returns a further pretrained body. It is stored, for every task of the domain."""
-        store = self._stores.open(self._recipe(None))
-        body, name = whole_body(store), f"{domain}-{below.part}-{store.config.upper_layers}-{below.minutes:g}"
-        folder = self.home / "pretrained" / name
-        if not (folder / "body.pt").exists():
-            with held(folder, f"the further pretrained {name}"):
-                self._pretrain(body, store, below, domain, folder)
-        body.load_state_dict(torch.load(folder / "body.pt", weights_only=True, map_location="cpu"))
-        return body
-
-    def _pretrain(self, body: WholeBody, store: Store, below: Pretraining, domain: str, folder: Path) -> None:
-        documents = list(tokenize_corpus([self._kept_corpora[domain]], store.tokenizer(), folder / "corpus"))
-        head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)
-        pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
-        with replaced(folder / "body.pt") as temporary:
-            torch.save(body.state_dict(), temporary)
+    def _pretrained(self, part: str, domain: str) -> WholeBody:
+        store, minutes = self._stores.open(self._bare), self.tier.whole_minutes
+        folder = self.home / "pretrained" / f"{domain}-{part}-{store.config.upper_layers}-{minutes:g}"
+        return pretrained_body(store, part, minutes, self._kept_corpora[domain], folder, self.device)
 
 
 def named_options(options: TrainingOptions) -> dict[str, Any]:

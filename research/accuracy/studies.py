@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from demo.data import DemoTenant
-from research.accuracy.recipes import Below, DomainRecipe, LargeDomainRecipe, Pretraining, RootRecipe
+from research.accuracy.recipes import Recipe
 from research.accuracy.tiers import Tier
 
 KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
@@ -18,7 +19,8 @@ WINDOWS = (2, 3, 5)
 class StudyCase:
     label: str
     scheme: str
-    below: Below
+    recipe: Recipe | None = None  # None: the original BERT
+    pretrained: str = ""  # the BERT's layers that are further pretrained on the domain's corpus: lower, upper, all
     dropout: float = 0.0
 
 
@@ -34,52 +36,50 @@ class Study:
 def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     """Returns the studies by name. `layers`: of the model; a third of them are lower layers."""
     third = max(1, layers // 3)
-    root = RootRecipe(tier.root_minutes, tier.root_keep, third, layers - third)
-    below = DomainRecipe(root, tier.domain_minutes, tier.learn)
-    if tier.domain_keep < 1:
-        below = LargeDomainRecipe(**{**asdict(below), "root": root, "keep": tier.domain_keep}, most=tier.domain_keep)
-    hplm, plot = StudyCase("hplm", "hplm", below), StudyCase("plot", "plot", below)
+    root = tier.root_minutes, tier.root_keep, tier.root_keep
+    domain = {"minutes": tier.domain_minutes, "learn": tier.learn, "keep": tier.domain_keep, "largest": tier.domain_keep}
+    recipe = Recipe(third, layers - third, *root, **domain)
 
-    def shaped(label: str, **shape: int) -> StudyCase:
+    def ours(label: str, scheme: str = "hplm", **changes: Any) -> StudyCase:
+        return StudyCase(label, scheme, replace(recipe, **changes))
+
+    def shaped(label: str, **shape: Any) -> StudyCase:
         """Returns a case on the root's table alone, which is enough to compare splits and windows."""
-        return StudyCase(label, "hplm", replace(below, keep=0.0, root=replace(root, **shape)))
+        return ours(label, keep=0, **shape)
 
     def over(scheme: str, times: int) -> StudyCase:
         minutes = times * tier.root_minutes
-        return StudyCase(f"{scheme}, {minutes:g} minutes", scheme, replace(below, root=replace(root, minutes=minutes)))
+        return ours(f"{scheme}, {minutes:g} minutes", scheme, root_minutes=minutes)
 
-    def pretrained(part: str) -> StudyCase:
-        return StudyCase(part, "dedicated", Pretraining(part, tier.whole_minutes))
+    def cut(share: float) -> StudyCase:
+        return ours(f"{share:.1%}", keep=share, root_keep=min(share, recipe.root_keep))
 
+    dedicated, plot, hplm = StudyCase("dedicated", "dedicated"), ours("plot", "plot"), ours("hplm")
+    others = StudyCase("adapter", "adapter"), StudyCase("shared", "shared")
     lowers = sorted({max(1, round(layers * share)) for share in (1 / 6, 1 / 3, 1 / 2)})
-    uppers = sorted({max(1, round(root.upper * share)) for share in (1 / 2, 3 / 4, 1)})
-    whole = [StudyCase(name, name, None) for name in ("dedicated", "adapter", "shared")]
-    compressed = [StudyCase(name, name, None) for name in ("distil", "tiny-half", "tiny-third")]
-    unlearned = StudyCase("none", "hplm", replace(below, minutes=0))
-    learned = (StudyCase(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
-    dtypes = (StudyCase(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
-    shares = (below.keep, *(keep for keep in KEEPS if keep < below.keep))  # the whole table, and smaller ones made from it
-    keeps = (StudyCase(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in shares)
-    adapted = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
-    dropped = [StudyCase(f"{case.label}, dropout {DROPOUT:g}", case.scheme, case.below, DROPOUT) for case in (whole[0], hplm)]
-    parts = [StudyCase(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
+    uppers = sorted({max(1, round(recipe.upper * share)) for share in (1 / 2, 3 / 4, 1)})
+    shares = (recipe.keep, *(share for share in KEEPS if share < recipe.keep))  # the whole table, and smaller ones cut from it
+    over_minutes = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
+    compressed = (StudyCase(name, name) for name in ("distil", "tiny-half", "tiny-third"))
+    dropped = [replace(case, label=f"{case.label}, dropout {DROPOUT:g}", dropout=DROPOUT) for case in (dedicated, hplm)]
+    learned = [ours(way, minutes=tier.learning_minutes, learn=way) for way in ("masked", "distil")]
+    pretrained = (StudyCase(part, "dedicated", pretrained=part) for part in ("lower", "upper", "all"))
+    tuned = (StudyCase(part, f"dedicated-{part}") for part in ("lower", "upper"))
     studies = [
-        Study("schemes", "ways of making a model for a task", (whole[0], plot, hplm, *whole[1:]), False),
-        Study("compressed", "fewer layers, taught by the task's dedicated BERT", (whole[0], hplm, *compressed)),
-        Study("dropout", "hidden states left out in training", (whole[0], dropped[0], hplm, dropped[1])),
-        Study("root", "minutes that the root is adapted", tuple(adapted), False),
+        Study("schemes", "ways of making a model for a task", (dedicated, plot, hplm, *others), few_tasks=False),
+        Study("compressed", "fewer layers, taught by the task's dedicated BERT", (dedicated, hplm, *compressed)),
+        Study("dropout", "hidden states left out in training", (dedicated, dropped[0], hplm, dropped[1])),
+        Study("root", "minutes that the root is adapted", tuple(over_minutes), few_tasks=False),
         Study(
             "domains", "what a domain adds to the root",
             (
-                StudyCase("root alone", "hplm", replace(below, keep=0.0)),
-                StudyCase("n-grams", "hplm", replace(below, minutes=0)),
-                StudyCase("n-grams, learned", "hplm", replace(below, minutes=tier.learning_minutes, learn="masked")),
-                whole[0],
+                ours("root alone", keep=0), ours("n-grams", minutes=0),
+                ours("n-grams, learned", minutes=tier.learning_minutes, learn="masked"), dedicated,
             ),
         ),
-        Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
-        Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
-        Study("stored", "bits of a table's values", tuple(dtypes)),
+        Study("pretraining", "a domain's corpus learned, or only counted", (ours("none", minutes=0), *learned)),
+        Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(map(cut, shares))),
+        Study("stored", "bits of a table's values", tuple(ours(dtype, dtype=dtype) for dtype in ("fp16", "int8"))),
         Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),
         Study(
             "split", "where the layers are split: lower + upper",
@@ -90,14 +90,11 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
             tuple(shaped(f"{n} lower", lower=n, upper=layers - lowers[-1]) for n in lowers),
         ),
         Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in uppers)),
-        Study(
-            "o1", "layers of a whole BERT that are further pretrained",
-            (StudyCase("none", "dedicated", None), *map(pretrained, ("lower", "upper", "all"))),
-        ),
-        Study("o2", "layers of a whole BERT that are fine-tuned", (*parts, StudyCase("all", "dedicated", None))),
+        Study("o1", "layers of a whole BERT that are further pretrained", (replace(dedicated, label="none"), *pretrained)),
+        Study("o2", "layers of a whole BERT that are fine-tuned", (*tuned, replace(dedicated, label="all"))),
         *(
-            Study(f"tenants-{count}", f"{count:,} tenants, samples of tasks", (whole[0], hplm, *whole[1:]), False, count)
-            for count in tier.tenants
+            Study(f"tenants-{n}", f"{n:,} tenants, samples of tasks", (dedicated, hplm, *others), False, n)
+            for n in tier.tenants
         ),
     ]  # fmt: skip
     return {study.name: study for study in studies}

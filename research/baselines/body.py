@@ -1,9 +1,8 @@
-"""The body of a model: the layers that each tenant owns in a scheme without sharing, above the words or above the tables."""
+"""The body of a model: the words and layers that each tenant owns in a scheme without sharing."""
 
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,22 +23,16 @@ STORED = torch.float32  # dtype of files; a slot may compute in another one
 
 
 class Body(nn.Module):
-    """A whole BERT if it has words of its own. Otherwise the layers above the tables, which read the tables' sums."""
-
-    def __init__(self, config: BackboneConfig, own_words: bool) -> None:
+    def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self.words = nn.Embedding(config.vocabulary, config.hidden) if own_words else None
+        self.words = nn.Embedding(config.vocabulary, config.hidden)
         self.upper = UpperStack(config)
 
-    def forward(self, ground: Tensor, segments: Tensor, lengths: Sequence[int], rows: Tensor) -> Tensor:
-        """Returns the vectors of the tokens in `rows`: rows x hidden.
-
-        `ground`: token ids, or sums of tables, of texts that lie end to end.
-        """
-        sums = ground if self.words is None else self.words(ground)
-        positions = torch.cat([torch.arange(length, device=sums.device) for length in lengths])
-        attend = PackedAttention(lengths, self.upper.heads, sums.device)
-        return self.upper(sums, positions, segments, attend, rows=rows)
+    def forward(self, tokens: Tensor, segments: Tensor, lengths: Sequence[int], rows: Tensor) -> Tensor:
+        """Returns the vectors of the tokens in `rows`: rows x hidden. The texts lie end to end."""
+        positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
+        attend = PackedAttention(lengths, self.upper.heads, tokens.device)
+        return self.upper(self.words(tokens), positions, segments, attend, rows=rows)
 
 
 def weights_of_linear(body: Body) -> set[str]:
@@ -83,7 +76,7 @@ class Slot:
         direct = device.type == "cpu" and dtype == STORED
         self._read = self._flat if direct else torch.empty(file.count, dtype=STORED, pin_memory=device.type == "cuda")
         with torch.device("meta"):
-            self.body = Body(config, "words.weight" in file.places)
+            self.body = Body(config)
         linear = weights_of_linear(self.body)
         views = {name: self._flat[first:stop].view(shape) for name, (shape, first, stop) in file.places.items()}
         views = {name: view.t() if name in linear else view for name, view in views.items()}
@@ -91,12 +84,8 @@ class Slot:
         self.body.eval().requires_grad_(False)
         self.head: dict[str, Tensor] = {}
 
-    @property
-    def bytes(self) -> int:
-        return self._flat.numel() * self._flat.element_size()
-
-    def fill(self, body: Path, head: Path, keep_pages: bool = True) -> None:
-        """Reads a model into the slot. Without `keep_pages`, the next read of the same file comes from the disk."""
+    def fill(self, body: Path, head: Path) -> None:
+        """Reads a model into the slot."""
         room = self._read.numpy().view(np.uint8).data
         with open(body, "rb", buffering=0) as file:
             file.seek(self._file.start)
@@ -106,8 +95,6 @@ class Slot:
                 if not got:
                     raise Broken(f"{body} ends too early: export the scheme again")
                 read += got
-            if not keep_pages:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if self._read is not self._flat:
             self._flat.copy_(self._read)
         self.head = {name: tensor.to(self._flat) for name, tensor in load_file(head).items()}

@@ -1,10 +1,9 @@
 """Many whole models behind one Triton model. Memory holds some of them, and a new one replaces the least recently used one.
 
-whole.json      the scheme, its tenants, and the tables if it has any
+whole.json      the scheme and its tenants
 backbone.json   sizes; `upper_layers` are the layers that every tenant has for itself
 tokenizer.json
 bodies/  heads/     safetensors, one file for each tenant
-plot/               tables, for the scheme that has them
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ from hplm.errors import Broken, DeadlineMissed, HplmError, InvalidInput, NoTenan
 from hplm.model.config import BackboneConfig
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.tokenizer import Encoded, Tokenizer
-from hplm.plot.branch import Branch
-from hplm.plot.forest import Forest
-from hplm.plot.gathering import Gatherer
 from hplm.tasks import TextAnswer, find_task
 from research.baselines.body import BodyFile, Slot
 
@@ -36,8 +32,6 @@ from research.baselines.body import BodyFile, Slot
 class WholeTenant:
     id: str
     version: int
-    domain: str
-    domain_version: int
     task: str
     labels: tuple[str, ...]
     head_function: str | None
@@ -50,7 +44,6 @@ class WholeConfig:
 
     scheme: str
     note: str  # tells a reader of the file where the weights come from
-    tables: tuple[Branch, ...]
     tenants: tuple[WholeTenant, ...]
 
     def save(self, folder: Path) -> None:
@@ -60,7 +53,7 @@ class WholeConfig:
     def load(cls, folder: Path) -> WholeConfig:
         stored = json.loads((folder / cls.FILE).read_text("utf-8"))
         tenants = tuple(WholeTenant(**{**tenant, "labels": tuple(tenant["labels"])}) for tenant in stored["tenants"])
-        return cls(stored["scheme"], stored["note"], tuple(Branch(**branch) for branch in stored["tables"]), tenants)
+        return cls(stored["scheme"], stored["note"], tenants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,34 +79,22 @@ Answered = tuple[Question, "list[TextAnswer] | HplmError"]
 
 
 class WholeModels:
-    def __init__(
-        self,
-        folder: Path,
-        resident: int,
-        batch_tokens: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        keep_pages: bool = True,
-    ) -> None:
-        """`keep_pages`: files may stay in the system's page cache, in addition to the `resident` models in memory."""
+    def __init__(self, folder: Path, resident: int, batch_tokens: int, device: torch.device, dtype: torch.dtype) -> None:
         if device.type == "cpu":
             keep_freed_memory()
         self.config = BackboneConfig.load(folder / "backbone.json")
-        self._whole = WholeConfig.load(folder)
+        tenants = WholeConfig.load(folder).tenants
         self._folder = folder
         self._batch_tokens = batch_tokens
-        self._keep_pages = keep_pages
         self._device = device
-        self._tenants = {tenant.id: tenant for tenant in self._whole.tenants}
+        self._tenants = {tenant.id: tenant for tenant in tenants}
         self._tokenizer = Tokenizer((folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
-        self._forest = Forest([folder / "plot"], self._whole.tables) if self._whole.tables else None
-        self._gatherer = Gatherer(device, dtype)
-        file = BodyFile.of(self._body(self._whole.tenants[0]))
+        file = BodyFile.of(self._body(tenants[0]))
         count = min(resident, len(self._tenants))
         self._free = [Slot(self.config, file, device, dtype) for _ in range(count)]
         self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
         if count == len(self._tenants):  # all models fit: they are loaded now, so that no first request has to wait
-            for tenant in self._whole.tenants:
+            for tenant in tenants:
                 self._slot(tenant)
 
     def question(
@@ -183,27 +164,21 @@ class WholeModels:
         lengths = [len(text.tokens) for text in encoded]
         tenant = batch[0].tenant
         task = find_task(tenant.task)
-        segments = torch.from_numpy(np.concatenate([text.segments for text in encoded]).astype(np.int64)).to(self._device)
+        tokens, segments = (
+            self._sent(np.concatenate([getattr(text, column) for text in encoded])) for column in ("tokens", "segments")
+        )
         starts = np.cumsum(lengths) - lengths
         spans = [question.spans[number] for question, number in texts]
         reading = np.concatenate([np.maximum(rows[:, 0], 0) + start for rows, start in zip(spans, starts, strict=True)])
-        asked = torch.from_numpy(reading.astype(np.int64)).to(self._device)
-        hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths, asked)
+        hidden = slot.body(tokens, segments, lengths, self._sent(reading))
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
         answers: dict[Question, dict[int, TextAnswer]] = {question: {} for question in batch}
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
             answers[question][number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, question.passages[number])
         return [[by_number[number] for number in range(len(by_number))] for by_number in answers.values()]
 
-    def _ground(self, tenant: WholeTenant, encoded: list[Encoded], lengths: list[int]) -> Tensor:
-        tokens = np.concatenate([text.tokens for text in encoded])
-        if self._forest is None:
-            return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
-        whole = np.array(lengths)
-        addresses = self._forest.chain(tenant.domain, tenant.domain_version).lookup(tokens, whole).addresses
-        if len(bad := self._gatherer.broken(self._forest, addresses)):
-            raise Broken(f"{self._forest.name_of(int(bad[0]))} does not match its checksum: export the scheme again")
-        return self._gatherer.sums(self._forest, addresses, whole)
+    def _sent(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.int64)).to(self._device)
 
     def _slot(self, tenant: WholeTenant) -> Slot:
         slot = self._held.pop(tenant.id, None)
@@ -211,7 +186,7 @@ class WholeModels:
             slot = self._free.pop() if self._free else self._held.popitem(last=False)[1]
             try:
                 head = self._folder / "heads" / f"{tenant.weights}.safetensors"
-                slot.fill(self._body(tenant), head, self._keep_pages)
+                slot.fill(self._body(tenant), head)
             except BaseException:
                 self._free.append(slot)
                 raise

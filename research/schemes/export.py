@@ -1,8 +1,6 @@
-"""`hplm export --scheme`: serves the same tenants in another way, under the same name and with the same inputs and outputs.
+"""Exports a store in another scheme: the same tenants, under the same name and with the same inputs and outputs.
 
-    hplm                  this project: tables, shared upper layers, adapters
     adapter               no tables: all layers computed, shared, with adapters
-    plot                  no adapters: tables, and the upper half for each tenant
     shared                one BERT, a head for each tenant
     dedicated             one BERT for each tenant, each a Triton model of its own, `<backbone>-<tenant>`
     dedicated_inprocess   the same BERTs behind one Triton model, which keeps some in memory and reads the others when needed
@@ -18,7 +16,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.publish.export import SCHEME, Exported, export, refuse_loss, refuse_mixture
+from builder.publish.export import Exported, export, refuse_loss, refuse_mixture
 from builder.publish.model_configs import ServingOptions, check_options
 from builder.store.store import Store
 from hplm.engine.engine import INT8
@@ -29,12 +27,10 @@ from research.schemes.pretrained import pretrained
 from research.schemes.whole import WholeFolder
 
 FLAT = ("adapter", "shared")
-WHOLE = ("plot", "dedicated", "dedicated_inprocess", "compressed")
-SCHEMES = (SCHEME, *FLAT, *WHOLE)
+WHOLE = ("dedicated", "dedicated_inprocess", "compressed")
 NOTES = {
     "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",
     "shared": "All layers are the pretrained ones; heads were trained for other bodies.",
-    "plot": "Every tenant's upper half is the shared one, a copy each; heads were trained with adapters.",
     "dedicated": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
     "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
     "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
@@ -52,13 +48,11 @@ def export_scheme(
     while_served: bool = False,
 ) -> Exported:
     """Exports a store in another scheme. `resident`: models that a scheme without sharing keeps in memory."""
-    if scheme not in SCHEMES:
-        raise InvalidInput(f"unknown scheme {scheme!r}: choose {', '.join(SCHEMES)}")
+    if scheme not in NOTES:
+        raise InvalidInput(f"unknown scheme {scheme!r}: choose {', '.join(NOTES)}")
     if resident < 1:
         raise InvalidInput(f"--resident {resident}: give 1 or more, because a model must be in memory to run")
     refuse_mixture(repository, store.config.name, scheme)
-    if scheme == SCHEME:
-        return export(store, repository, options, replace, while_served)
     if scheme in FLAT:
         return _export_flat(store, repository, options, scheme, replace, while_served)
     return _export_whole(store, repository, options, scheme, resident, replace)
@@ -68,9 +62,8 @@ def _export_flat(
     store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool, while_served: bool
 ) -> Exported:
     repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=".scheme-", dir=repository
-    ) as scratch:  # on the repository's file system, for hard links
+    # The scratch folder is on the repository's file system, for hard links.
+    with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:
         flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
         exported = export(flat, repository, options, replace, while_served)
     config = repository / exported.backbone / "config.pbtxt"
@@ -90,22 +83,17 @@ def _export_whole(
     served = _served(repository, name)
     if not replace:
         refuse_loss(repository, served, tenants)
-    tables = store.branches() if scheme == "plot" else []
-    if scheme == "plot":
-        config, upper, words = store.config, store.upper(), None
-    else:
-        whole = pretrained(store)
-        if scheme == "compressed":
-            whole = whole.shorter(max(1, whole.config.upper_layers // 2))
-        config, upper, words = whole.config, whole.upper, whole.lower.words.weight
-    folder = WholeFolder(store, config, scheme, NOTES[scheme], options)
+    model = pretrained(store)
+    if scheme == "compressed":
+        model = model.shorter(max(1, model.config.upper_layers // 2))
+    folder = WholeFolder(store, model, scheme, NOTES[scheme], resident, options)
     groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
-    for model, mine in groups.items():
-        shutil.rmtree(repository / model, ignore_errors=True)
-        folder.write(repository / model, mine, upper, words, resident, tables)
+    for own, mine in groups.items():
+        shutil.rmtree(repository / own, ignore_errors=True)
+        folder.write(repository / own, mine)
     for left in {path for path in served.values() if path.name not in groups}:
         shutil.rmtree(left)
-    return Exported(name, len(tenants), len(tables), repository / next(iter(groups)))
+    return Exported(name, len(tenants), 0, repository / next(iter(groups)))
 
 
 def _refuse_others(options: ServingOptions, scheme: str) -> None:

@@ -1,4 +1,4 @@
-"""`dedicated`, `dedicated_inprocess`, `compressed` and `plot`: each tenant has a copy of all layers above words or tables."""
+"""`dedicated`, `dedicated_inprocess` and `compressed`: each tenant has a copy of all layers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import torch
 from builder.publish.export import copy_file
 from builder.publish.model_configs import MAX_TEXTS, ServingOptions
 from builder.store.store import Store, TenantFile, written_folder
-from hplm.model.config import BackboneConfig
-from hplm.model.stacks import UpperStack
 from hplm.model.weights import save_weights
-from hplm.plot.branch import Branch
 from research.baselines.body import Body, weights_of_linear
 from research.baselines.models import WholeConfig, WholeTenant
+from research.schemes.pretrained import Pretrained
 
 _CONFIG = Template("""\
-# $name: a baseline, scheme $scheme, exported by `hplm export --scheme`. $note
+# $name: a baseline, scheme $scheme, exported by `python -m research.schemes`. $note
 name: "$name"
 backend: "hplm_whole"
 max_batch_size: $max_texts
@@ -49,44 +47,31 @@ parameters { key: "threads"       value { string_value: "$threads" } }       # 0
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_requests" value { string_value: "$queue_requests" } }  # more than these are refused: [queue_full]
 parameters { key: "resident"      value { string_value: "$resident" } }      # models kept in memory; others are read over them
-parameters { key: "page_cache"    value { string_value: "true" } }           # false: other models are read from the disk
 """)
 
 
 class WholeFolder:
     """Writes folders of Triton models: the files that `research.baselines.models` reads, and `config.pbtxt`."""
 
-    def __init__(self, store: Store, config: BackboneConfig, scheme: str, note: str, options: ServingOptions) -> None:
-        self._store = store
-        self._config = config
+    def __init__(self, store: Store, model: Pretrained, scheme: str, note: str, resident: int, options: ServingOptions) -> None:
+        self._store, self._model = store, model
         self._scheme, self._note = scheme, note
-        self._options = options
+        self._resident, self._options = resident, options
         self._body: Path | None = None
 
-    def write(
-        self,
-        target: Path,
-        tenants: Sequence[TenantFile],
-        upper: UpperStack,
-        words: torch.Tensor | None,
-        resident: int,
-        tables: Sequence[Branch] = (),
-    ) -> None:
+    def write(self, target: Path, tenants: Sequence[TenantFile]) -> None:
         """Writes a model folder. The bodies of all tenants are equal, also in the next model: one file with hard links."""
         with written_folder(target) as model:
             folder = model / "1"
             (folder / "bodies").mkdir(parents=True)
             (folder / "heads").mkdir()
-            self._config.save(folder / "backbone.json")
+            self._model.config.save(folder / "backbone.json")
             copy_file(self._store.folder / "tokenizer.json", folder / "tokenizer.json")
-            for branch in tables:
-                for file in sorted((self._store.folder / "plot" / branch.folder).iterdir()):
-                    copy_file(file, folder / "plot" / branch.folder / file.name)
             first = self._body
             for tenant in tenants:
                 body = folder / "bodies" / f"{tenant.id}.safetensors"
                 if first is None:
-                    save_weights(_body_weights(self._config, upper, words), body)
+                    save_weights(_body_weights(self._model), body)
                 else:
                     copy_file(first, body)
                 first = first or body
@@ -94,18 +79,13 @@ class WholeFolder:
                 weights = {name: tensor.float() for name, tensor in head.items()}
                 save_weights(weights, folder / "heads" / f"{tenant.id}.safetensors")
             listed = tuple(
-                WholeTenant(
-                    tenant.id, tenant.version, tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels),
-                    tenant.head_function, tenant.id,
-                )
-                for tenant in tenants
-            )  # fmt: skip
-            WholeConfig(self._scheme, self._note, tuple(tables), listed).save(folder)
-            text = self._config_text(target.name, resident)
-            (model / "config.pbtxt").write_text(text, "utf-8")
+                WholeTenant(one.id, one.version, one.task, tuple(one.labels), one.head_function, one.id) for one in tenants
+            )
+            WholeConfig(self._scheme, self._note, listed).save(folder)
+            (model / "config.pbtxt").write_text(self._config_text(target.name), "utf-8")
         self._body = target / "1" / "bodies" / f"{tenants[0].id}.safetensors"
 
-    def _config_text(self, name: str, resident: int) -> str:
+    def _config_text(self, name: str) -> str:
         return _CONFIG.substitute(
             name=name,
             scheme=self._scheme,
@@ -116,14 +96,13 @@ class WholeFolder:
             threads=self._options.threads,
             batch_tokens=self._options.batch_tokens,
             queue_requests=self._options.queue_texts,
-            resident=resident,
+            resident=self._resident,
         )
 
 
-def _body_weights(config: BackboneConfig, upper: UpperStack, words: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    weights = {f"upper.{name}": tensor for name, tensor in upper.state_dict().items()}
-    if words is not None:
-        weights["words.weight"] = words
+def _body_weights(model: Pretrained) -> dict[str, torch.Tensor]:
+    weights = {f"upper.{name}": tensor for name, tensor in model.upper.state_dict().items()}
+    weights["words.weight"] = model.lower.words.weight
     with torch.device("meta"):
-        turned = weights_of_linear(Body(config, words is not None))
+        turned = weights_of_linear(Body(model.config))
     return {name: (tensor.t() if name in turned else tensor).float() for name, tensor in weights.items()}

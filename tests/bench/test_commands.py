@@ -7,17 +7,14 @@ import math
 import re
 import subprocess
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from typing import get_args
 
 import pytest
 
 import bench
-from bench.options import whole_numbers
 from bench.rows import Size
 from hplm.cli.main import main
-from research.comparison import compare
 from testing.random_store import SIZES
 from tests.support.message import mentions
 
@@ -33,8 +30,6 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "plot": "lookup_us gather_us cold_to_pread found.root",
     "schedule": "rates.3.0 overhead_share decoders.capacity_per_s",
     "serve --tenants 2 4": "added_over_noop_ms share_of_bound most_to_least.req_per_s",
-    "tcb": "rows.4.DAS.utility slots.chosen",
-    "timeline": "overlap",
     "training": "tables_ms share_of_whole",
 }
 
@@ -94,7 +89,6 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("generate --parts luck", ["--parts", '"luck"']),
         ("overload --packings dense", ["'dense'"]),
         ("schedule --promise-ms 0 1", ["--promise-ms", "0.0"]),
-        ("tcb --picture x.foo", ["--picture x.foo"]),
         ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
         ("cluster --only dance", ["--only", '"dance"']),
         ("cascade --drop -1", ["--drop"]),
@@ -106,20 +100,3 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
 def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str], given: str, named: list) -> None:
     assert main(["bench", *given.split()]) == 1
     assert mentions(capsys.readouterr().err, *named)
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [("--budget 0", ["--budget 0"]), ("--lengths normal:20,20,3,600", ["--lengths 600"]), ("--lengths 2", ["--lengths 2"])],
-)
-def test_a_comparison_refuses_impossible_options_too(given: str, named: list) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        compare.main(given.split())
-    assert mentions(refusal.value, *named)
-
-
-def test_several_numbers_are_read() -> None:
-    assert whole_numbers("1,10,100") == [1, 10, 100]
-    for nonsense in ("10,0", "many", "1,,2", "-3"):
-        with pytest.raises(ArgumentTypeError, match=repr(nonsense)):
-            whole_numbers(nonsense)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hplm.cli.main import main, parser
+from research.schemes.__main__ import main as export_scheme
 from tests.support.message import mentions
 
 ECHO = """
@@ -82,7 +83,6 @@ def test_a_command_that_cannot_be_loaded_is_listed_and_says_why(installed, capsy
         ("bench", "bench", ["`bench`", "pip install -e '.[bench]'"]),
         ("bench", "bench serve --size minilm --json", ["`bench`", "pip install -e '.[bench]'"]),
         ("bench", "bench --help", ["`bench`", "pip install -e '.[bench]'"]),
-        ("research", "export --scheme plot --repository x --store STORE", ["'plot'", "`research`", "pip install"]),
         ("research", "evaluate --against plot --id acme --test x --store STORE", ["'plot'", "`research`", "pip install"]),
     ],
 )
@@ -95,9 +95,9 @@ def test_without_its_package_a_command_or_scheme_says_how_to_install_it(toy, mon
 
 
 def test_a_repository_has_a_backbone_in_one_scheme_only(toy, tmp_path, capsys):
-    export = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path)]
-    assert main([*export, "--scheme", "shared"]) == 0
-    assert main(export) == 1
+    folders = ["--store", str(toy.store.folder), "--repository", str(tmp_path)]
+    assert export_scheme(["shared", *folders]) == 0
+    assert main(["export", *folders]) == 1
     assert "scheme 'shared'" in capsys.readouterr().err
 
 

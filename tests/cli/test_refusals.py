@@ -87,7 +87,6 @@ STORES = [
     ("verify --store {tmp} --state {tmp}", ["--state", "--repository"]),
     ("verify {exported} --state {tmp}/mistyped", ["{tmp}/mistyped"]),
     ("export --store {tmp} --repository {tmp}/r", ["{tmp}", "hplm build root"]),
-    ("export {store} --repository {tmp}/r --scheme bert", ["'bert'", "hplm", "adapter", "compressed"]),
     ("build tenant --store {tmp} --id a --task tag --train x", ["{tmp}", "hplm build root"]),
     ("build root --store {tmp}/s --model {tmp}/none --corpus {tmp}/notes.txt", ["{tmp}/none"]),
     ("build root {store} --model x --corpus y", ["--store"]),

@@ -32,7 +32,6 @@ class TritonPythonModel:
             batch_tokens=int(parameters["batch_tokens"]),
             device=device,
             dtype=resolve_dtype(parameters["dtype"], device),
-            keep_pages=parameters["page_cache"] == "true",
         )
         self._worker = Worker(self._models, int(parameters["queue_requests"]))
 

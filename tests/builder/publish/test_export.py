@@ -26,7 +26,6 @@ from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
-from research.schemes.export import export_scheme
 from testing.random_store import random_stack, random_store, random_tenants, random_values
 from testing.toy import CHAT, CONFIG, TENANTS
 from tests.support.message import mentioning, mentions
@@ -137,24 +136,22 @@ def test_stacks_are_exported_and_name_the_export(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "scheme, options, named",
+    "kind, options, named",
     [
-        *((scheme, {"batch_tokens": 10}, ["batch_tokens", 10, 64]) for scheme in ("hplm", "plot")),
-        *((scheme, {"deadline_ms": -5.0}, ["'deadline_ms'", "'-5.0'"]) for scheme in ("hplm", "plot")),
+        ("hplm", {"batch_tokens": 10}, ["batch_tokens", 10, 64]),
+        ("hplm", {"deadline_ms": -5.0}, ["'deadline_ms'", "'-5.0'"]),
         ("hplm", {"packing": "dense"}, ["packing", "'dense'"]),
-        ("plot", {"device": "gpu"}, ["device", "'gpu'"]),
+        ("hplm", {"device": "gpu"}, ["device", "'gpu'"]),
         ("hplm", {"journal": "journal.jsonl"}, ["'journal'", "'journal.jsonl'"]),
-        ("dedicated_inprocess", {"dtype": "int8"}, ["'dedicated_inprocess'", "int8"]),  # whole models have 16 bits at least
         ("chat", {"dtype": "int8"}, ["int8"]),
         ("chat", {"cache_tokens": CHAT.positions - 1}, ["cache_tokens", CHAT.positions]),
         ("chat", {"cache_tokens": 255, "cache": "paged"}, ["cache_tokens", 256]),  # a block on CUDA
         ("chat", {"seats": 0}, ["seats"]),
     ],
 )
-def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, chat, tmp_path, scheme, options, named):
-    store, scheme = (chat, "hplm") if scheme == "chat" else (toy.store, scheme)
+def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, chat, tmp_path, kind, options, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        export_scheme(store, tmp_path, ServingOptions(**options), scheme)
+        export(chat if kind == "chat" else toy.store, tmp_path, ServingOptions(**options))
     assert not list(tmp_path.iterdir())
 
 

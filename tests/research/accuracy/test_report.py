@@ -82,6 +82,22 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     assert replace(report).home != report.home  # and stores of the old corpus are not continued
 
 
+@pytest.mark.parametrize("name", ["keep", "stored", "o1", "tenants-3"])
+def test_studies_cut_tables_pretrain_and_resample(report, name):
+    """Each case of these studies has another recipe, scheme or sample, so no two of its results are stored under one run."""
+    report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1])
+    study = report.studies[name]
+    report.run([study], at_a_time=1)
+    assert len(report.finished(study)) == report.size(study) == len(list(report.results))
+    recipes = [report._recipe(case) for case in study.cases]
+    for recipe in recipes:
+        table = report._stores.open(recipe).table(recipe.branch("toys"), 1).meta
+        assert table.dtype == recipe.dtype
+    assert {store.name for store in (report.home / "stores").iterdir()} == {
+        folder for recipe in recipes for folder in (recipe.store, recipe.whole.store)
+    }
+
+
 def made(task, case, seed, score):
     told = {"metric": "accuracy", "kind": "classify", "trained_on": 30}
     return {"task": task, "case": case, "seed": seed, "accuracy": score, **told}

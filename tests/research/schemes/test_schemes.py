@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from functools import partial
@@ -11,20 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import Broken, Draining, InvalidInput, NoTenant, QueueFull
 from research.baselines.models import WholeModels
 from research.baselines.worker import Worker
-from research.schemes.export import SCHEMES, export_scheme
+from research.schemes.__main__ import main
+from research.schemes.export import NOTES, export_scheme
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-WITHOUT_TABLES = ("dedicated", "dedicated_inprocess", "compressed")
 OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
 RNG = random.Random(5)
 TEXTS = [random_text(RNG, 40) for _ in range(24)]
@@ -40,9 +42,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory):
 def repositories(bert, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     _, store = bert
     folder = tmp_path_factory.mktemp("repositories")
-    for scheme in SCHEMES:
+    for scheme in NOTES:
         export_scheme(store, folder / scheme, OPTIONS, scheme, resident=2)
-    return {scheme: folder / scheme for scheme in SCHEMES}
+    return {scheme: folder / scheme for scheme in NOTES}
 
 
 def open_models(repository: Path, room: int = 2, model: str = "tiny") -> WholeModels:
@@ -111,14 +113,6 @@ def test_adapters_work_on_the_upper_half_of_all_layers_and_change_answers(bert, 
     assert used == [False, False, True, True]
 
 
-def test_plot_equals_hplm_without_adapters(repositories) -> None:
-    reference = Reference.open(repositories["hplm"] / "tiny" / "1")
-    models = open_models(repositories["plot"])
-    asked = [(tenant, text) for text in TEXTS[:4] for tenant in ("beta", "city", "dune")]
-    for (tenant, text), logits in zip(asked, ask(models, asked), strict=True):
-        np.testing.assert_allclose(logits, reference.forward(text, tenant).numpy(), atol=2e-3)  # rows are in fp16
-
-
 def test_a_broken_body_fails_its_tenant_and_its_slot_is_used_again(bert, tmp_path) -> None:
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "dedicated_inprocess")
@@ -162,9 +156,36 @@ def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> 
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "shared")
     export_scheme(store, tmp_path, OPTIONS, "shared")  # exporting again is allowed
-    with pytest.raises(InvalidInput, match=mentioning("'shared'", "'hplm'", "--repository")):
-        export_scheme(store, tmp_path, OPTIONS, "hplm")
+    for repository, served, scheme in ((tmp_path, "shared", "adapter"), (repositories["dedicated"], "dedicated", "shared")):
+        with pytest.raises(InvalidInput, match=mentioning(repr(served), repr(scheme), "--repository")):
+            export_scheme(store, repository, OPTIONS, scheme)
     with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
-        export_scheme(store, repositories["dedicated"], OPTIONS, "hplm")
-    with pytest.raises(InvalidInput, match=mentioning("'bert'", "hplm", "dedicated")):
-        export_scheme(store, tmp_path / "x", OPTIONS, "bert")
+        refuse_mixture(repositories["dedicated"], "tiny")
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ("bert", ["'bert'", "adapter", "compressed"]),
+        ("plot", ["'plot'", "dedicated"]),
+        ("dedicated --resident 0", ["--resident", 0]),
+        ("dedicated_inprocess --dtype int8", ["'dedicated_inprocess'", "int8"]),  # whole models have 16 bits at least
+        ("compressed --slots 7", ["'compressed'", "slots"]),
+        ("dedicated --device gpu", ["device", "'gpu'"]),
+    ],
+)
+def test_schemes_and_options_that_cannot_serve_are_refused(bert, tmp_path, capsys, given, named) -> None:
+    _, store = bert
+    assert main([*given.split(), "--store", str(store.folder), "--repository", str(tmp_path)]) == 1
+    assert mentions(capsys.readouterr().err, *named)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_exports_a_scheme(bert, tmp_path, capsys) -> None:
+    _, store = bert
+    command = ["compressed", "--store", str(store.folder), "--repository", str(tmp_path), "--resident", "3", "--dtype", "fp32"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tenants"] == len(TENANTS)
+    models = open_models(tmp_path, room=3)
+    assert models.config.upper_layers == 2
+    assert '"compressed"' in (tmp_path / "tiny/config.pbtxt").read_text()

@@ -1,0 +1,31 @@
+"""Options of the research commands, which cyclopts reads from signatures and dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, get_args
+
+from cyclopts import Parameter, Token
+
+from hplm.errors import InvalidInput
+
+
+def with_commas(kind: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
+    """Reads several values: `4,16`."""
+    of = get_args(kind)[0]
+    return tuple(of(part) for token in tokens for part in token.value.split(","))
+
+
+SEVERAL = Parameter(converter=with_commas, n_tokens=1, negative=())
+FLAG = Parameter(negative=())
+JSON = Parameter("--json", negative=())
+FLAT = Parameter(name="*")
+
+
+def expect_numbers_above_zero(options: Any) -> None:
+    """Raises if a number in a dataclass of options, or in one of its tuples, is not finite and above 0."""
+    for name, value in asdict(options).items():
+        values = value if isinstance(value, tuple) else (value,)
+        if not values or not all(isinstance(one, str) or 0 < one < float("inf") for one in values):
+            raise InvalidInput(f"--{name.replace('_', '-')} {value}: give numbers above 0")

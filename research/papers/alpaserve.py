@@ -1,0 +1,170 @@
+"""The curves of AlpaServe's Figs. 4 to 9 and 12 to 17, simulated with the paper's profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bench.alpaserve import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
+from hplm.placement.baselines import baseline
+from hplm.placement.problem import Groups, Problem
+from hplm.placement.search import NothingFound, search
+from hplm.placement.servers import Serving
+from hplm.placement.simulation import simulate
+from hplm.placement.workload import power_law
+from research.papers.alpaserve_cuts import cut_curves
+from research.papers.curves import Curve
+
+Line = Callable[[Any], float | None]
+Two = tuple[Problem, Problem]  # what a placement is made for, and what comes
+BIG = "BERT-2.7B"
+NO_DEADLINE = 1e6
+UNIFORM = [1 / 8] * 8
+RATE, CV, DEADLINE = "rate", "cv", "slo_scale"
+AXES = {RATE: "rate", CV: "CV", DEADLINE: "deadline", "devices": "devices"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    given: Callable[[Any], Any]  # the problem with this number on the axis
+    numbers: Sequence[float]
+    lines: Mapping[str, Line]
+
+    def curves(self) -> dict[str, Curve]:
+        problems = {f"{number:g}": self.given(number) for number in self.numbers}
+        return {name: {number: line(problem) for number, problem in problems.items()} for name, line in self.lines.items()}
+
+    def quick(self) -> Figure:
+        return replace(self, numbers=self.numbers[1:3])
+
+
+def alpaserve_curves(seconds: float = 200.0, quick: bool = False) -> dict[str, dict[str, Curve]]:
+    """`seconds` of requests are simulated for each number."""
+    figures = figures_of(seconds)
+    simulated = {one.title: (one.quick() if quick else one).curves() for one in figures}
+    return dict(sorted((simulated | cut_curves()).items(), key=lambda one: _number(one[0])))
+
+
+def figures_of(seconds: float) -> list[Figure]:
+    def figure(
+        name: str, setting: Callable[..., Any], axis: str, numbers: Sequence[float], lines: Mapping[str, Line]
+    ) -> Figure:
+        return Figure(f"{name} by {AXES[axis]}", lambda number: setting(**{axis: number}), numbers, lines)
+
+    # 8 models with equal rates on 8 devices: replicas beside eight stages.
+    eight = partial(problem_of, [BIG] * 8, 8, rate=20.0, cv=3.0, slo_scale=NO_DEADLINE, seconds=seconds, seed=0, shares=UNIFORM)
+    means = {"replication": _mean_of("manual:1,1"), "8 stages": _mean_of("manual:8,1")}
+    shares = {"replication": _share_of("manual:1,1"), "8 stages": _share_of("manual:8,1")}
+    pipelines = {"replication": _mean_of("round-robin:1"), "pipelines": _mean_of_the_shortest_pipelines}
+    # As Table 2. No trace of Azure's functions is needed.
+    many = partial(problem_of, [BIG] * 24, devices=16, rate=20.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
+    placed = {"search": _searched, "clockwork": _share_of("clockwork:20"), "replication": _share_of("replication")}
+    # 4 models of 104B, which fit on 16 devices each: all ways to cut them, beside a search on machines of 32 devices.
+    large = partial(problem_of, models(PAPER["sets"]["S4"]), 64, rate=8.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
+    large = partial(large, a_machine=32)
+    cut = {"search": _searched} | {f"{cut} each": _share_of(f"manual:{cut}") for cut in ("16,1", "8,2", "4,4", "2,8")}
+    # Other requests come than those that placements were made for. Clockwork++ knows those that come.
+    changed = {
+        "search": lambda given: given[1].screen.attained(_groups(given[0])).share,
+        "clockwork": lambda given: _share_of("clockwork:20")(given[1]),
+        "replication": lambda given: given[1].screen.attained(baseline("replication", given[0]).groups).share,
+        "search, timely": lambda given: _served(given[1], _groups(given[0]), 1),
+    }
+    # 8 models on 8 devices with batches, and our own scheduler on the placement without batches.
+    small = partial(problem_of, ["BERT-1.3B"] * 8, 8, rate=32.0, cv=4.0, seconds=seconds, seed=0, shares=UNIFORM)
+    batched: dict[str, Line] = {f"batches of {most}": _batched(most) for most in (1, 2, 8)}
+    batched["timely, batches of 8"] = lambda problem: _served(problem, _groups(problem), 8)
+    # The 60 models of S3 on 64 devices.
+    kinds = models(PAPER["sets"]["S3"])
+    sixty = partial(problem_of, kinds, 64, rate=80.0, cv=4.0, slo_scale=5.0, seconds=seconds / 4, seed=0)
+    ablated = {"search": _searched, "greedy, 4 stages": _share_of("greedy:4"), "round robin": _share_of("round-robin:4")}
+
+    def with_memory(models_a_device: float) -> Problem:
+        return eight(device_bytes=models_a_device * PAPER["models"][BIG]["bytes"] * 1.001)
+
+    def two(**axis: float) -> Two:
+        """Draws each model's rate anew around the power law, and so the arrivals."""
+        planned, actual = (many(**{**axis, "seed": seed, "shares": _drawn_shares(24, seed)}) for seed in (1, 2))
+        return planned, actual
+
+    return [
+        Figure("Fig. 4: mean s by memory, in models a device", with_memory, (1, 2, 3, 4, 6, 8), pipelines),
+        figure("Fig. 5: mean s", eight, RATE, (5, 10, 15, 20, 25, 30), means),
+        figure("Fig. 6: mean s", eight, CV, (1, 2, 3, 4, 6, 8), means),
+        figure("Fig. 7: in time", eight, DEADLINE, (1.5, 2, 3, 5, 8, 12, 20), shares),
+        figure("Fig. 12: in time", many, "devices", (8, 12, 16, 24, 32), placed),
+        figure("Fig. 12: in time", many, RATE, (5, 10, 20, 40, 60), placed),
+        figure("Fig. 12: in time", many, CV, (1, 2, 4, 6, 8), placed),
+        figure("Fig. 12: in time", many, DEADLINE, (1, 2, 3, 5, 10), placed),
+        figure("Fig. 13: in time", large, RATE, (2, 4, 8, 12, 16), cut),
+        figure("Fig. 13: in time", large, CV, (1, 2, 4, 6, 8), cut),
+        figure("Fig. 13: in time", large, DEADLINE, (0.5, 1, 2.5, 5, 7.5), cut),
+        figure("Fig. 14: other requests come,", two, RATE, (5, 10, 20, 40), changed),
+        figure("Fig. 14: other requests come,", two, CV, (1, 2, 4, 6), changed),
+        figure("Fig. 14: other requests come,", two, DEADLINE, (1, 2, 3, 5, 10), changed),
+        figure("Fig. 15: in time, with batches,", small, DEADLINE, (2, 3, 5, 8, 12), batched),
+        figure("Fig. 17: in time", sixty, RATE, (40, 80, 120, 160, 200), ablated),
+        figure("Fig. 17: in time", sixty, CV, (1, 2, 4, 6, 8), ablated),
+    ]
+
+
+def _number(title: str) -> int:
+    """Returns the number of a figure: 8 of `Fig. 8a: ...`."""
+    return int("".join(letter for letter in title.partition(":")[0] if letter.isdigit()))
+
+
+def _drawn_shares(count: int, seed: int) -> list[float]:
+    drawn = power_law(count, EXPONENT) * np.random.default_rng(seed).lognormal(0, 0.5, count)
+    return (drawn / drawn.sum()).tolist()
+
+
+def _share_of(name: str) -> Line:
+    return lambda problem: baseline(name, problem).attained.share
+
+
+def _mean_of(name: str) -> Line:
+    return lambda problem: _seconds(baseline(name, problem).attained.mean_ms())
+
+
+def _mean_of_the_shortest_pipelines(problem: Problem) -> float | None:
+    """Returns the mean of the pipelines with the fewest stages that hold all models (Fig. 3b)."""
+    for stages in (1, 2, 4, 8):
+        found = baseline(f"round-robin:{stages}", problem)
+        if all(len(group.units) == len(problem.units) for group in found.groups):
+            return _seconds(found.attained.mean_ms())
+    return None
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
+
+
+def _searched(problem: Problem) -> float:
+    try:
+        return search(problem)[0].attained.share
+    except NothingFound:
+        return 0.0
+
+
+def _batched(most: int) -> Line:
+    return lambda problem: _searched(replace(problem, most_texts=most))
+
+
+def _groups(problem: Problem) -> Groups:
+    """Returns no groups where no placement is in time."""
+    try:
+        return search(problem)[0].groups
+    except NothingFound:
+        return ()
+
+
+def _served(problem: Problem, groups: Groups, most_texts: int) -> float:
+    """Returns the share of our scheduler and policy, with batches of so many texts."""
+    answering_ns = int(ASSUMED["dispatch_ms"] * 1e6)
+    serving = Serving(batch_tokens=most_texts * TOKENS, batch_texts=most_texts, batch_ns=0, answering_ns=answering_ns)
+    return simulate(groups, problem.profile, problem.trace, serving).share

@@ -1,0 +1,46 @@
+"""A server's journal as a trace, which chrome://tracing and ui.perfetto.dev open (HMI's Fig. 17)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hplm.errors import InvalidInput
+
+THREADS = {"prepare": "staging", "swap": "staging", "retrieve": "staging", "compute": "engine"}
+MICRO = 1e6
+
+
+def trace_of(journal: Path) -> dict[str, Any]:
+    """Returns the stages of each batch, and the time in which its requests were answered."""
+    spans: list[tuple[str, str, float, float]] = []  # thread, name, start and end in seconds
+    answers: dict[int, list[tuple[float, float]]] = {}
+    for number, line in enumerate(journal.read_text("utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            for stage, (start, end) in entry.get("stages", {}).items():
+                spans.append((str(THREADS.get(stage, stage)), f"{stage} {entry['batch']}", start, end))
+            if entry.get("computed"):
+                answers.setdefault(entry["batch"], []).append((entry["computed"], entry["answered"]))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidInput(f"{journal}, line {number}, is no line of a journal: {error!r}") from None
+    for batch, times in answers.items():
+        starts, ends = zip(*times, strict=True)
+        spans.append(("answering", f"answer {batch}", min(starts), max(ends)))
+    if not spans:
+        raise InvalidInput(f"{journal} has no batches: send requests to the server first")
+    first = min(start for _, _, start, _ in spans)
+    numbers = {thread: number for number, thread in enumerate(dict.fromkeys(thread for thread, *_ in spans), 1)}
+    names = [
+        {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": thread}}
+        for thread, number in numbers.items()
+    ]
+    times = [
+        {
+            "ph": "X", "pid": 1, "tid": numbers[thread], "name": name, "cat": name.split()[0],
+            "ts": round((start - first) * MICRO, 3), "dur": round((end - start) * MICRO, 3),
+        }
+        for thread, name, start, end in spans
+    ]  # fmt: skip
+    return {"traceEvents": names + times, "displayTimeUnit": "ms"}

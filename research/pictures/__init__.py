@@ -1,1 +1,0 @@
-"""The pictures of the docs: two diagrams, and charts of stored figures."""

@@ -1,0 +1,87 @@
+"""The papers' figures: their order is that of the papers, and each command ends with its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from research.papers.__main__ import main
+from research.papers.alpaserve_cuts import cut_curves
+from research.papers.tcb import Axes, simulated
+from tests.support.message import mentions
+
+
+@pytest.mark.slow
+def test_tcbs_order_of_packings_and_policies() -> None:
+    found = simulated(Axes(0.4, rows=(4, 16), row_tokens=(100,), slots=(1, 4), variances=(20,), rates=(0.5, 3.0)))
+    assert all(ratios["to_naive"] > ratios["to_turbo"] > 1 for ratios in found["to_concat"].values())
+    for axis in ("rows", "variances", "row_tokens"):
+        assert all(by_policy["DAS"]["utility"] > by_policy["FCFS"]["utility"] for by_policy in found[axis].values())
+
+
+def test_alpaserves_cuts_are_in_the_order_of_the_paper() -> None:
+    curves = cut_curves()
+    hops = curves["Fig. 8a: overhead of stages"]
+    assert 0 < hops["hops"]["8"] < hops["uneven cut"]["8"]
+    ways = "stages", "devices a stage", "replicas"
+    latency, throughput, memory = ([curves[title][way]["8"] for way in ways] for title in curves if title.startswith("Fig. 9"))
+    assert latency[1] < latency[2] < latency[0] and throughput[1] < throughput[0] < throughput[2]
+    assert memory[2] == pytest.approx(8 * memory[0])
+    for title, lines in curves.items():  # 32.9 % and 46.7 % less at 8 stages in the paper
+        if title.startswith("Fig. 16"):
+            assert lines["best cut"]["8"] < 0.7 * lines["equal cut"]["8"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", ["alpaserve", "tcb"])
+def test_a_paper_ends_with_its_figures_and_draws_them(paper: str, tmp_path: Path, capsys) -> None:
+    picture = tmp_path / "curves.svg"
+    assert main([paper, "--quick", "--json", "--picture", str(picture)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    if paper == "alpaserve":
+        titles = [title.partition(":")[0] for title in figures["curves"]]
+        wanted = "4 5 6 7 8a 8b 9a 9b 9c 12 12 12 12 13 13 13 14 14 14 15 16 16 17 17"
+        assert titles == [f"Fig. {number}" for number in wanted.split()]
+        assert all(len(curve) >= 2 for lines in figures["curves"].values() for curve in lines.values())
+    else:
+        assert figures["rows"]["4"]["DAS"]["utility"] > 0 and figures["slots"]["chosen"]
+    assert "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("tcb --picture x.foo", ["--picture x.foo"]),
+        ("tcb --deadlines-ms 5 1", ["--deadlines-ms", 5.0]),
+        ("tcb --rows 4,0", ["--rows"]),
+        ("alpaserve --seconds nan", ["--seconds"]),
+        ("timeline {tmp}/none --to {tmp}/trace", ["{tmp}/none"]),
+        ("timeline {tmp}/journal --to {tmp}/trace", ["{tmp}/journal", "line 2"]),
+    ],
+)
+def test_impossible_options_are_refused(given: str, named: list, tmp_path: Path, capsys) -> None:
+    (tmp_path / "journal").write_text('{"request": "a"}\n[]\n')
+    assert main(given.format(tmp=tmp_path).split()) == 1
+    assert mentions(capsys.readouterr().err, *(str(word).format(tmp=tmp_path) for word in named))
+
+
+def test_a_journal_becomes_a_trace(tmp_path: Path) -> None:
+    entries = [
+        {"batch": 7, "texts": 2, "stages": {"prepare": [1.0, 1.1], "swap": [1.1, 1.2], "compute": [1.3, 2]}},
+        {"request": "a", "computed": 2.0, "answered": 2.1, "batch": 7},
+        {"request": "b", "computed": 2.0, "answered": 2.3, "batch": 7},
+        {"request": "c", "computed": 0, "answered": 2.3, "batch": 0},  # refused
+    ]
+    (tmp_path / "journal").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert main(["timeline", str(tmp_path / "journal"), "--to", str(tmp_path / "trace.json")]) == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = [(threads[event["tid"]], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert spans == [
+        ("staging", "prepare 7", 0, pytest.approx(1e5)),
+        ("staging", "swap 7", pytest.approx(1e5), pytest.approx(1e5)),
+        ("engine", "compute 7", pytest.approx(3e5), pytest.approx(7e5)),
+        ("answering", "answer 7", pytest.approx(1e6), pytest.approx(3e5)),
+    ]
