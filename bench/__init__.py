@@ -7,26 +7,9 @@ recipe.
 from __future__ import annotations
 
 import argparse
-import ast
 from pathlib import Path
 
 from hplm.errors import HplmError, InvalidInput
-
-# These files are not benchmarks.
-SUPPORT = {
-    "__init__",
-    "alpaserve",
-    "claims",
-    "cold",
-    "decoders",
-    "machine",
-    "picture",
-    "place_served",
-    "rows",
-    "run",
-    "server",
-    "turns",
-}
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -39,14 +22,14 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    files = benchmarks()
+    known = benchmarks()
     name, *words = args.words or ["--help"]
     if name in ("--help", "-h"):
         print("usage: hplm bench WHAT [OPTIONS]\n\nMeasures this machine, beside baselines. WHAT --help shows its options.\n")
-        print("\n".join(f"  {name:12}{_about(file)}" for name, file in files.items()))
+        print("\n".join(f"  {name:12}{about}" for name, about in known.items()))
         return
-    if name not in files:
-        raise InvalidInput(f"there is no benchmark {name!r}: choose one of {', '.join(files)}")
+    if name not in known:
+        raise InvalidInput(f"there is no benchmark {name!r}: choose one of {', '.join(known)}")
     try:
         from bench.run import run
     except ModuleNotFoundError as error:
@@ -55,12 +38,11 @@ def _run(args: argparse.Namespace) -> None:
     args.status = run(name, words)
 
 
-def benchmarks() -> dict[str, Path]:
-    """Returns the files of the benchmarks by name."""
-    files = [file for folder in __path__ for file in Path(folder).glob("*.py")]
-    return {file.stem: file for file in sorted(files, key=lambda file: file.stem) if file.stem not in SUPPORT}
-
-
-def _about(file: Path) -> str:
-    """Returns what a benchmark says of itself in its first line, without importing it."""
-    return (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0].partition(": ")[2]
+def benchmarks() -> dict[str, str]:
+    """Returns what each benchmark says of itself, without importing it. The other files of the folder serve them."""
+    about = {}
+    for file in sorted(file for folder in __path__ for file in Path(folder).glob("*.py")):
+        begins, (first, *_) = f'"""`hplm bench {file.stem}`: ', file.read_text("utf-8").split("\n", 1)
+        if first.startswith(begins):
+            about[file.stem] = first.removeprefix(begins).removesuffix('"""')
+    return about

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.measuring.cluster_changes import change_figures, revoke_figures
-from bench.measuring.cluster_faults import kill_figures, roll_figures
-from bench.measuring.cluster_material import ClusterBench, make_material
-from bench.measuring.cluster_proxy import proxy_figures
-from bench.measuring.cluster_spread import limit_figures, spread_figures
+from bench.cluster_changes import change_figures, revoke_figures
+from bench.cluster_faults import kill_figures, roll_figures
+from bench.cluster_material import ClusterBench, make_material
+from bench.cluster_proxy import proxy_figures
+from bench.cluster_spread import limit_figures, spread_figures
 from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
 from hplm.errors import HplmError
 from loadtest.served_cluster import ServedCluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json as json_format
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,12 @@ from bench.rows import QUICK, Row, Rows
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
 
+SEVERAL = re.compile(r"\w+(,\w+)+")
+
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Returns the exit status: 1 if a figure misses its target."""
+    """Returns the exit status: 1 if a figure misses its target. Several values may stand apart or between commas."""
+    words = [part for word in words for part in (word.split(",") if SEVERAL.fullmatch(word) else [word])]
     function, app = of(name)
 
     @app.meta.default

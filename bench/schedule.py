@@ -12,8 +12,8 @@ import numpy as np
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from bench import schedule_cascades
 from bench.decoders import lengths_of
-from bench.measuring import schedule_cascades
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.promise import Promise

@@ -29,7 +29,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "pipeline": "pipelined synchronous",
     "plot": "lookup_us gather_us cold_to_pread found.root",
     "schedule": "rates.3.0 overhead_share decoders.capacity_per_s",
-    "serve --tenants 2 4": "added_over_noop_ms share_of_bound most_to_least.req_per_s",
+    "serve --tenants 2,4": "added_over_noop_ms share_of_bound most_to_least.req_per_s",
     "training": "tables_ms share_of_whole",
 }
 
@@ -67,6 +67,7 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
 
 def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
     (tmp_path / "slow.py").write_text(
+        '"""`hplm bench slow`: is slow."""\n'
         "from bench.rows import Row, benchmark\n@benchmark(most=2)\ndef slow(*, most: int = 1):\n"
         '    """Is slow."""\n    yield Row("share", 1.5, most=most)\n'
     )

@@ -12,9 +12,8 @@ import torch
 
 from bench import overload
 from bench.adapters import variants
+from bench.cascade_served import Poisson, label_in
 from bench.engine import batches_of, padding
-from bench.measuring.cascade_served import label_in
-from bench.measuring.cascade_traffic import Poisson
 from bench.place import PlaceBench, _fig2, _table2, highest_rate
 from bench.place_served import errors_of
 from bench.rows import Row, rows_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring.cascade_material import Cascaded, Material
+from bench.cascade_material import Cascaded, Material
 from builder.cascade.kept import Kept
 from builder.cascade.report.answers import Answers, pair_of, with_alpha
 from builder.cascade.report.outcomes import Outcome, points_between, points_lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.measuring.cluster_material import Material
+from bench.cluster_material import Material
 from loadtest.load import Load, Report, send
 from loadtest.served_cluster import ServedCluster
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from bench.measuring.cluster_material import Material, say
-from bench.measuring.cluster_traffic import requests_of, sent
+from bench.cluster_material import Material, say
+from bench.cluster_traffic import requests_of, sent
 from hplm.cluster.router import CONFIG, SOCKET, start_command
 from hplm.errors import HplmError
 from hplm.placement.workload import power_law

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from bench.measuring.cluster_material import Material, say
+from bench.cluster_material import Material, say
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
 from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, expected_answers

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring.cluster_material import TRAVELLER, Material, say
+from bench.cluster_material import TRAVELLER, Material, say
 from builder.publish.live import add_domain, add_tenant
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from bench.measuring.cluster_material import Material, say
-from bench.measuring.cluster_traffic import placed, sent
+from bench.cluster_material import Material, say
+from bench.cluster_traffic import placed, sent
 from loadtest.load import Load, Report
 from loadtest.served_cluster import ServedCluster
 
