@@ -5,7 +5,7 @@ not compete with whole windows: a form occurs at least as often as the windows t
 these have no row.
 
 A branch takes the same share of each level; what it lacks, its parent has. A root takes four times the share of shorter forms,
-because all domains fall back to them (research/findings/storage.md says how well other shares explain an unread text).
+because all domains fall back to them (research/findings/README.md says how well other shares explain an unread text).
 """
 
 from __future__ import annotations
