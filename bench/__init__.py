@@ -32,10 +32,11 @@ def _run(args: argparse.Namespace) -> None:
         raise InvalidInput(f"there is no benchmark {name!r}: choose one of {', '.join(known)}")
     try:
         from bench.run import run
+
+        args.status = run(name, words)
     except ModuleNotFoundError as error:
-        way_out = "run `pip install -c constraints.txt -e '.[bench]'` in the checkout"
-        raise HplmError(f"the package {error.name} is missing: {way_out}") from None
-    args.status = run(name, words)
+        way_out = "run `pip install -c constraints.txt -e '.[bench]' -e clients` in the checkout"
+        raise HplmError(f"the package {error.name} is missing: {way_out}") from error
 
 
 def benchmarks() -> dict[str, str]:
