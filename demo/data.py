@@ -6,16 +6,15 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from builder.store.resumable import replaced
-from demo.docstrings import read_definitions, without_cycle_collection
+from demo.docstrings import read_definitions
 from demo.documents import LONGEST, Asked, Document, is_seen, read_document, readable, shingles, split_documents
 from demo.domains import DOMAINS, Domain
 from demo.tasks import TASKS, Classified, DemoTask, Example, Names
@@ -23,7 +22,7 @@ from hplm.errors import HplmError
 
 SIZES = {"train": 2000, "dev": 300, "test": 500}
 MANIFEST = "demo.json"
-FORMAT = 2  # of the written files: raised when the same packages give other texts
+FORMAT = 3  # of the written files: raised when the same packages give other files
 
 NOT_WORDS = re.compile(r"\W+")
 
@@ -58,6 +57,27 @@ class DemoData:
         return [tenant for tenant in self.tenants if tenant.domain == domain.name]
 
 
+class File(NamedTuple):
+    """A source file. `area`: the first that lists it; empty for a file that is only in a corpus."""
+
+    domain: str
+    area: str
+    package: str
+    module: str
+    path: Path
+
+
+def source_files(domains: Sequence[Domain], further: bool = False) -> list[File]:
+    """Returns each file of a domain once."""
+    found: dict[tuple[str, Path], File] = {}
+    for domain in domains:
+        areas = {**domain.areas, "": domain.further if further else ()}
+        for area, source in ((area, source) for area, sources in areas.items() for source in sources):
+            for module, path in source.files():
+                found.setdefault((domain.name, path), File(domain.name, area, source.package, module, path))
+    return list(found.values())
+
+
 def write_demo_data(
     folder: Path,
     domains: Sequence[Domain] = DOMAINS,
@@ -72,31 +92,29 @@ def write_demo_data(
     """
     names = {domain.name: Names(domain.package_names) for domain in domains}
     documents: dict[str, list[Document]] = defaultdict(list)
-    beside: dict[str, list[Document]] = defaultdict(list)
-    with without_cycle_collection():
-        for place, area, path in tqdm(source_files(domains), "reading docstrings", unit="file", disable=not show_progress):
-            for definition in read_definitions(place.package, place.module, path):
-                names[place.domain].add(definition)
-                if definition.docstring:
-                    documents[place.domain].append(read_document(definition, area))
-        others = _further_files(domains) if further else []
-        for place, path in tqdm(others, "reading further docstrings", unit="file", disable=not (show_progress and others)):
-            for definition in read_definitions(place.package, place.module, path):
-                if definition.docstring:
-                    beside[place.domain].append(read_document(definition, place.package))
+    only_read: dict[str, list[Document]] = defaultdict(list)
+    for file in tqdm(source_files(domains, further), "reading docstrings", unit="file", disable=not show_progress):
+        for definition in read_definitions(file.package, file.module, file.path):
+            if file.area:
+                names[file.domain].add(definition)
+            if definition.docstring:
+                (documents if file.area else only_read)[file.domain].append(read_document(definition, file.area))
 
     splits = {domain.name: split_documents(documents[domain.name]) for domain in domains}
     examples = {task.tenant: _examples(task, splits[task.domain], names[task.domain]) for task in tasks}
-    asked = _asked(splits, examples)
+    # The root reads the corpora of all domains, so none may contain a dev or test text of any domain.
+    asked = Asked(one.text for own in (*splits.values(), *examples.values()) for split in ("dev", "test") for one in own[split])
     written: list[DemoDomain] = []
     tenants: list[DemoTenant] = []
     for domain in tqdm(domains, "writing demo data", unit="domain", disable=not show_progress):
         home = folder / domain.name
         home.mkdir(parents=True, exist_ok=True)
-        read = readable(splits[domain.name]["train"] + beside[domain.name], asked)
-        written.append(_write_corpus(home, domain, read))
+        corpus = readable(splits[domain.name]["train"] + only_read[domain.name], asked)
+        lines = (" ".join(document.text.split()[:LONGEST]) + "\n" for document in corpus)
+        (home / "corpus.txt").write_text("".join(lines), encoding="utf-8")
+        written.append(DemoDomain(domain.name, domain.packages, home / "corpus.txt", len(corpus)))
         own_tasks = [task for task in tasks if task.domain == domain.name]
-        tenants += [_write_tenant(home, task, examples[task.tenant], names[domain.name], sizes) for task in own_tasks]
+        tenants += [_write_tenant(home, task, examples[task.tenant], domain, sizes) for task in own_tasks]
     return DemoData(tuple(written), tuple(tenants))
 
 
@@ -105,63 +123,23 @@ def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = Fal
     written_as, manifest = {"sizes": dict(sizes), "further": further, "format": FORMAT}, folder / MANIFEST
     if not manifest.exists() or json.loads(manifest.read_text("utf-8")).get("written_as") != written_as:
         data = write_demo_data(folder, sizes=sizes, further=further)
+        text = json.dumps(
+            {"written_as": written_as, **asdict(data)}, default=lambda path: str(path.relative_to(folder)), indent=1
+        )
         with replaced(manifest) as temporary:
-            temporary.write_text(json.dumps({"written_as": written_as, **asdict(data)}, default=str, indent=1), "utf-8")
+            temporary.write_text(text, "utf-8")
     return data_of(folder)
 
 
 def data_of(folder: Path) -> DemoData:
-    """Returns the data that an earlier run has written."""
+    """Returns the data that an earlier run has written. The folder may have been moved since."""
     stored = json.loads((folder / MANIFEST).read_text("utf-8"))
-
-    def here(domain: str, file: str) -> Path:
-        """The folder may have been moved since."""
-        return folder / domain / Path(file).name
-
-    domains = (
-        DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": here(d["name"], d["corpus"])}) for d in stored["domains"]
+    for one in (*stored["domains"], *stored["tenants"]):
+        one |= {name: tuple(value) for name, value in one.items() if isinstance(value, list)}
+        one |= {name: folder / one[name] for name in ("corpus", *SIZES) if name in one}
+    return DemoData(
+        tuple(DemoDomain(**one) for one in stored["domains"]), tuple(DemoTenant(**one) for one in stored["tenants"])
     )
-    tenants = (
-        DemoTenant(**{**t, "labels": tuple(t["labels"]), **{split: here(t["domain"], t[split]) for split in SIZES}})
-        for t in stored["tenants"]
-    )
-    return DemoData(tuple(domains), tuple(tenants))
-
-
-class Place(NamedTuple):
-    domain: str
-    package: str
-    module: str
-
-
-def source_files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
-    """Returns each file of a domain once, with the first area that lists it."""
-    found: dict[Place, tuple[str, Path]] = {}
-    for domain in domains:
-        for area in domain.areas:
-            for source in area.sources:
-                for module, path in source.files():
-                    found.setdefault(Place(domain.name, source.package, module), (area.name, path))
-    return [(place, area, path) for place, (area, path) in found.items()]
-
-
-def _further_files(domains: Sequence[Domain]) -> list[tuple[Place, Path]]:
-    """Returns the further files that no area lists."""
-    known = {(place.domain, path) for place, _, path in source_files(domains)}
-    return [
-        (Place(domain.name, source.package, module), path)
-        for domain in domains
-        for source in domain.further
-        for module, path in source.files()
-        if (domain.name, path) not in known
-    ]
-
-
-def _write_corpus(home: Path, domain: Domain, documents: Sequence[Document]) -> DemoDomain:
-    corpus = home / "corpus.txt"
-    lines = (" ".join(document.text.split()[:LONGEST]) + "\n" for document in documents)
-    corpus.write_text("".join(lines), encoding="utf-8")
-    return DemoDomain(domain.name, domain.packages, corpus, len(documents))
 
 
 def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:
@@ -170,22 +148,18 @@ def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names
     earlier: set[str] = set()
     found: dict[str, list[Example]] = {}
     for split, documents in splits.items():
-        answered = _unseen((example for document in documents if (example := task.example(document, names))), texts)
-        held = [shingles(example.text) for example in answered]
-        found[split] = [example for example, own in zip(answered, held, strict=True) if not is_seen(own, earlier)]
-        earlier.update(*held)
+        answered = {}
+        for example in filter(None, (task.example(document, names) for document in documents)):
+            answered.setdefault(NOT_WORDS.sub(" ", example.text).strip().lower(), example)
+        fresh = [(example, shingles(example.text)) for words, example in answered.items() if words not in texts]
+        found[split] = [example for example, held in fresh if not is_seen(held, earlier)]
+        texts.update(answered)
+        earlier.update(*(held for _, held in fresh))
     return found
 
 
-def _asked(splits: Mapping[str, Mapping[str, list[Document]]], examples: Mapping[str, Mapping[str, list[Example]]]) -> Asked:
-    """Returns the dev and test texts. No corpus of any domain may contain them, because the root reads all corpora."""
-    of_documents = (one.text for own in splits.values() for split in ("dev", "test") for one in own[split])
-    of_examples = (one.text for own in examples.values() for split in ("dev", "test") for one in own[split])
-    return Asked(chain(of_documents, of_examples))
-
-
 def _write_tenant(
-    home: Path, task: DemoTask, examples: Mapping[str, list[Example]], names: Names, sizes: Mapping[str, int]
+    home: Path, task: DemoTask, examples: Mapping[str, list[Example]], domain: Domain, sizes: Mapping[str, int]
 ) -> DemoTenant:
     files: dict[str, Path] = {}
     counts: dict[str, Counter[str]] = {}
@@ -193,7 +167,7 @@ def _write_tenant(
         chosen = _sample(examples[split], size)
         if not chosen:
             raise HplmError(
-                f"demo tenant '{task.tenant}': the sources of {', '.join(sorted(names.packages))} contain no {split} "
+                f"demo tenant '{task.tenant}': the sources of {', '.join(domain.packages)} contain no {split} "
                 "examples: install these packages, and this Python, with their .py files"
             )
         files[split] = home / f"{task.tenant}.{split}.jsonl"
@@ -203,17 +177,6 @@ def _write_tenant(
     labels = tuple(sorted(counts["train"]))
     majority = max(counts["test"].values()) / counts["test"].total()
     return DemoTenant(task.tenant, task.domain, task.task, task.question, labels, **files, majority_share=majority)
-
-
-def _unseen(examples: Iterable[Example], seen: set[str]) -> list[Example]:
-    """Returns the examples without repeated texts, and adds their texts to `seen`. Case and punctuation do not matter."""
-    kept = []
-    for example in examples:
-        words = NOT_WORDS.sub(" ", example.text).strip().lower()
-        if words not in seen:
-            seen.add(words)
-            kept.append(example)
-    return kept
 
 
 def _sample(examples: Sequence[Example], size: int) -> list[Example]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import gc
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TypeGuard
 
 from hplm.errors import HplmError
 
@@ -48,11 +45,8 @@ class Definition:
     kind: str  # "module", "class", "function" or "method"
     docstring: str  # empty: none
     parameters: tuple[str, ...] = ()  # a class has those of its __init__; never self or cls
-    decorators: tuple[str, ...] = ()
-    returns_value: bool = False
-    is_async: bool = False
-    is_generator: bool = False  # yields in a statement of its own or in an assignment
-    is_stub: bool = False  # only a docstring, `pass`, `...` or a raise: subclasses implement it
+    is_property: bool = False
+    returns_value: bool | None = None  # None: not known of generators, and of stubs, which subclasses implement
 
     @property
     def name(self) -> str:
@@ -74,18 +68,6 @@ def package_folder(package: str) -> Path:
     )
 
 
-@contextmanager
-def without_cycle_collection() -> Iterator[None]:
-    """Stops Python's search for cycles. Syntax trees contain none, and the search takes a quarter of the reading time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def read_definitions(package: str, module: str, path: Path) -> list[Definition]:
     """Returns all definitions of a file, in its order. There are none if this Python cannot parse the file."""
     try:
@@ -95,45 +77,48 @@ def read_definitions(package: str, module: str, path: Path) -> list[Definition]:
     except (SyntaxError, ValueError):  # templates, and packages that carry files for other Pythons
         return []
     whole = Definition(package, module, "", "module", ast.get_docstring(tree) or "")
-    return [whole, *_definitions_in(tree.body, package, module, ())]
+    return [whole, *_definitions_in(tree.body, whole)]
 
 
-def _definitions_in(body: Iterable[ast.stmt], package: str, module: str, within: tuple[str, ...]) -> Iterator[Definition]:
+def _definitions_in(body: Iterable[ast.stmt], outer: Definition) -> Iterator[Definition]:
     for node in body:
-        if isinstance(node, ast.ClassDef):
-            path = (*within, node.name)
-            yield Definition(
-                package,
-                module,
-                ".".join(path),
-                "class",
-                ast.get_docstring(node) or "",
-                parameters=next((_parameters(item) for item in node.body if _is_init(item)), ()),
-                decorators=_decorators(node),
-            )
-            yield from _definitions_in(node.body, package, module, path)
-        elif isinstance(node, Function):
-            yield _function(node, package, module, within)
+        if isinstance(node, ast.ClassDef | Function):
+            found = _definition(node, outer)
+            yield found
+            if isinstance(node, ast.ClassDef):
+                yield from _definitions_in(node.body, found)
         elif isinstance(node, ast.If | ast.Try):  # definitions that depend on a version or a platform
             handlers = [item for handler in getattr(node, "handlers", ()) for item in handler.body]
-            yield from _definitions_in([*node.body, *handlers, *node.orelse], package, module, within)
+            yield from _definitions_in([*node.body, *handlers, *node.orelse], outer)
 
 
-def _function(node: Function, package: str, module: str, within: tuple[str, ...]) -> Definition:
-    statements = list(_statements(node.body))
-    return Definition(
-        package,
-        module,
-        ".".join((*within, node.name)),
-        "method" if within else "function",
+def _definition(node: ast.ClassDef | Function, outer: Definition) -> Definition:
+    found = Definition(
+        outer.package,
+        outer.module,
+        f"{outer.qualified_name}.{node.name}".lstrip("."),
+        "class",
         ast.get_docstring(node) or "",
-        parameters=_parameters(node),
-        decorators=_decorators(node),
-        returns_value=any(isinstance(item, ast.Return) and not _is_none(item.value) for item in statements),
-        is_async=isinstance(node, ast.AsyncFunctionDef),
-        is_generator=any(_is_yield(item) for item in statements),
-        is_stub=all(isinstance(item, ast.Pass | ast.Raise) or _is_constant(item) for item in node.body),
     )
+    if isinstance(node, ast.ClassDef):
+        inits = (item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
+        return replace(found, parameters=next(map(_parameters, inits), ()))
+    return replace(
+        found,
+        kind="function" if outer.kind == "module" else "method",
+        parameters=_parameters(node),
+        is_property=any(isinstance(item, ast.Name) and item.id == "property" for item in node.decorator_list),
+        returns_value=_returns_value(node),
+    )
+
+
+def _returns_value(function: Function) -> bool | None:
+    statements = list(_statements(function.body))
+    is_stub = all(isinstance(item, ast.Pass | ast.Raise) or _is_constant(item) for item in function.body)
+    if is_stub or any(isinstance(getattr(item, "value", None), ast.Yield | ast.YieldFrom) for item in statements):
+        return None
+    values = (item.value for item in statements if isinstance(item, ast.Return))
+    return any(not (value is None or (isinstance(value, ast.Constant) and value.value is None)) for value in values)
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -143,35 +128,17 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """
     for node in body:
         yield node
-        if not isinstance(node, Function | ast.ClassDef):
+        if not isinstance(node, ast.ClassDef | Function):
             for field in ("body", "orelse", "finalbody"):
                 yield from _statements(getattr(node, field, ()))
             for branch in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
                 yield from _statements(branch.body)
 
 
-def _is_yield(node: ast.stmt) -> bool:
-    return isinstance(getattr(node, "value", None), ast.Yield | ast.YieldFrom)
-
-
 def _parameters(function: Function) -> tuple[str, ...]:
     listed = function.args
     every = [*listed.posonlyargs, *listed.args, listed.vararg, *listed.kwonlyargs, listed.kwarg]
     return tuple(item.arg for item in every if item is not None and item.arg not in {"self", "cls"})
-
-
-def _decorators(node: Function | ast.ClassDef) -> tuple[str, ...]:
-    """Returns the dotted names of decorators without arguments: "property", "functools.cache"."""
-    calls = (item.func if isinstance(item, ast.Call) else item for item in node.decorator_list)
-    return tuple(ast.unparse(item) for item in calls)
-
-
-def _is_init(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
-    return isinstance(node, ast.FunctionDef) and node.name == "__init__"
-
-
-def _is_none(value: ast.expr | None) -> bool:
-    return value is None or (isinstance(value, ast.Constant) and value.value is None)
 
 
 def _is_constant(node: ast.stmt) -> bool:

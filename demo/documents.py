@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -74,16 +74,16 @@ def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
     for document in documents:
         if len(document.text.split()) >= SHORTEST:
             files[document.definition.package, document.definition.module].append(document)
-    filled: dict[tuple[str, str], int] = defaultdict(int)
-    chosen: dict[str, list[list[Document]]] = {split: [] for split in SPLITS}
+    chosen: dict[str, list[Document]] = {split: [] for split in SPLITS}
+    filled: Counter[tuple[str, str]] = Counter()
     # Large files first, so that the small files after them balance the shares.
     for _, members in sorted(files.items(), key=lambda item: (-len(item[1]), item[0])):
         area = members[0].area
         split = min(SPLITS, key=lambda name: filled[area, name] / SPLITS[name])
         filled[area, split] += len(members)
-        chosen[split].append(members)
+        chosen[split] += members
     seen: set[str] = set()
-    return {split: _unseen([one for members in chosen[split] for one in members], seen) for split in SPLITS}
+    return {split: _unseen(members, seen) for split, members in chosen.items()}
 
 
 class Asked:
@@ -123,7 +123,7 @@ def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
     return kept
 
 
-def is_seen(held: Set[str], seen: Set[str]) -> bool:
+def is_seen(held: set[str], seen: set[str]) -> bool:
     """Whether at least half of a text's shingles were seen before."""
     return 2 * len(held & seen) >= len(held)
 

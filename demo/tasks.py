@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -13,13 +13,10 @@ from demo.documents import LONGEST, SHORTEST, Document, bare
 LEAST_TAGGED = 0.08  # share of the words of a paragraph
 LONGEST_TAGGED = 40  # words; a tagged text has an answer for each word
 # In a sentence, these words and parameters of the same name look alike.
-EVERYDAY = frozenset(
-    {"a", "an", "and", "as", "at", "by", "for", "from", "if", "in", "is", "it", "name", "new", "not", "of", "on", "or"}
-    | {"other", "the", "this", "to", "type", "value", "with"}
-)
+EVERYDAY = re.compile("a|an|and|as|at|by|for|from|if|in|is|it|name|new|not|of|on|or|other|the|this|to|type|value|with")
 KIND_WORDS = ("class", "Class", "function", "Function", "method", "Method")
 NOTHING = re.compile(r"(?!)")
-BUILTIN_TYPES = frozenset({"bool", "bytes", "dict", "float", "int", "list", "None", "str", "tuple"})
+BUILTIN_TYPES = {"bool", "bytes", "dict", "float", "int", "list", "None", "str", "tuple"}
 MARKED = re.compile(r"[`*(\[]")
 CODE_NAME = re.compile(r"[A-Za-z]\w*(_\w|[a-z][A-Z])\w*")  # at least two words in snake case or camel case
 
@@ -84,31 +81,25 @@ def area(document: Document, names: Names) -> Classified | None:
 
 def kind(document: Document, names: Names) -> Classified | None:
     definition = document.definition
-    if definition.kind == "module" or "property" in definition.decorators:
+    if definition.kind == "module" or definition.is_property:
         return None
     return _classified(document.description, _any_of((definition.name, *KIND_WORDS)), definition.kind)
 
 
 def returns(document: Document, names: Names) -> Classified | None:
     definition = document.definition
-    asked = definition.kind in {"function", "method"} and not definition.name.startswith("__")
-    if not asked or definition.is_stub or definition.is_generator or "property" in definition.decorators:
+    if definition.returns_value is None or definition.is_property or definition.name.startswith("__"):
         return None
     return _classified(document.description, NOTHING, "value" if definition.returns_value else "nothing")
 
 
 def parameters(document: Document, names: Names) -> Tagged | None:
-    own = set(document.definition.parameters)
-    return _tagged(document, lambda word: "PARAM" if _names_parameter(word, own) else "O")
+    return _tagged(document, lambda word: "O")
 
 
 def code_names(document: Document, names: Names) -> Tagged | None:
-    own = set(document.definition.parameters)
-
     def tag(word: str) -> str:
         name = bare(word).rpartition(".")[2]
-        if _names_parameter(word, own):
-            return "PARAM"
         if name in BUILTIN_TYPES or (name in names.classes and (CODE_NAME.fullmatch(name) or MARKED.match(word))):
             return "TYPE"
         return "FUNCTION" if name in names.functions else "O"
@@ -128,20 +119,24 @@ def _any_of(names: tuple[str, ...], flags: int = 0) -> re.Pattern[str]:
 
 
 def _tagged(document: Document, tag: Callable[[str], str]) -> Tagged | None:
-    """Returns the paragraphs with enough tagged words, without the markup that would reveal code."""
+    """Returns the paragraphs with enough tagged words, without the markup that would reveal code.
+
+    The function's own parameters have the tag PARAM, and other words that of `tag`.
+    """
+    own = document.definition.parameters
+
+    def tag_of(word: str) -> str:
+        is_own = bare(word) in own and (not EVERYDAY.fullmatch(bare(word)) or MARKED.search(word))
+        return "PARAM" if is_own else tag(word)
+
     pairs: list[tuple[str, str]] = []
     for paragraph in document.paragraphs:
-        tagged = [(bare(word), tag(word)) for word in paragraph.split() if bare(word)]
+        tagged = [(bare(word), tag_of(word)) for word in paragraph.split() if bare(word)]
         if sum(found != "O" for _, found in tagged) >= LEAST_TAGGED * len(tagged):
             pairs += tagged
     tokens = tuple(word for word, _ in pairs[:LONGEST_TAGGED])
     tags = tuple(found for _, found in pairs[:LONGEST_TAGGED])
     return Tagged(tokens, tags) if len(tokens) >= SHORTEST and set(tags) != {"O"} else None
-
-
-def _names_parameter(word: str, own: Collection[str]) -> bool:
-    name = bare(word)
-    return name in own and (name not in EVERYDAY or bool(MARKED.search(word)))
 
 
 TASKS = (

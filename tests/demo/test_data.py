@@ -14,17 +14,15 @@ from demo import DemoData, write_demo_data
 from demo.data import MANIFEST, data_of, stored_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
-from demo.domains import Area, Domain
+from demo.domains import Domain
 from demo.tasks import TASKS
 from hplm.errors import HplmError
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
-SMALL = Domain(
-    "small",
-    tuple(Area(name, (Source(STANDARD_LIBRARY, (name,)),)) for name in ("asyncio", "email", "logging", "unittest")),
-)
+AREAS = {name: (Source(STANDARD_LIBRARY, (name,)),) for name in ("asyncio", "email", "logging", "unittest")}
+SMALL = Domain("small", AREAS)
 SMALL_TASKS = [replace(task, domain="small") for task in TASKS]
 SIZES = {"train": 60, "dev": 10, "test": 20}
 
@@ -47,12 +45,8 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def raw_texts(path: Path) -> list[str]:
+def texts(path: Path) -> list[str]:
     return [row["text"] if "text" in row else " ".join(row["tokens"]) for row in rows(path)]
-
-
-def texts(path: Path) -> set[str]:
-    return {re.sub(r"\W+", " ", text).strip().lower() for text in raw_texts(path)}
 
 
 def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(data, folder, tmp_path, monkeypatch) -> None:
@@ -64,7 +58,7 @@ def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(data, f
     assert files == {path.relative_to(again): path.read_bytes() for path in again.rglob("*.*") if path.name != MANIFEST}
     assert len(files) == 1 + 3 * len(SMALL_TASKS)
     monkeypatch.setattr("demo.data.write_demo_data", None)
-    assert stored_demo_data(again, SIZES) == first == data_of(again)
+    assert stored_demo_data(again, SIZES) == first == written(again)
     moved = data_of(again.rename(tmp_path / "moved"))
     assert all(file.exists() for tenant in moved.tenants for file in (tenant.train, tenant.dev, tenant.test))
     assert all(domain.corpus.exists() for domain in moved.domains)
@@ -81,14 +75,14 @@ def test_the_builder_can_read_the_files_and_no_text_is_in_two_splits(data: DemoD
                 assert set(row) == {"tokens", "tags"} and set(row["tags"]) <= set(tenant.labels)
                 assert len(row["tokens"]) == len(row["tags"]) <= 100
                 assert " ".join(row["tokens"]).split() == row["tokens"]
-        for one, other in combinations(map(texts, splits), 2):
-            assert one.isdisjoint(other)
+        plain = [{re.sub(r"\W+", " ", text).strip().lower() for text in texts(path)} for path in splits]
+        assert all(one.isdisjoint(other) for one, other in combinations(plain, 2))
 
 
 def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) -> None:
     """Neither training data nor corpora: here, one domain reads the sources of the other domain's test texts."""
-    kin = (source for area in SMALL.areas for source in area.sources)
-    reader = Domain("reader", (Area("json", (Source(STANDARD_LIBRARY, ("json",)),)),), tuple(kin))
+    kin = tuple(source for sources in AREAS.values() for source in sources)
+    reader = Domain("reader", {"json": (Source(STANDARD_LIBRARY, ("json",)),)}, kin)
     found = write_demo_data(tmp_path, [SMALL, reader], SMALL_TASKS, SIZES, show_progress=False, further=True)
     corpora = [domain.corpus.read_text(encoding="utf-8").splitlines() for domain in found.domains]
     assert [len(corpus) for corpus in corpora] == [domain.documents for domain in found.domains]
@@ -97,7 +91,7 @@ def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) ->
     for tenant in found.tenants:
         earlier: set[str] = set()
         for path in (tenant.train, tenant.dev, tenant.test):
-            held = [shingles(text) for text in raw_texts(path)]
+            held = [shingles(text) for text in texts(path)]
             assert not any(2 * len(own & earlier) >= len(own) for own in held), path
             if path != tenant.train:
                 assert not any(2 * len(own & line) >= len(own) for own in held for line in read), path
@@ -105,6 +99,6 @@ def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) ->
 
 
 def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -> None:
-    bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
+    bare = Domain("small", {"nothing": (Source(STANDARD_LIBRARY, ("no_such_module",)),)})
     with pytest.raises(HplmError, match=mentioning("'stdlib-area'", "stdlib", "train")):
         write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)

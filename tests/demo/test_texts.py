@@ -12,7 +12,7 @@ import pytest
 from demo.docstrings import Definition, Source, read_definitions
 from demo.documents import SPLITS, Asked, Document, read_document, readable, split_documents
 from demo.domains import DOMAINS
-from demo.tasks import TASKS, Classified, Names, Tagged, area, code_names, kind, parameters
+from demo.tasks import TASKS, Classified, Names, Tagged, area, code_names, kind, parameters, returns
 from hplm.errors import HplmError
 from tests.support.message import mentioning
 
@@ -29,14 +29,11 @@ class Shelf(Base):
 
     @property
     def width(self):
-        """How wide it is."""
         return self._width
 
     @functools.lru_cache(maxsize=8)
     def find(self, title, /, *rest, exact=False, **options):
         """Look for a book."""
-        def inner():
-            yield 1
         for book in self.books:
             if book.title == title:
                 return book
@@ -46,13 +43,13 @@ class Shelf(Base):
         raise NotImplementedError
 
     async def read(self):
-        """Reads aloud, page by page."""
         with self.open():
             while True:
                 yield self.page()
 
     def close(self):
-        """Ends without a value."""
+        def inner():
+            return 1
         return None
 '''
 NUMPY_STYLE = """Move the books to another shelf.
@@ -77,6 +74,7 @@ LENT = Definition(
     "method",
     "Lend a book of the bookshop, see lending.rules: the reader takes it home for a few weeks.",
     parameters=("reader", "a"),
+    returns_value=False,
 )
 
 
@@ -89,6 +87,8 @@ def test_every_kind_of_definition_is_found_in_order_without_running_the_file(tmp
     assert (found[""].docstring, found["Shelf.__init__"].docstring) == ("What this module is for.", "")
     assert found["Shelf.find"].parameters == ("title", "rest", "exact", "options")
     assert found["Shelf"].parameters == ("width", "depth")
+    assert [found[name].returns_value for name in methods] == [None, True, True, None, None, False]
+    assert [found[name].is_property for name in methods] == [False, True, False, False, False, False]
     (tmp_path / "old.py").write_text("print 'two'")  # of another version of the language
     assert read_definitions("bookshop", "old.py", tmp_path / "old.py") == []
     with pytest.raises(HplmError, match=mentioning("'no_such_package_of_ours'", "pip install")):
@@ -99,17 +99,18 @@ def document(text: str, module: str = "shelf.py", area: str = "books") -> Docume
     return read_document(Definition("bookshop", module, "move", "function", text), area)
 
 
+def sentence(number: int) -> str:
+    chance = random.Random(number)
+    return " ".join("".join(chance.choices("abcdefghij", k=6)) for _ in range(10))
+
+
 def test_code_rulers_and_directives_are_left_out() -> None:
     assert document(NUMPY_STYLE).paragraphs == (
         "Move the books to another shelf.",
         "Uses `carry` and leaves dust behind.",
         "Parameters books : list What to move.",
     )
-
-
-def sentence(number: int) -> str:
-    chance = random.Random(number)
-    return " ".join("".join(chance.choices("abcdefghij", k=6)) for _ in range(10))
+    assert document(NUMPY_STYLE).description == "Move the books to another shelf. Uses `carry` and leaves dust behind."
 
 
 def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
@@ -121,11 +122,9 @@ def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
     ]
     splits = split_documents(documents)
     modules = {split: {one.definition.module for one in members} for split, members in splits.items()}
-    assert set(splits) == set(SPLITS)
     assert all(modules[one].isdisjoint(modules[two]) for one in splits for two in splits if one != two)
-    sizes = {"train": 30, "dev": 10, "test": 10}
-    assert {split: Counter(one.area for one in members) for split, members in splits.items()} == {
-        split: {"0": size, "1": size} for split, size in sizes.items()
+    assert {split: Counter(one.area for one in splits[split]) for split in SPLITS} == {
+        split: {"0": size, "1": size} for split, size in (("train", 30), ("dev", 10), ("test", 10))
     }
 
 
@@ -143,33 +142,36 @@ def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_s
     assert other in kept and len(kept) == 2
 
 
-def asked(docstring: str = LENT.docstring, **facts: object) -> Document:
+def lent(docstring: str = LENT.docstring, **facts: object) -> Document:
     return read_document(replace(LENT, docstring=docstring, **facts), "lending")
 
 
-def test_a_text_does_not_say_its_label_and_words_are_tagged() -> None:
+def test_a_text_does_not_say_its_label() -> None:
     said = "The BookShop's lending.rules for readers and for books of theirs."
-    assert area(asked(said), NAMES) == Classified("The for readers and for books of theirs.", "lending")
+    assert area(lent(said), NAMES) == Classified("The for readers and for books of theirs.", "lending")
     said = "This method can lend books to readers; Lend them well, lend() fails else."
-    assert kind(asked(said), NAMES) == Classified("This can books to readers; Lend them well, fails else.", "method")
-    assert kind(asked(decorators=("property",)), NAMES) is None
-    assert kind(asked(kind="module"), NAMES) is None
+    assert kind(lent(said), NAMES) == Classified("This can books to readers; Lend them well, fails else.", "method")
+    assert returns(lent(said), NAMES) == Classified(said, "nothing")
+    assert returns(lent(said, returns_value=True), NAMES) == Classified(said, "value")
+    left_out = [kind(lent(kind="module"), NAMES), returns(lent(returns_value=None), NAMES)]
+    assert [*left_out, *(task(lent(is_property=True), NAMES) for task in (kind, returns))] == [None] * 4
+
+
+def test_words_are_tagged() -> None:
     said = "Lend `a` to the *reader*, a dear\none.\n\nNothing to be found in here."
-    assert parameters(asked(said), NAMES) == Tagged(
+    assert parameters(lent(said), NAMES) == Tagged(
         ("Lend", "a", "to", "the", "reader", "a", "dear", "one"),
         ("O", "PARAM", "O", "O", "PARAM", "O", "O", "O"),
     )
-    example = code_names(asked("A BookShelf for the reader (int) of `Clerk` or Clerk calls move_books()."), NAMES)
-    assert example is not None
-    words = ["A", "BookShelf", "for", "the", "reader", "int", "of", "Clerk", "or", "Clerk", "calls", "move_books"]
-    assert example.tokens == tuple(words)
-    tags = {"BookShelf": "TYPE", "reader": "PARAM", "int": "TYPE", "move_books": "FUNCTION"}
-    assert example.tags[words.index("Clerk")] == "TYPE"
-    assert all(tag == tags.get(word, "O") for word, tag in zip(words, example.tags, strict=True) if word != "Clerk")
+    example = code_names(lent("A BookShelf for the reader (int) of `Clerk` or Clerk calls move_books()."), NAMES)
+    assert example == Tagged(
+        ("A", "BookShelf", "for", "the", "reader", "int", "of", "Clerk", "or", "Clerk", "calls", "move_books"),
+        ("O", "TYPE", "O", "O", "PARAM", "TYPE", "O", "TYPE", "O", "O", "O", "FUNCTION"),
+    )
 
 
 def test_every_area_of_the_demo_has_files_and_every_domain_tenants() -> None:
     assert {task.domain for task in TASKS} == {domain.name for domain in DOMAINS}
     assert len({task.tenant for task in TASKS}) == len(TASKS) and {task.task for task in TASKS} == {"classify", "tag"}
-    for part in (part for domain in DOMAINS for part in domain.areas):
-        assert sum(len(source.files()) for source in part.sources) >= 5, part.name
+    for name, sources in (part for domain in DOMAINS for part in domain.areas.items()):
+        assert sum(len(source.files()) for source in sources) >= 5, name

@@ -1,0 +1,94 @@
+"""Serves what is built so far, asks it, and adds domains and tenants while it runs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from builder.publish.export import export
+from builder.publish.live import add_domain, add_tenant
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store
+from builder.training.tasks import training_task
+from demo.data import DemoTenant
+from hplm.errors import HplmError
+from hplm.server import TritonServer
+from hplm.tenants.manager import Manager
+from hplm.tenants.state import states_of
+from hplm_client import HplmClient
+
+QUESTIONS = 200  # of each tenant's test file
+SHOWN = 100  # characters of a text
+
+
+@dataclass(frozen=True)
+class Score:
+    tenant: DemoTenant
+    accuracy: float  # share of correct answers to texts (classify) or words (tag)
+    http_ms: float  # median latency of one text at a time
+    grpc_ms: float
+
+
+def live_server(store: Store, folder: Path) -> TritonServer:
+    """Exports the store into a folder, and returns a server whose tenants can change."""
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted demo
+    repository, state = folder / "repository", folder / "state"
+    export(store, repository, ServingOptions())
+    for own in states_of(repository, state):
+        own.begin()
+    return TritonServer(repository, state=state)
+
+
+def add_live(store: Store, folder: Path, tenant: DemoTenant) -> None:
+    """Adds a tenant, and before it its domain, to the running server, unless they are served."""
+    manager = Manager.open(folder / "repository", folder / "state")
+    served = manager.current()
+    if tenant.domain not in {branch.domain for branch in served.branches}:
+        add_domain(manager, store, tenant.domain)
+    if tenant.id not in {one.id for one in served.tenants}:
+        add_tenant(manager, store, tenant.id)
+        if late := manager.settle_now():
+            raise HplmError(f"tenant {tenant.id} was added, but {', '.join(late)} does not serve it: see its log")
+
+
+def first_answer(tenant: DemoTenant, http_url: str) -> str:
+    """Asks a tenant the first question of its test file. Returns the question and the answer as text."""
+    question = training_task(tenant.task).read(tenant.test).examples[0]
+    with HplmClient(http_url, protocol="http") as client:
+        answer = client.infer(question.text, tenant=tenant.id, truncate=True)
+
+    def said(labels: Sequence[str]) -> str:
+        if tenant.task == "classify":
+            return labels[0]
+        return ", ".join(f"{word} {label}" for word, label in zip(question.text.split(), labels, strict=True) if label != "O")
+
+    text = question.text if len(question.text) <= SHOWN else f"{question.text[:SHOWN]}..."
+    answered, expected = said([row.label for row in answer.rows]), said(question.labels)
+    return f"{tenant.id}: {tenant.question}\n  {text}\n  -> {answered or 'nothing'}; expected: {expected or 'nothing'}"
+
+
+def evaluate(tenants: Sequence[DemoTenant], http_url: str, grpc_url: str) -> list[Score]:
+    """Asks each tenant QUESTIONS questions of its test file, half over HTTP, half over gRPC."""
+    with HplmClient(http_url, protocol="http") as http, HplmClient(grpc_url, protocol="grpc") as grpc:
+        return [_score(tenant, {"http": http, "grpc": grpc}) for tenant in tqdm(tenants, "asking", unit="tenant")]
+
+
+def _score(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Score:
+    right = asked = 0
+    milliseconds: dict[str, list[float]] = {protocol: [] for protocol in clients}
+    for i, example in enumerate(training_task(tenant.task).read(tenant.test).examples[:QUESTIONS]):
+        protocol = "http" if i % 2 else "grpc"
+        start = time.perf_counter()
+        answer = clients[protocol].infer(example.text, tenant=tenant.id, truncate=True)
+        milliseconds[protocol].append((time.perf_counter() - start) * 1e3)
+        labels = [row.label for row in answer.rows]
+        right += sum(label == wanted for label, wanted in zip(labels, example.labels, strict=True))
+        asked += len(example.labels)
+    medians = {protocol: float(np.median(times)) for protocol, times in milliseconds.items()}
+    return Score(tenant, right / asked, medians["http"], medians["grpc"])

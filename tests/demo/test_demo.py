@@ -1,0 +1,47 @@
+"""The demo is built once for the same packages, and its tenants come while it is served."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+
+from builder.store.store import TenantFile
+from demo.building import fingerprint
+from demo.data import DemoTenant
+from demo.picture import draw, megabytes
+from demo.serving import add_live, evaluate, first_answer, live_server
+from testing.random_store import TOY, random_store, random_table, random_tenant, random_tenants
+
+
+@pytest.mark.parametrize(("package", "counts"), [("numpy", True), ("pytest", False), ("hypothesis", False)])
+def test_only_packages_that_the_demo_reads_count(monkeypatch: pytest.MonkeyPatch, package: str, counts: bool) -> None:
+    before, version = fingerprint("settings", further=False), importlib.metadata.version
+    assert before != fingerprint("other settings", further=False)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{version(name)}{'.9' if name == package else ''}")
+    assert (fingerprint("settings", further=False) != before) == counts
+
+
+@pytest.mark.slow
+def test_a_tenant_is_added_with_its_domain_while_another_is_served(tmp_path: Path) -> None:
+    store = random_store(tmp_path / "store", TOY, random_tenants(1, 4, 2))
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(json.dumps({"text": f"wb {text}", "label": f"label-{i}"}) + "\n" for i, text in enumerate("abcd")))
+    labels = ("label-0", "label-1")
+    tenants = [
+        DemoTenant(f"tenant-{i}", domain, "classify", "which?", labels, test, test, test, 0.5)
+        for i, domain in enumerate(("root", "late"))
+    ]
+    with live_server(store, tmp_path / "live") as server:
+        assert "-> label-" in first_answer(tenants[0], server.http_url)
+        random_table(store, "late", 1, ("root", 1), 500, seed=3)
+        random_tenant(store, TenantFile("tenant-1", 1, "late", 1, "classify", list(labels), 4), 0.3, seed=5)
+        for _ in range(2):  # what is served already stays as it is
+            add_live(store, tmp_path / "live", tenants[1])
+        scores = evaluate(tenants, server.http_url, server.grpc_url)
+    assert [score.tenant.id for score in scores] == ["tenant-0", "tenant-1"]
+    assert all(0 <= score.accuracy <= 1 and score.http_ms > 0 and score.grpc_ms > 0 for score in scores)
+    draw(scores, megabytes(store, scores), tmp_path / "demo.svg")
+    assert "tenant-1" in (tmp_path / "demo.svg").read_text("utf-8")
