@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import Layer, activation
 from hplm.model.stacks import UpperStack
-from hplm.tenants.snapshot import Tenant
-from testing.reference import Own, Reference
+from testing.reference import Reference, adapters_of
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,9 @@ class GenerativeReference:
         x = self._lower.lower_half([int(token) for token in tokens], tenant)
         if config.has_places:
             x = x + upper.positions.weight[: len(x)]
-        for layer, adapted in zip(upper.layers, self._adapters(tenant), strict=True):
+        for layer, adapted in zip(upper.layers, adapters_of(self.backbone, tenant.adapter, config.upper_layers), strict=True):
             x = self._through(layer, x, adapted)
         return _norm(x, upper.final_norm) @ upper.next_token.weight.T
-
-    def _adapters(self, tenant: Tenant) -> list[Own]:
-        if tenant.adapter is None:
-            return [Own(None, {})] * self.backbone.config.upper_layers
-        bank = self.backbone.bank(tenant.adapter.bank)
-        return [Own(bank.layout, weights) for weights in bank.weights(tenant.adapter)]
 
     def _through(self, layer: Layer, x: Tensor, adapted: Callable[[str, Tensor, Tensor], Tensor]) -> Tensor:
         config = self.backbone.config

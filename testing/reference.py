@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.model.eightbit import weight_levels
 from hplm.model.layer import activation
@@ -22,7 +23,7 @@ from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
-from hplm.tenants.level import FULL, Level
+from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
 
 
@@ -90,7 +91,7 @@ class Reference:
         if tenant.task == "span":
             return torch.cat([window.logits for window in self.windows(text, tenant_id, pair, truncate)])
         encoded = self._tokenizer.encode(text, pair, truncate)
-        logits = self._logits(encoded.tokens, encoded.segments, tenant)
+        logits, _ = self._computed(encoded.tokens, encoded.segments, tenant)
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
@@ -104,9 +105,9 @@ class Reference:
         tenant = self.backbone.view.snapshot.find(tenant_id)
         encoded, found, start = self._tokenizer.encode(text, pair, truncate, in_windows=True), [], 0
         for length in encoded.lengths.tolist():
-            window = range(start, start + length)
-            logits = self._logits(encoded.tokens[start : start + length], encoded.segments[start : start + length], tenant)
-            passage = [i for i in window if encoded.segments[i] == 1 and not encoded.special[i]]
+            window = slice(start, start + length)
+            logits, _ = self._computed(encoded.tokens[window], encoded.segments[window], tenant)
+            passage = [i for i in range(start, start + length) if encoded.segments[i] == 1 and not encoded.special[i]]
             found.append(PassageWindow(logits[[0, *(i - start for i in passage)]], encoded.offsets[passage].tolist()))
             start += length
         return found
@@ -117,34 +118,26 @@ class Reference:
     ) -> tuple[Tensor, Tensor]:
         """Returns what a level says of each token, and the attention that each receives. `kept`: the tokens that it reads."""
         tenant, encoded = self.backbone.view.snapshot.find(tenant_id), self._tokenizer.encode(text, pair)
-        return self._computed(encoded.tokens, encoded.segments, tenant, tenant.all_levels[number], kept)
-
-    def _logits(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant) -> Tensor:
-        """Returns what the head says of each token."""
-        return self._computed(tokens, segments, tenant, tenant.all_levels[-1])[0]
+        return self._computed(encoded.tokens, encoded.segments, tenant, number, kept)
 
     def _computed(
-        self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, level: Level, kept: list[int] | None = None
+        self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, number: int = -1, kept: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Returns what the head of a level says of each token, and the attention that each token receives."""
+        level = tenant.all_levels[number]
         config, upper = self.backbone.config, self._stacks[level.stack]
-        adapter = adapter_layout = None
-        if level.adapter is not None:
-            bank = self.backbone.bank(level.adapter.bank)
-            adapter_layout, adapter = bank.layout, bank.weights(level.adapter)
-
+        adapters = adapters_of(self.backbone, level.adapter, len(upper.layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = _norm(x, upper.norm)
         if kept is not None:
             x = x[kept]
         received = torch.zeros(len(x))
-        for i, layer in enumerate(upper.layers):
-            own = Own(adapter_layout, adapter[i] if adapter is not None else {})
+        for layer, own in zip(upper.layers, adapters, strict=True):
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
-            weights = _attention(query, key, config.heads)
-            received += weights.sum((0, 1))
-            seen = _seen(weights, value)
+            seen, attended = _attention(query, key, value, config.heads)
+            received += attended
             x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
             x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
@@ -247,22 +240,25 @@ class Own:
         return after + inner @ own["up"].T + own["up_bias"]
 
 
+def adapters_of(backbone: Backbone, record: Record | None, layers: int) -> list[Own]:
+    """Returns the adapter of each layer. Without a record, they change nothing."""
+    if record is None:
+        return [Own(None, {})] * layers
+    bank = backbone.bank(record.bank)
+    return [Own(bank.layout, weights) for weights in bank.weights(record)]
+
+
 def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
     """Returns the first token of each word of the text; None for a word without a token."""
     of_text = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 0 and not encoded.special[i]]
     return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 
-def _attention(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """Returns the weights: heads x the tokens that attend x those they attend to."""
-    tokens, width = query.shape
-    query, key = (part.view(tokens, heads, width // heads).transpose(0, 1) for part in (query, key))
-    return torch.softmax(query @ key.transpose(1, 2) / (width // heads) ** 0.5, dim=-1)
-
-
-def _seen(weights: Tensor, value: Tensor) -> Tensor:
-    heads, tokens, _ = weights.shape
-    return (weights @ value.view(tokens, heads, -1).transpose(0, 1)).transpose(0, 1).reshape(tokens, -1)
+def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Returns what each token reads from all tokens, and the attention that each token receives."""
+    query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in (query, key, value))
+    weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
+    return (weights @ value).transpose(0, 1).flatten(1), weights.sum((0, 1))
 
 
 def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
