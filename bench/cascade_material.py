@@ -28,7 +28,7 @@ from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
 from builder.tables.stack import StackOptions, build_stack
 from builder.training.tenant import build_tenant
-from demo.__main__ import fingerprint, minilm, named
+from demo.building import fingerprint, minilm, named
 from demo.data import DemoTenant, write_demo_data
 from demo.domains import STDLIB
 from demo.tasks import TASKS

@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from demo.__main__ import fingerprint, minilm, named
-from demo.building import BACKBONE
+from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
