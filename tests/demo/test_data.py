@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from demo import DemoData, write_demo_data
-from demo.data import MANIFEST, data_of, stored_demo_data
+from demo.data import MANIFEST, DemoData, data_of, stored_demo_data, write_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
 from demo.domains import Domain
