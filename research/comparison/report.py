@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.machine import in_words
-from builder.pictures import GRID, INK, OTHERS, OWN, save
 from hplm.errors import HplmError, InvalidInput
 from research.comparison.results import Results
 from research.comparison.schemes import COMPARED
+from research.curves import Curve, draw
 
 SCENARIOS = ("saturate", "slowdown", "steady", "burst")
 TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most_tenants": 100.0, "hplm_to_inprocess": 4.0}
@@ -27,9 +27,6 @@ NAMES = {
     "dedicated": "dedicated, Triton's model control", "dedicated_inprocess": "dedicated, one process",
     "compressed": "compressed, one process",
 }  # fmt: skip
-COLOURS: dict[str, str] = dict(
-    zip(("hplm", "dedicated", "dedicated_inprocess", "adapter", "compressed"), (OWN, *OTHERS), strict=True)
-)
 HEAD = """\
 # hPLMs beside dedicated models: measurements
 
@@ -40,20 +37,20 @@ work.
 """
 TITLES = {  # with what is measured
     "saturate": (
-        "Throughput", "Fig. 11, Table 2", "requests answered a second",
+        "Throughput", "Fig. 11, Table 2", "requests answered a second, by tenants",
         "Clients send a request when the last one is answered, for any of the tenants.",
     ),
     "slowdown": (
-        "What swapping models costs", "Fig. 3", "slow-down",
+        "What swapping models costs", "Fig. 3", "slow-down, by tenants",
         "One client sends a request when the last one is answered. The slow-down is the mean time of a request over that with "
         "the fewest tenants.",
     ),
     "steady": (
-        "Response time", "Fig. 12", "median response time, ms",
+        "Response time", "Fig. 12", "median response time in ms, by tenants",
         "Every tenant sends a request each 20 s. Time counts from the moment a request is due.",
     ),
     "burst": (
-        "Response times under a burst", "Fig. 13", "share of the requests answered by then",
+        "Response times under a burst", "Fig. 13", "share of requests answered, by ms since they were due",
         "250 users start, one every 0.05 s. Each sends a request every 1.2 s, even if the last one is not answered. A curve "
         "below 100 % has unanswered requests; median and 99 % leave these out.",
     ),
@@ -158,59 +155,29 @@ def _size(results: Results) -> str:
     return results.folder.name.rpartition("-")[0]
 
 
-def draw(results: Results, to: Path) -> list[Path]:
-    """Draws a chart of the scenario: a curve of each scheme over the tenants, or, of a burst, over the response times."""
-    scenario, name = results.settings()["scenario"], results.folder.name
+def draw_results(results: Results, to: Path) -> list[Path]:
+    """Draws a chart of the scenario, or of each number of tenants in a burst: a curve for each scheme."""
+    scenario, name, size = results.settings()["scenario"], results.folder.name, _size(results)
     title, _, label, _ = TITLES[scenario]
-    found = [one for one in _ordered(results) if one[0] in COMPARED]
-    if scenario == "burst":
-        pictures = []
-        for count in sorted({tenants for _, tenants, _ in found}):
-            curves = {
-                scheme: [
-                    (ms, percent / 100 * one["succeeded"] / one["offered"]) for percent, ms in enumerate(one["latency_ms"])
-                ]
-                for scheme, tenants, one in found
-                if tenants == count
-            }
-            pictures.append(to / f"{name}-{count}.svg")
-            _chart(pictures[-1], curves, f"{title}: {_size(results)}, {count:,} tenants", "ms since a request was due", label)
-        return pictures
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for scheme, tenants, one in found:
-        value = one["p50_ms"] if scenario == "steady" else one["req_per_s"]
-        if value:
-            curves.setdefault(scheme, []).append((tenants, value))
-    if scenario == "slowdown":
-        curves = {scheme: [(tenants, curve[0][1] / rate) for tenants, rate in curve] for scheme, curve in curves.items()}
-    _chart(to / f"{name}.svg", curves, f"{title}: {_size(results)}", "tenants", label, log=True)
-    return [to / f"{name}.svg"]
-
-
-def _chart(path: Path, curves: dict[str, list[tuple[float, float]]], title: str, x: str, y: str, log: bool = False) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for scheme, curve in curves.items():
-        width = 2.6 if scheme == "hplm" else 1.7
-        marker, color = "o" if log else "", COLOURS.get(scheme, "#8c8c8c")
-        axes.plot(*zip(*curve, strict=True), marker=marker, color=color, linewidth=width, label=NAMES.get(scheme, scheme))
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    if log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, loc="left", color=INK)
-    axes.grid(color=GRID, linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, loc="outside lower center", ncols=3)
-    save(figure, path)
+    charts: dict[Path, dict[str, dict[str, Curve]]] = {}  # by path, title and scheme
+    fewest: dict[str, float] = {}
+    for scheme, tenants, one in _ordered(results):
+        if scheme not in COMPARED:
+            continue
+        rate = one["req_per_s"]
+        path, of = to / f"{name}.svg", f"{label}: {size}"
+        if scenario == "burst":
+            path, of = to / f"{name}-{tenants}.svg", f"{label}: {size}, {tenants:,} tenants"
+            answered = one["succeeded"] / one["offered"] / 100
+            curve = {f"{ms:.3f}": percent * answered for percent, ms in enumerate(one["latency_ms"])}
+        elif scenario == "slowdown":
+            curve = {str(tenants): fewest.setdefault(scheme, rate) / rate} if rate else {}
+        else:
+            curve = {str(tenants): one["p50_ms"] if scenario == "steady" else rate or None}
+        charts.setdefault(path, {}).setdefault(of, {}).setdefault(NAMES[scheme], {}).update(curve)
+    for path, curves in charts.items():
+        draw(curves, title, path, log="x" if scenario == "burst" else "xy")
+    return list(charts)
 
 
 def make_report(results: Path, to: Path) -> list[str]:
@@ -222,7 +189,7 @@ def make_report(results: Path, to: Path) -> list[str]:
     machines = dict.fromkeys(f"Machine: {in_words(one.settings()['machine'])}." for one in found)
     page = [HEAD.strip(), *machines]
     for one in found:
-        page += [described(one), *(f"![{picture.stem}]({picture.name})" for picture in draw(one, to))]
+        page += [described(one), *(f"![{picture.stem}]({picture.name})" for picture in draw_results(one, to))]
     (to / "README.md").write_text("\n\n".join(page) + "\n", "utf-8")
     if (to / "results").resolve() != results.resolve():
         shutil.rmtree(to / "results", ignore_errors=True)

@@ -25,7 +25,8 @@ class Results:
         results = cls(folder)
         if (folder / SETTINGS).exists():
             given = json.loads(json.dumps(settings))  # as the file holds them: a tuple is a list there
-            differs = sorted(key for key, value in results.settings().items() if given.get(key) != value)
+            stored = results.settings()
+            differs = sorted(key for key in given.keys() | stored.keys() if given.get(key) != stored.get(key))
             if differs:
                 raise InvalidInput(
                     f"{folder} holds results that were measured with another {', '.join(differs)}: "
@@ -37,7 +38,11 @@ class Results:
         return results
 
     def settings(self) -> dict:
-        return json.loads((self.folder / SETTINGS).read_text("utf-8"))
+        stored = json.loads((self.folder / SETTINGS).read_text("utf-8"))
+        server = stored.pop("setup", {})  # where earlier versions kept those of the server
+        if "tenants" in server:
+            server["known_tenants"] = server.pop("tenants")
+        return {**server, **stored}
 
     def get(self, scheme: str, tenants: int) -> dict | None:
         return self._numbers.get({"scheme": scheme, "tenants": tenants})

@@ -76,5 +76,6 @@ class Comparison:
 
     def shared(self) -> dict[str, Any]:
         """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
-        mine = asdict(self) | {"known_tenants": max(self.tenants), "machine": machine()}
+        clients = 1 if self.scenario == "slowdown" else self.connections
+        mine = asdict(self) | {"connections": clients, "known_tenants": max(self.tenants), "machine": machine()}
         return {name: value for name, value in mine.items() if name not in ("tenants", "schemes")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,73 +14,65 @@ from cyclopts import App
 from bench.alpaserve import PAPER
 from builder.pictures import check_picture
 from hplm.errors import HplmError, InvalidInput
+from research.curves import Curves, draw, table_of
 from research.options import FLAG, FLAT, JSON
 from research.papers.alpaserve import alpaserve_curves
-from research.papers.curves import Curves, draw, table_of
 from research.papers.tcb import Axes, curves_of, simulated
 from research.papers.timeline import trace_of
 
 app = App(
     name="python -m research.papers", help=__doc__, help_format="plaintext", version_flags=[], result_action="return_value"
 )
-USUAL = Axes()
+
+
+@dataclass(frozen=True)
+class Output:
+    quick: Annotated[bool, FLAG] = False
+    "Little of everything: the figures mean nothing."
+    picture: Path | None = None
+    "Draw the figures into this file (.png, .svg, .pdf)."
+    as_json: Annotated[bool, JSON] = False
+    "End with one line of JSON."
+
+    def __post_init__(self) -> None:
+        if self.picture is not None:
+            check_picture(self.picture)
+
+    def show(self, figures: dict[str, Any], curves: Curves, title: str) -> None:
+        if self.picture is not None:
+            draw(curves, title, self.picture)
+        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(curves)}")
+
+
+USUAL, USUAL_AXES = Output(), Axes()
 
 
 @app.command
-def alpaserve(
-    *,
-    seconds: float = 200.0,
-    quick: Annotated[bool, FLAG] = False,
-    picture: Path | None = None,
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
+def alpaserve(*, seconds: float = 200.0, output: Annotated[Output, FLAT] = USUAL) -> None:
     """Simulates the curves of AlpaServe's Figs. 4 to 9 and 12 to 17. No V100 was used.
 
     Parameters
     ----------
     seconds
         Seconds of requests in each simulation.
-    quick
-        Little of everything: the figures mean nothing.
-    picture
-        Draw the curves into this file (.png, .svg, .pdf).
-    as_json
-        End with one line of JSON.
     """
     if not 0 < seconds < float("inf"):
         raise InvalidInput(f"--seconds {seconds}: give a number above 0")
-    _check(picture)
-    curves = alpaserve_curves(5.0 if quick else seconds, quick)
+    curves = alpaserve_curves(5.0 if output.quick else seconds, output.quick)
     source = f"simulated, with profiles of {PAPER['source']}"
-    _show({"source": source, "curves": curves}, curves, source, picture, as_json)
+    output.show({"source": source, "curves": curves}, curves, source)
 
 
 @app.command
-def tcb(
-    *,
-    axes: Annotated[Axes, FLAT] = USUAL,
-    quick: Annotated[bool, FLAG] = False,
-    picture: Path | None = None,
-    as_json: Annotated[bool, JSON] = False,
-) -> None:
+def tcb(*, axes: Annotated[Axes, FLAT] = USUAL_AXES, output: Annotated[Output, FLAT] = USUAL) -> None:
     """Simulates TCB's Figs. 9 to 13, 15 and 16.
 
     Packings by request rate and variance of the lengths; policies by B, L and variance; slots of a row; the share of a
     batch's time that a choice takes.
-
-    Parameters
-    ----------
-    quick
-        Little of everything: the figures mean nothing.
-    picture
-        Draw the figures into this file (.png, .svg, .pdf).
-    as_json
-        End with one line of JSON.
     """
-    _check(picture)
-    figures = simulated(axes.quick() if quick else axes)
-    _show(figures, curves_of(figures), "simulated, with the settings of TCB's paper", picture, as_json)
-    if not as_json:
+    figures = simulated(axes.quick() if output.quick else axes)
+    output.show(figures, curves_of(figures), "simulated, with the settings of TCB's paper")
+    if not output.as_json:
         print("\nhighest texts a second of concat over naive and turbo, and as TCB states them:")
         for name, one in figures["to_concat"].items():
             print(f"{name:24}{one['to_naive']:>10}{one['to_turbo']:>10}  {one['stated'] or ''}")
@@ -99,17 +92,6 @@ def timeline(journal: Path, /, *, to: Path) -> None:
     trace = trace_of(journal)
     to.write_text(json.dumps(trace) + "\n", "utf-8")
     print(f"{to}: {len(trace['traceEvents'])} events")
-
-
-def _check(picture: Path | None) -> None:
-    if picture is not None:
-        check_picture(picture)
-
-
-def _show(figures: dict[str, Any], curves: Curves, title: str, picture: Path | None, as_json: bool) -> None:
-    if picture is not None:
-        draw(curves, title, picture)
-    print(json.dumps(figures) if as_json else f"{title}\n\n{table_of(curves)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,8 +16,8 @@ from hplm.placement.search import NothingFound, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.workload import power_law
+from research.curves import Curve
 from research.papers.alpaserve_cuts import cut_curves
-from research.papers.curves import Curve
 
 Line = Callable[[Any], float | None]
 Two = tuple[Problem, Problem]  # what a placement is made for, and what comes

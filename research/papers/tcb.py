@@ -23,8 +23,8 @@ from hplm.scheduling.simulation.arrivals import Lengths, Stream
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from research.curves import Curve
 from research.options import FLAG, SEVERAL, expect_numbers_above_zero
-from research.papers.curves import Curve
 
 MEAN = 20
 BY_RATE = (64, 100)  # B and L of Figs. 9 to 12

@@ -24,7 +24,7 @@ from hplm.errors import InvalidInput
 from research.baselines.models import WholeConfig
 from research.schemes.flat import flat_store
 from research.schemes.pretrained import pretrained
-from research.schemes.whole import WholeFolder
+from research.schemes.whole import write_whole
 
 FLAT = ("adapter", "shared")
 WHOLE = ("dedicated", "dedicated_inprocess", "compressed")
@@ -86,11 +86,11 @@ def _export_whole(
     model = pretrained(store)
     if scheme == "compressed":
         model = model.shorter(max(1, model.config.upper_layers // 2))
-    folder = WholeFolder(store, model, scheme, NOTES[scheme], resident, options)
+    about, parameters, body = WholeConfig(scheme, NOTES[scheme], ()), {**asdict(options), "resident": resident}, None
     groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
     for own, mine in groups.items():
         shutil.rmtree(repository / own, ignore_errors=True)
-        folder.write(repository / own, mine)
+        body = write_whole(repository / own, store, model, mine, about, parameters, body)
     for left in {path for path in served.values() if path.name not in groups}:
         shutil.rmtree(left)
     return Exported(name, len(tenants), 0, repository / next(iter(groups)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
 import torch
 
 from builder.publish.export import copy_file
-from builder.publish.model_configs import MAX_TEXTS, ServingOptions
+from builder.publish.model_configs import MAX_TEXTS
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.model.weights import save_weights
 from research.baselines.body import Body, weights_of_linear
@@ -45,59 +45,47 @@ parameters { key: "device"        value { string_value: "$device" } }        # a
 parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
-parameters { key: "queue_requests" value { string_value: "$queue_requests" } }  # more than these are refused: [queue_full]
+parameters { key: "queue_requests" value { string_value: "$queue_texts" } }  # more than these are refused: [queue_full]
 parameters { key: "resident"      value { string_value: "$resident" } }      # models kept in memory; others are read over them
 """)
 
 
-class WholeFolder:
-    """Writes folders of Triton models: the files that `research.baselines.models` reads, and `config.pbtxt`."""
+def write_whole(
+    target: Path,
+    store: Store,
+    model: Pretrained,
+    tenants: Sequence[TenantFile],
+    about: WholeConfig,
+    parameters: Mapping[str, object],
+    body: Path | None = None,
+) -> Path:
+    """Writes a Triton model with these tenants: the files that `research.baselines.models` reads, and `config.pbtxt`.
 
-    def __init__(self, store: Store, model: Pretrained, scheme: str, note: str, resident: int, options: ServingOptions) -> None:
-        self._store, self._model = store, model
-        self._scheme, self._note = scheme, note
-        self._resident, self._options = resident, options
-        self._body: Path | None = None
-
-    def write(self, target: Path, tenants: Sequence[TenantFile]) -> None:
-        """Writes a model folder. The bodies of all tenants are equal, also in the next model: one file with hard links."""
-        with written_folder(target) as model:
-            folder = model / "1"
-            (folder / "bodies").mkdir(parents=True)
-            (folder / "heads").mkdir()
-            self._model.config.save(folder / "backbone.json")
-            copy_file(self._store.folder / "tokenizer.json", folder / "tokenizer.json")
-            first = self._body
-            for tenant in tenants:
-                body = folder / "bodies" / f"{tenant.id}.safetensors"
-                if first is None:
-                    save_weights(_body_weights(self._model), body)
-                else:
-                    copy_file(first, body)
-                first = first or body
-                _, head = self._store.tenant_weights(tenant)
-                weights = {name: tensor.float() for name, tensor in head.items()}
-                save_weights(weights, folder / "heads" / f"{tenant.id}.safetensors")
-            listed = tuple(
-                WholeTenant(one.id, one.version, one.task, tuple(one.labels), one.head_function, one.id) for one in tenants
-            )
-            WholeConfig(self._scheme, self._note, listed).save(folder)
-            (model / "config.pbtxt").write_text(self._config_text(target.name), "utf-8")
-        self._body = target / "1" / "bodies" / f"{tenants[0].id}.safetensors"
-
-    def _config_text(self, name: str) -> str:
-        return _CONFIG.substitute(
-            name=name,
-            scheme=self._scheme,
-            note=self._note,
-            max_texts=MAX_TEXTS,
-            device=self._options.device,
-            dtype=self._options.dtype,
-            threads=self._options.threads,
-            batch_tokens=self._options.batch_tokens,
-            queue_requests=self._options.queue_texts,
-            resident=self._resident,
+    The bodies of all tenants are equal, also in the next model: one file with hard links. `body`: the file, if it is written
+    already. Returns it.
+    """
+    with written_folder(target) as written:
+        folder = written / "1"
+        (folder / "bodies").mkdir(parents=True)
+        (folder / "heads").mkdir()
+        model.config.save(folder / "backbone.json")
+        copy_file(store.folder / "tokenizer.json", folder / "tokenizer.json")
+        for tenant in tenants:
+            own = folder / "bodies" / f"{tenant.id}.safetensors"
+            if body is None:
+                save_weights(_body_weights(model), own)
+            else:
+                copy_file(body, own)
+            body = body or own
+            _, head = store.tenant_weights(tenant)
+            save_weights({name: tensor.float() for name, tensor in head.items()}, folder / "heads" / own.name)
+        listed = tuple(
+            WholeTenant(one.id, one.version, one.task, tuple(one.labels), one.head_function, one.id) for one in tenants
         )
+        WholeConfig(about.scheme, about.note, listed).save(folder)
+        values = {"name": target.name, "scheme": about.scheme, "note": about.note, "max_texts": MAX_TEXTS, **parameters}
+        (written / "config.pbtxt").write_text(_CONFIG.substitute(values), "utf-8")
+    return target / "1" / "bodies" / f"{tenants[0].id}.safetensors"
 
 
 def _body_weights(model: Pretrained) -> dict[str, torch.Tensor]:

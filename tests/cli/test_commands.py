@@ -104,6 +104,6 @@ def test_a_repository_has_a_backbone_in_one_scheme_only(toy, tmp_path, capsys):
 def test_help_needs_no_heavy_import():
     """`hplm --help` answers at once, because commands import heavy packages only when they run."""
     code = """import sys; from hplm.cli.main import parser; parser()
-assert "bench.serve" in sys.modules
+assert "bench" in sys.modules
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.store import Store
@@ -19,10 +19,9 @@ from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes
-from testing.random_store import tokenizer_json
-from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.small_tenants import classified, paired, write
+from tests.research.schemes.checkpoints import save_bert
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -34,15 +33,7 @@ CLASSIFY = training_task("classify")
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("schemes")
-    (folder / "made.json").write_text(tokenizer_json(CONFIG.vocabulary))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=CONFIG.vocabulary, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.2,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder / "bert")
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder / "bert")
+    save_bert(folder / "bert")
     checkpoint = load_checkpoint(str(folder / "bert"), "tiny")
     config, tokenizer = checkpoint.config, checkpoint.tokenizer_json
     store = Store.create(folder / "store", str(folder / "bert"), config, tokenizer, *split(checkpoint))
