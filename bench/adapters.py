@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,7 +191,7 @@ def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[T
         base = torch.nn.Linear(hidden, hidden)
         # alpha = rank gives a scale of 1: our scale is already part of B.
         config = LoraConfig(r=rank, lora_alpha=rank)
-        module = Linear(base, names[0], config=config, r=rank, lora_alpha=rank)
+        module: Any = Linear(base, names[0], config=config, r=rank, lora_alpha=rank)
         for name, slot in zip(names, rows.slots.tolist(), strict=True):
             if name != names[0]:
                 module.update_layer(name, rank, rank, config=config)
