@@ -20,9 +20,9 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.server.stubs import size_of
-from loadtest.door import HOST, Door, front_door
 from loadtest.encode import http_request, infer_request
 from loadtest.load import Load, Report, send
+from loadtest.proxy import HOST, Proxy, reverse_proxy
 from loadtest.quiet import Noise, ask_beside, compared, finish, flooding, parser_of, quiet_load, said
 from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Abuse
 
@@ -38,7 +38,7 @@ ALIAS = "hplm"
 class Place:
     given: argparse.Namespace
     server: TritonServer
-    door: Door
+    door: Proxy
 
     @property
     def load(self) -> Load:
@@ -86,7 +86,7 @@ def measure(given: argparse.Namespace) -> dict[str, dict]:
         folder = Path(name)
         with (
             TritonServer(given.repository, log_file=folder / "triton.log") as server,
-            front_door(folder / "door", server.http_url, server.grpc_url, given.backbone) as door,
+            reverse_proxy(folder / "door", server.http_url, server.grpc_url, given.backbone) as door,
         ):
             place = Place(given, server, door)
             return {way: _measure(place, WAYS[way](place)) for way in given.ways}

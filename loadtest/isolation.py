@@ -26,10 +26,10 @@ from typing import Any
 
 from hplm.errors import HplmError
 from hplm.server import TritonServer, process_group
-from loadtest.door import HOST, front_door
 from loadtest.encode import infer_request
 from loadtest.load import Load, Report, send
 from loadtest.processor import Pids, ProcessorTime
+from loadtest.proxy import HOST, reverse_proxy
 from loadtest.quiet import (
     DEADLINE_MS,
     Noise,
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
             if given.door:
                 folder = Path(open_until_done.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
                 settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
-                opened = front_door(folder, addresses.http, addresses.grpc, given.backbone, **settings)
+                opened = reverse_proxy(folder, addresses.http, addresses.grpc, given.backbone, **settings)
                 door = open_until_done.enter_context(opened)
                 parts["door"] = lambda: [door.pid]
                 port = f"{HOST}:{door.port}"

@@ -23,7 +23,7 @@ import numpy as np
 from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.load import Load, Report, send
-from loadtest.served_copy import ServedCopy, add_options
+from loadtest.server import ServedCopy, add_options
 from loadtest.texts import standard_library
 
 CONNECTIONS = 64
@@ -62,11 +62,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
         folder = Path(place)
         (folder / "state").mkdir()
-        served = ServedCopy(args.repository, folder, folder / "state", args.backbone)
-        try:
+        with ServedCopy(args.repository, folder, folder / "state", args.backbone) as served:
             return _soak(served, args.minutes * 60, args.share)
-        finally:
-            served.stop()
 
 
 def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:

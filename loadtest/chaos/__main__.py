@@ -27,7 +27,7 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.served_copy import ServedCopy, add_options
+from loadtest.server import ServedCopy, add_options
 
 TENANTS = 8
 TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
         if INSIDE not in os.environ:
             stack.callback(shutil.rmtree, place, ignore_errors=True)
-        victim = ServedCopy(args.repository, folder, place, args.backbone)
-        stack.callback(victim.stop)
+        victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
         questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
         history = History(victim.address, victim.models, expected, args.clients)

@@ -23,7 +23,7 @@ from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES
 from loadtest.chaos.history import OK, REFUSED, Asker, Question
-from loadtest.served_copy import ENGINE, GUEST, SERVER, ServedCopy
+from loadtest.server import ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
 FLOOD = 300  # connections

@@ -15,10 +15,10 @@ import pytest
 from hplm.errors import HplmError
 from loadtest import generator
 from loadtest.connection import Connection
-from loadtest.door import make_certificate, missing_programs
 from loadtest.encode import http_request
 from loadtest.generator import main
 from loadtest.load import Load, Report, send
+from loadtest.proxy import make_certificate, missing_programs
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
 
