@@ -26,7 +26,7 @@ from hplm.errors import HplmError
 from hplm.server import process_group
 from hplm.server.stubs import stubs
 from hplm.tenants.knowledge import Knowledge
-from hplm.tenants.manager import Manager
+from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.state import EXPORTED_BANKS
 
 SERVER, ENGINE = "tritonserver", "engine"
@@ -92,7 +92,7 @@ class ServedCopy(Running):
         """`folder`: where the copy and the logs are written. `backbone`: its name, if the repository has several."""
         self.repository, self.state = folder / "repository", state
         shutil.copytree(original, self.repository)
-        self.folder = Manager.open(self.repository, state, backbone).folder
+        self.folder = exported_folder(self.repository, backbone)
         self.backbone, self.log = self.folder.parent.name, folder / "serve.log"
         ports = [word for service in ("http", "grpc", "metrics") for word in (f"--{service}-port", 0)]
         command = ["serve", "--repository", self.repository, "--state", state, *ports, "--log-file", self.log]

@@ -33,7 +33,7 @@ class Streams:
     text: str
     in_flight: int
     certificate: Path | None  # for TLS
-    seconds: float = 0.0
+    seconds: float = 10.0
 
     @property
     def limit_s(self) -> float:

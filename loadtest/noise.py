@@ -1,0 +1,201 @@
+"""The ways in which a noisy tenant, or strangers without a key, misbehave beside a quiet tenant."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.encode import http_request, infer_request
+from loadtest.load import Load, Report, send
+from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Strangers
+from loadtest.streams import Streams
+
+DEADLINE_MS = 500
+THROUGH_PROXY = 48  # connections: it lets an address have 64, of which earlier ones may still be closing
+MOST_ADDRESSES = 250
+CAPACITY_CONNECTIONS = 32
+IN_FLIGHT = 2.0  # connections of the overload, as a multiple of the requests that it sends within their deadline
+LONGEST = 100_000  # characters of a text that a server takes
+LARGEST_ALLOWED = 16 * 1024 * 1024 - 1024  # bytes of a text that the proxy lets through
+SLOW = (SILENT, SLOW_HEADERS, HALF_BODY)
+ALIAS = "hplm"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The addresses that clients use: the proxy's if there is one, else the server's."""
+
+    http: str
+    grpc: str
+    metrics: str
+    direct: str  # the server's HTTP
+    certificate: Path | None = None  # the proxy's
+
+    def load(self, requests: Sequence[bytes], connections: int, sources: Sequence[str] = ()) -> Load:
+        """Returns a load. Only behind the proxy, whose limits are per address, it has addresses of its own."""
+        if self.certificate is None:
+            return _load(self.http, requests, connections)
+        most = THROUGH_PROXY * max(1, len(sources))
+        return replace(_load(self.http, requests, min(connections, most)), certificate=self.certificate, sources=sources)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A load that misbehaves, and what is said of its report."""
+
+    load: Load | Streams | Strangers
+    said: Callable[[Any], dict[str, Any]] = dict
+
+
+def timely(given: argparse.Namespace, tenant: str) -> bytes:
+    """Returns a request with the quiet tenant's deadline."""
+    return infer_request(given.backbone, [given.text], tenant, parameters={"timeout": 1000 * DEADLINE_MS})
+
+
+def said(report: Report) -> dict[str, Any]:
+    """Returns what became of requests with a deadline."""
+    good = report.latencies[report.statuses == 200] * 1000
+    sent = len(report.statuses) + report.errors.total()
+    in_time = int((good <= DEADLINE_MS).sum())
+    return {
+        "sent": sent,
+        "in_time": in_time,
+        "in_time_share": round(in_time / sent, 4) if sent else 0.0,
+        "p50_ms": round(float(np.percentile(good, 50)), 1) if len(good) else None,
+        "p99_ms": round(float(np.percentile(good, 99)), 1) if len(good) else None,
+        "sent_late_by_ms": round(1000 * report.lag_s, 1),
+        "not_answered": dict(report.failures),
+    }
+
+
+def _load(address: str, requests: Sequence[bytes], connections: int) -> Load:
+    host, _, port = address.rpartition(":")
+    return Load(host, int(port), requests, connections=connections)
+
+
+def _answered(report: Report) -> dict[str, Any]:
+    return {"answered": report.succeeded, "not_answered": dict(report.failures)}
+
+
+def _statuses(report: Report) -> dict[str, Any]:
+    return {str(status): count for status, count in report.by_status.items()} | dict(report.errors)
+
+
+def _streams(given: argparse.Namespace, place: Place) -> Noise:
+    """Many requests in flight over gRPC."""
+    return Noise(Streams(place.grpc, given.backbone, given.noisy, given.text, given.streams, place.certificate))
+
+
+def _long(given: argparse.Namespace, place: Place) -> Noise:
+    """Requests of millions of characters."""
+    text = (given.text + " ") * (LONGEST // (len(given.text) + 1) + 1)
+    whole, rest = divmod(given.characters, LONGEST)
+    texts = [text[:LONGEST]] * whole + ([text[:rest]] if rest else [])
+    request = infer_request(given.backbone, texts, given.noisy, parameters={"truncate": True})
+    return Noise(place.load([request], given.long), _answered)
+
+
+def _words(given: argparse.Namespace, place: Place) -> Noise:
+    """Texts of very many words."""
+    request = infer_request(given.backbone, [" ".join(["a"] * given.words)], given.noisy, parameters={"truncate": True})
+    return Noise(place.load([request], given.texts), _answered)
+
+
+def _alias(given: argparse.Namespace, place: Place) -> Noise:
+    """A flood through the alias."""
+    return Noise(place.load([infer_request(ALIAS, [given.text], given.noisy)], given.flood), _answered)
+
+
+def _flood(given: argparse.Namespace, place: Place) -> Noise:
+    """A flood of short requests. `quota` sends the same, after a quota was set."""
+    load = place.load([infer_request(given.backbone, [given.text], given.noisy)], given.flood)
+    return Noise(replace(load, rate=given.noisy_rate), _answered)
+
+
+def _overload(given: argparse.Namespace, place: Place) -> Noise:
+    """Several times as many requests as the server can answer, with the quiet tenant's deadline."""
+    request = infer_request(given.backbone, [given.text], given.noisy)
+    # Without the proxy, which would limit this measurement as it limits the flood.
+    closed = replace(_load(place.direct, [request], CAPACITY_CONNECTIONS), seconds=given.seconds / 4)
+    send(closed)  # warms up
+    (full,) = send(closed)
+    full.expect_success("the capacity")
+    rate = given.overload * full.req_per_s
+    connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
+    load = place.load([timely(given, given.noisy)], connections, _sources(6, math.ceil(connections / THROUGH_PROXY)))
+    capacity = {"capacity_per_s": round(full.req_per_s, 1)}
+    return Noise(replace(load, rate=rate, undisturbed=True), lambda report: capacity | said(report))
+
+
+def _sources(net: int, count: int) -> list[str]:
+    """Returns client addresses. Each way has its own, because the proxy refuses an address for a while after an attack."""
+    return [f"127.0.{net}.{number}" for number in range(1, min(count, MOST_ADDRESSES) + 1)]
+
+
+def _strangers(
+    given: argparse.Namespace,
+    place: Place,
+    kinds: Sequence[str],
+    connections: int,
+    sources: Sequence[str],
+    body_bytes: int = 0,
+) -> Noise:
+    assert place.certificate is not None  # strangers come only with the proxy
+    return Noise(Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, body_bytes))
+
+
+def _body(given: argparse.Namespace, place: Place) -> Noise:
+    """Bodies far larger than allowed, with their length and in chunks."""
+    return _strangers(given, place, (WHOLE, CHUNKED), given.bodies, _sources(1, 1), 1_000_000 * given.body_mb)
+
+
+def _largest(given: argparse.Namespace, place: Place) -> Noise:
+    """Bodies as large as is allowed, for a tenant that does not exist."""
+    return _strangers(given, place, (WHOLE,), given.bodies, _sources(2, 1), LARGEST_ALLOWED)
+
+
+def _slow(given: argparse.Namespace, place: Place) -> Noise:
+    """Connections that send nothing, a byte now and then, or half a request."""
+    return _strangers(given, place, SLOW, given.slow, _sources(3, 1))
+
+
+def _slow_from_many(given: argparse.Namespace, place: Place) -> Noise:
+    """The same from many addresses, each of which stays below the limit."""
+    return _strangers(given, place, SLOW, given.slow, _sources(4, given.addresses))
+
+
+def _unknown(given: argparse.Namespace, place: Place) -> Noise:
+    """A flood of requests for paths, models and tenants that do not exist."""
+    requests = [
+        http_request("/v2/repository/index", b"{}"),
+        infer_request(TENANT, [given.text], TENANT),
+        infer_request(f"{given.backbone}-lookup", [given.text], given.quiet),
+        infer_request(given.backbone, [given.text], TENANT),
+        infer_request(ALIAS, [given.text], TENANT),
+    ]
+    return Noise(replace(place.load(requests, given.flood, _sources(5, 1)), connections=given.flood), _statuses)
+
+
+Way = Callable[[argparse.Namespace, Place], Noise]
+OF_TENANT: dict[str, Way] = {
+    "streams": _streams,
+    "long": _long,
+    "alias": _alias,
+    "words": _words,
+    "overload": _overload,
+    "no_quota": _flood,
+    "quota": _flood,
+}
+OF_STRANGERS: dict[str, Way] = {
+    "body": _body,
+    "largest": _largest,
+    "slow": _slow,
+    "slow_from_many": _slow_from_many,
+    "unknown": _unknown,
+}
