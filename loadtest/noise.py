@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from loadtest.encode import http_request, infer_request
+from loadtest.grpc_load import GrpcLoad
 from loadtest.load import Load, Report, send
-from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Strangers
-from loadtest.streams import Streams
+from loadtest.strangers import CHUNKED, HALF_BODY, POLITE, SILENT, SLOW_HEADERS, TENANT, WHOLE, Strangers
 
 DEADLINE_MS = 500
 THROUGH_PROXY = 48  # connections: it lets an address have 64, of which earlier ones may still be closing
@@ -49,7 +49,7 @@ class Place:
 class Noise:
     """A load that misbehaves, and what is said of its report."""
 
-    load: Load | Streams | Strangers
+    load: Load | GrpcLoad | Strangers
     said: Callable[[Any], dict[str, Any]] = dict
 
 
@@ -89,7 +89,8 @@ def _statuses(report: Report) -> dict[str, Any]:
 
 def _streams(given: argparse.Namespace, place: Place) -> Noise:
     """Many requests in flight over gRPC."""
-    return Noise(Streams(place.grpc, given.backbone, given.noisy, given.text, given.streams, place.certificate))
+    load = GrpcLoad(place.grpc, given.backbone, given.noisy, [given.text], given.streams)
+    return Noise(replace(load, certificate=place.certificate, niceness=POLITE), vars)
 
 
 def _long(given: argparse.Namespace, place: Place) -> Noise:
