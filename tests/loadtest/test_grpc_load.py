@@ -1,4 +1,4 @@
-"""Loads over gRPC on real servers. `test_isolation.py` has requests that are answered, `hplm bench generate` streams that end."""
+"""Loads over gRPC on real servers. Requests that are answered are in test_isolation.py."""
 
 from __future__ import annotations
 
