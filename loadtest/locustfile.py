@@ -30,10 +30,12 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 from locust.web import WebUI
 
 from hplm.errors import HplmError, InvalidInput
+from hplm.tenants.manager import exported_folder
+from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClientError
 from hplm_client.settings import Settings
 from loadtest.outcomes import COLUMNS, Outcomes
-from loadtest.scenarios import Burst, Chat, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
+from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, Steady, Tenant
 from loadtest.server_count import ServerCount, difference
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
@@ -94,7 +96,7 @@ def set_up(environment: Environment, **_: object) -> None:
     elif problem := _problem(environment, outcomes):
         sys.exit(problem)
 
-    def begin(environment: Environment, **_: object) -> None:
+    def begin(**_: object) -> None:
         outcomes.clear()
         if problem := _problem(environment, outcomes):
             log.error("%s", problem)
@@ -143,7 +145,8 @@ def _plan(environment: Environment, outcomes: Outcomes) -> None:
     except OSError as error:
         outcomes.server = None
         log.warning("the server's own count cannot be compared, because %s does not answer: %s", options.metrics, error)
-    Scenario.field = Field(options, tenants, texts, outcomes, Event())
+    Scenario.options, Scenario.tenants, Scenario.all_texts = options, tenants, texts
+    Scenario.outcomes, Scenario.begun = outcomes, Event()
     if options.protocol == "grpc":
         import grpc.experimental.gevent
 
@@ -224,22 +227,20 @@ def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
             raise InvalidInput("no tenants are named: give --repository DIR for all tenants in it, or --tenant-ids a,b,c")
         options.backbone = options.backbone or None
         return named, None
-    found = sorted(Path(options.repository).glob(f"{options.backbone or '*'}/1/tenants.json"))
-    if len(found) != 1:
-        names = ", ".join(path.parent.parent.name for path in found) or "none"
-        raise InvalidInput(f"--repository {options.repository} has these backbones: {names}: name one of them with --backbone")
-    options.backbone = found[0].parent.parent.name
-    known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in json.loads(found[0].read_text("utf-8"))["tenants"]}
+    folder = exported_folder(Path(options.repository), options.backbone or None)
+    options.backbone = folder.parent.name
+    entries = json.loads((folder / EXPORTED_TENANTS).read_text("utf-8"))["tenants"]
+    known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in entries}
     if missing := [tenant.id for tenant in named if tenant.id not in known]:
         raise InvalidInput(f"--tenant-ids: {missing[0]!r} is not in {options.repository}: it has {', '.join(list(known)[:5])}")
-    return [known[tenant.id] for tenant in named] or list(known.values()), found[0].with_name("tokenizer.json")
+    return [known[tenant.id] for tenant in named] or list(known.values()), folder / "tokenizer.json"
 
 
 def _start_clocks(environment: Environment, runner: LocalRunner) -> None:
     now = time.time()
     for scenario in _chosen(environment):
         scenario.plan.started = now
-    Scenario.field.begun.set()
+    Scenario.begun.set()
     gevent.spawn(_end_when_done, environment, runner)
 
 

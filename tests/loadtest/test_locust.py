@@ -136,7 +136,7 @@ def test_refusals_are_counted_by_their_word(server, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--repository", "/nowhere", "Poisson"), ["--repository", "/nowhere", "--backbone"]),
+        (("--repository", "/nowhere", "Poisson"), ["/nowhere", "--backbone"]),
         (("--backbone", "toy", "--tenant-ids", "nobody", "Poisson"), ["--tenant-ids", "'nobody'"]),
         (("--backbone", "toy", "--scenario", "Chat"), ["Chat", "--backbone"]),
         (("--scenario", "Other"), ["--scenario", "Other", "Steady"]),
