@@ -125,6 +125,12 @@ class Load:
         if self.rate is not None and self.arrivals is not None:
             raise ValueError("a load has a rate or arrivals, not both")
 
+    @classmethod
+    def to(cls, address: str, requests: Sequence[bytes], **options: Any) -> Load:
+        """Returns a load on HOST:PORT."""
+        host, _, port = address.rpartition(":")
+        return cls(host, int(port), requests, **options)
+
     @property
     def limit_s(self) -> float:
         return self.begin_s + self.seconds + 2 * self.patience

@@ -40,9 +40,10 @@ class Place:
     def load(self, requests: Sequence[bytes], connections: int, sources: Sequence[str] = ()) -> Load:
         """Returns a load. Only behind the proxy, whose limits are per address, it has addresses of its own."""
         if self.certificate is None:
-            return _load(self.http, requests, connections)
+            return Load.to(self.http, requests, connections=connections)
         most = THROUGH_PROXY * max(1, len(sources))
-        return replace(_load(self.http, requests, min(connections, most)), certificate=self.certificate, sources=sources)
+        own: dict[str, Any] = {"certificate": self.certificate, "sources": sources}
+        return Load.to(self.http, requests, connections=min(connections, most), **own)
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,6 @@ def said(report: Report) -> dict[str, Any]:
         "sent_late_by_ms": round(1000 * report.lag_s, 1),
         "not_answered": dict(report.failures),
     }
-
-
-def _load(address: str, requests: Sequence[bytes], connections: int) -> Load:
-    host, _, port = address.rpartition(":")
-    return Load(host, int(port), requests, connections=connections)
 
 
 def _answered(report: Report) -> dict[str, Any]:
@@ -123,7 +119,7 @@ def _overload(given: argparse.Namespace, place: Place) -> Noise:
     """Several times as many requests as the server can answer, with the quiet tenant's deadline."""
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the proxy, which would limit this measurement as it limits the flood.
-    closed = replace(_load(place.direct, [request], CAPACITY_CONNECTIONS), seconds=given.seconds / 4)
+    closed = Load.to(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
     send(closed)  # warms up
     (full,) = send(closed)
     full.expect_success("the capacity")

@@ -6,13 +6,13 @@ import pytest
 
 from hplm.errors import HplmError
 from loadtest import soak
-from loadtest.soak import Sample, Watching, _growth
+from loadtest.soak import Watching, _growth
 from tests.support.wait import eventually
 
 
 def test_growth_compares_the_time_after_the_warm_up_with_the_end():
     memory = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]
-    samples = [Sample(float(at), {"engine": taken * 10**6}, {"engine": 10 + at}) for at, taken in enumerate(memory)]
+    samples = [{"engine": (taken * 10**6, 10 + at)} for at, taken in enumerate(memory)]
     found = _growth(samples)
     assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
