@@ -18,19 +18,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hplm.errors import HplmError, InvalidInput
-from hplm.server.process_group import SHARED_MEMORY, arguments
-from hplm.server.stubs import size_of
 from loadtest.load import send
 from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, said, timely
-from loadtest.proxy import HOST, Proxy, reverse_proxy
-from loadtest.server import SERVER, ServedCopy
+from loadtest.proxy import HOST, reverse_proxy
+from loadtest.server import ServedCopy
 from loadtest.server_count import PUBLISHED_AFTER, ServerCount, difference
 from loadtest.watch import Watch
 
@@ -40,29 +38,6 @@ BEFORE_S, AFTER_S = 2.0, 3.0  # how long others misbehave before and after the q
 LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE, MOST_GROWTH_MB = 0.99, 5.0, 0.01, 50.0  # targets
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
-
-
-@dataclass(frozen=True)
-class Started:
-    """The processes that this command has started: without --url a server, with --door a proxy."""
-
-    server: ServedCopy | None = None
-    proxy: Proxy | None = None
-
-    def watch(self) -> Watch:
-        groups = {"door": self.proxy.pid} if self.proxy else {}
-        if self.server is None:
-            return Watch(groups, {})
-        group = self.server.pid(SERVER)
-        if group is None:
-            raise HplmError(f"the server has ended: {self.server.said()}")
-        regions = next(f"{word.removeprefix('--id=')}*" for word in arguments(group) if word.startswith("--id="))
-        logs = [self.server.log, *([self.proxy.log] if self.proxy else [])]
-        sizes = {
-            "shared_memory": lambda: sum(map(size_of, SHARED_MEMORY.glob(regions))),
-            "log": lambda: sum(log.stat().st_size for log in logs),
-        }
-        return Watch({**groups, "server": group}, sizes)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -135,23 +110,30 @@ def _check(given: argparse.Namespace) -> None:
 
 def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None:
     """Adds the figures of each way to `measured`, so that the earlier ones are kept if one fails."""
+    groups: dict[str, int] = {}
+    logs: list[Path] = []
+    sizes: dict[str, Callable[[], int]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
-        server = proxy = None
+        server = None
         if given.url:
             place = _place(given)
         else:
             server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
             place = Place(server.address, server.grpc, server.metrics, server.address)
+            groups["server"], logs = server.group, [server.log]
+            sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
         if given.door:
             settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
             proxy = stack.enter_context(reverse_proxy(folder / "door", place.http, place.grpc, given.backbone, **settings))
             at = f"{HOST}:{proxy.port}"
             place = replace(place, http=at, grpc=at, certificate=proxy.certificate)
-        started = Started(server, proxy)
+            groups["door"] = proxy.pid
+            logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if server and name == "quota" else nullcontext():
-                measured[name] = _measure(given, place, started, WAYS[name](given, place), name in OF_STRANGERS)
+                noise = WAYS[name](given, place)
+                measured[name] = _measure(given, place, noise, Watch(groups, sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
 
 
@@ -178,7 +160,7 @@ def _quota(given: argparse.Namespace, server: ServedCopy) -> Generator[None]:
     limit(before.in_flight, before.rate)
 
 
-def _measure(given: argparse.Namespace, place: Place, started: Started, noise: Noise, of_strangers: bool) -> dict[str, Any]:
+def _measure(given: argparse.Namespace, place: Place, noise: Noise, watch: Watch, of_strangers: bool) -> dict[str, Any]:
     """Returns the quiet tenant's figures alone and beside the noise."""
     load = place.load([timely(given, given.quiet)], QUIET_CONNECTIONS, [QUIET_ADDRESS])
     quiet = replace(load, seconds=given.seconds, rate=given.rate, undisturbed=True)
@@ -186,7 +168,7 @@ def _measure(given: argparse.Namespace, place: Place, started: Started, noise: N
     time.sleep(PUBLISHED_AFTER)  # otherwise the next count would have the last of these
     count = ServerCount(place.metrics, outcomes=("on_time",))
     lasting = replace(noise.load, seconds=BEFORE_S + given.seconds + AFTER_S)
-    with started.watch() as watch:
+    with watch:
         beside, others = send(replace(quiet, begin_s=BEFORE_S), lasting)
         cores = watch.cores()
     figures = judged(alone, said(beside), noise.said(others), count.in_time(), watch.growth_mb(), of_strangers)

@@ -147,26 +147,6 @@ def _strangers(
     return Noise(Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, body_bytes))
 
 
-def _body(given: argparse.Namespace, place: Place) -> Noise:
-    """Bodies far larger than allowed, with their length and in chunks."""
-    return _strangers(given, place, (WHOLE, CHUNKED), given.bodies, _sources(1, 1), 1_000_000 * given.body_mb)
-
-
-def _largest(given: argparse.Namespace, place: Place) -> Noise:
-    """Bodies as large as is allowed, for a tenant that does not exist."""
-    return _strangers(given, place, (WHOLE,), given.bodies, _sources(2, 1), LARGEST_ALLOWED)
-
-
-def _slow(given: argparse.Namespace, place: Place) -> Noise:
-    """Connections that send nothing, a byte now and then, or half a request."""
-    return _strangers(given, place, SLOW, given.slow, _sources(3, 1))
-
-
-def _slow_from_many(given: argparse.Namespace, place: Place) -> Noise:
-    """The same from many addresses, each of which stays below the limit."""
-    return _strangers(given, place, SLOW, given.slow, _sources(4, given.addresses))
-
-
 def _unknown(given: argparse.Namespace, place: Place) -> Noise:
     """A flood of requests for paths, models and tenants that do not exist."""
     requests = [
@@ -190,9 +170,15 @@ OF_TENANT: dict[str, Way] = {
     "quota": _flood,
 }
 OF_STRANGERS: dict[str, Way] = {
-    "body": _body,
-    "largest": _largest,
-    "slow": _slow,
-    "slow_from_many": _slow_from_many,
+    # Bodies far larger than allowed, with their length and in chunks.
+    "body": lambda given, place: _strangers(
+        given, place, (WHOLE, CHUNKED), given.bodies, _sources(1, 1), 1_000_000 * given.body_mb
+    ),
+    # Bodies as large as is allowed, for a tenant that does not exist.
+    "largest": lambda given, place: _strangers(given, place, (WHOLE,), given.bodies, _sources(2, 1), LARGEST_ALLOWED),
+    # Connections that send nothing, a byte now and then, or half a request.
+    "slow": lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(3, 1)),
+    # The same from many addresses, each of which stays below the limit.
+    "slow_from_many": lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(4, given.addresses)),
     "unknown": _unknown,
 }

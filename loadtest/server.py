@@ -24,7 +24,7 @@ from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
 from hplm.server import process_group
-from hplm.server.stubs import stubs
+from hplm.server.stubs import size_of, stubs
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.state import EXPORTED_BANKS
@@ -130,6 +130,18 @@ class ServedCopy(Running):
             if "hplm.engine.child" in process_group.arguments(pid):
                 found[ENGINE] = pid
         return found
+
+    @property
+    def group(self) -> int:
+        """The process group of the server and its models."""
+        if (server := self.pid(SERVER)) is None:
+            raise HplmError(f"the server has ended: {self.said()}")
+        return server
+
+    def shared_memory(self) -> Callable[[], int]:
+        """Returns a function that returns the bytes of the server's files in /dev/shm."""
+        (own,) = (word.removeprefix("--id=") for word in process_group.arguments(self.group) if word.startswith("--id="))
+        return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
 
     def add_guest(self) -> str:
         """Adds a copy of a tenant, as `GUEST`. Returns that tenant's name."""
