@@ -96,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
 def _check(given: argparse.Namespace) -> None:
     """Chooses the ways that are not named. Raises if a way lacks an option."""
     if given.ways is None:
+        if not given.noisy and not given.door:
+            raise InvalidInput("nobody misbehaves: name a tenant with --noisy, or give --door for strangers")
         given.ways = [name for name in (OF_TENANT if given.noisy else OF_STRANGERS) if name != "quota" or not given.url]
     for name in given.ways:
         if name in OF_TENANT and not given.noisy:

@@ -24,9 +24,8 @@ from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
 from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
-from loadtest.recorded import read_recorded
 from loadtest.texts import Texts
-from loadtest.traffic import TCB, Mix, burst, gamma, steady
+from loadtest.traffic import TCB, Mix, burst, gamma, read_recorded, steady
 
 FIRST_TOKEN, TOKEN = "FIRST TOKEN", "TOKEN"  # types of requests, to Locust
 

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from loadtest.texts import standard_library
 CONNECTIONS = 64
 CAPACITY_SECONDS = 10.0
 CHURN_SECONDS = 5.0  # between a tenant's coming and its going
-SAMPLE_SECONDS = 5.0
 COMPARED = 6  # the first and the last of so many parts of the windows
 
 
@@ -74,14 +74,7 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
         full.expect_success("the capacity")
     rate = share * full.req_per_s  # refusals are quick, so they are no capacity
     window = replace(load, seconds=max(seconds / 30, 5.0), rate=rate)
-    watching = Watching(served)
-    reports: list[Report] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and watching.error is None:
-        reports += send(window)
-        took = len(reports) * window.seconds
-        print(f"{took:.0f} of {seconds:.0f} s, p99 {_p99(reports[-1:])} ms", file=sys.stderr, flush=True)
-    watching.stop()
+    reports, samples, guests = _beside_guests(served, window, seconds)
     part = max(1, len(reports) // COMPARED)
     first, last = _p99(reports[:part]), _p99(reports[-part:])
     return {
@@ -89,11 +82,11 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
         "sent": sum(len(report.statuses) for report in reports),
         "answered": sum(report.succeeded for report in reports),
         "failed": sum(report.errors.total() for report in reports),
-        "guests": watching.guests,
+        "guests": guests,
         "p99_first_ms": first,
         "p99_last_ms": last,
         "p99_growth": round(last / first - 1, 3) if first and last else None,
-        **_growth(watching.samples),
+        **_growth(samples),
     }
 
 
@@ -102,44 +95,39 @@ def _p99(reports: Sequence[Report]) -> float | None:
     return round(float(np.percentile(served, 99)) * 1000, 2) if len(served) else None
 
 
-class Watching:
-    """Samples the server's processes, and lets a tenant come and go, each in a thread."""
+def _beside_guests(served: ServedCopy, window: Load, seconds: float) -> tuple[list[Report], list[Sample], int]:
+    """Sends window after window while a tenant comes and goes.
 
-    def __init__(self, served: ServedCopy) -> None:
-        self.samples: list[Sample] = []
-        self.guests = 0
-        self.error: Exception | None = None  # that ended one of the threads
-        self._served = served
-        self._ending = threading.Event()
-        self._threads = [threading.Thread(target=self._go_on, args=(step,)) for step in (self._sample, self._churn)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join()
-        if self.error is not None:
-            raise HplmError(f"the run ended early, because the server could not be watched or changed: {self.error}")
-        if not self.samples:
-            raise HplmError(f"nothing was measured in less than {SAMPLE_SECONDS:g} s: give more --minutes")
-
-    def _go_on(self, step: Callable[[], None]) -> None:
+    Returns the reports, what the processes take after each window, and how often the tenant has come and gone.
+    """
+    reports: list[Report] = []
+    samples: list[Sample] = []
+    ending = threading.Event()
+    end = time.monotonic() + seconds
+    with ThreadPoolExecutor(1) as pool:
+        guests = pool.submit(_guests, served, ending)
         try:
-            step()
-        except Exception as error:  # `stop` raises it
-            self.error = error
+            while time.monotonic() < end and not guests.done():
+                reports += send(window)
+                samples.append({name: _taken(pid) for name, pid in served.processes().items()})
+                took = len(reports) * window.seconds
+                print(f"{took:.0f} of {seconds:.0f} s, p99 {_p99(reports[-1:])} ms", file=sys.stderr, flush=True)
+        finally:
+            ending.set()
+        count = guests.result()  # raises the error of a change
+    if not samples:
+        raise HplmError("nothing was measured: give more --minutes")
+    return reports, samples, count
 
-    def _sample(self) -> None:
-        while not self._ending.wait(SAMPLE_SECONDS):
-            self.samples.append({name: _taken(pid) for name, pid in self._served.processes().items()})
 
-    def _churn(self) -> None:
-        while not self._ending.is_set():
-            self._served.add_guest()
-            self._ending.wait(CHURN_SECONDS)
-            self._served.delete_guest()
-            self.guests += 1
+def _guests(served: ServedCopy, ending: threading.Event) -> int:
+    count = 0
+    while not ending.is_set():
+        served.add_guest()
+        ending.wait(CHURN_SECONDS)
+        served.delete_guest()
+        count += 1
+    return count
 
 
 def _taken(pid: int) -> tuple[int, int]:

@@ -128,7 +128,7 @@ def test_strangers_are_refused_and_the_quiet_tenant_is_answered(toy, capsys, mon
     [
         (["--ways", "long"], "--noisy"),
         (["--ways", "slow"], "--door"),
-        ([], "--door"),  # without a noisy tenant, all ways are of strangers
+        ([], "--noisy"),
         (["--ways", "quota", "--noisy", "beta", "--url", "127.0.0.1:1"], "--url"),
         (["--door", "--addresses", "251"], "--addresses"),
         (["--noisy", "beta", "--url", "nowhere"], "--url"),
