@@ -191,8 +191,8 @@ class ServedCluster(Running):
         """The address of each replica's metrics, by its name."""
         return {name: own["metrics"] for name, own in self.status().items()}
 
-    def manager(self, backbone: str | None = None) -> Manager:
-        return Manager.open(self.repository, self.state, backbone)
+    def manager(self) -> Manager:
+        return Manager.open(self.repository, self.state)
 
     def roll(self, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         return ask(self.folder, "roll", say)
@@ -221,14 +221,6 @@ class ServedCluster(Running):
             if "serve" in given and str(self.folder.resolve() / replica) in given and (triton := _triton(pid)) is not None:
                 return pid, triton
         raise HplmError(f"{replica} does not run: {self.said()}")
-
-    @property
-    def router(self) -> int:
-        """The main process of HAProxy."""
-        for pid in _children(self.process.pid):
-            if any(word.endswith("haproxy") for word in process_group.arguments(pid)[:1]):
-                return pid
-        raise HplmError(f"the router does not run: {self.said()}")
 
     def processes(self) -> list[int]:
         """Returns all living processes that the cluster has started, and itself."""
