@@ -62,7 +62,7 @@ def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was
     ("respond", "sent", "statuses", "errors", "opened"),
     [
         (lambda number: answer(503 if number % 4 == 0 else 200), 40, {200: 30, 503: 10}, {}, 4),
-        (lambda number: RESET if number % 10 == 3 else answer(), 50, {200: 45}, {"reset": 5}, 4 + 5),
+        (lambda number: RESET if number % 10 == 3 else answer(), 50, {200: 45}, {"reset": 5}, 5),  # the others may go on alone
         (lambda number: answer(headers="Connection: close\r\n"), 12, {200: 12}, {}, 12),  # announced, so no error
         (lambda number: b"SSH-2.0-OpenSSH\r\n\r\n", 4, {}, {"malformed": 4}, 4),
         (lambda number: b"HTTP/1.1 200 OK\r\n\r\n", 4, {}, {"malformed": 4}, 4),
