@@ -14,7 +14,7 @@ from bench.cluster_proxy import proxy_figures
 from bench.cluster_spread import limit_figures, spread_figures
 from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
 from hplm.errors import HplmError
-from loadtest.served_cluster import ServedCluster
+from loadtest.server import ServedCluster
 
 TARGETS = {
     "proxy_over_direct": (">=", 0.95),

@@ -13,7 +13,7 @@ from bench.cluster_material import TRAVELLER, Material, say
 from builder.publish.live import add_domain, add_tenant
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
-from loadtest.served_cluster import ServedCluster
+from loadtest.server import ServedCluster
 
 PATIENCE = 60.0
 PAUSE = 0.01  # between two requests of a poller

@@ -11,7 +11,7 @@ from bench.cluster_material import Material, say
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
 from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, expected_answers
-from loadtest.served_cluster import ServedCluster
+from loadtest.server import ServedCluster
 
 CLIENTS = 16
 TENANTS = 8

@@ -19,7 +19,7 @@ from hplm.errors import HplmError
 from hplm.placement.workload import power_law
 from hplm.server.ports import LOOPBACK, listen
 from loadtest.load import Load
-from loadtest.served_cluster import ServedCluster
+from loadtest.server import ServedCluster
 from loadtest.server_count import PUBLISHED_AFTER
 
 REQUESTS = 4096  # different ones

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bench.cluster_material import Material
 from loadtest.load import Load, Report, send
-from loadtest.served_cluster import ServedCluster
+from loadtest.server import ServedCluster
 
 ASKED = 10  # requests by which a tenant's replica is found
 

@@ -23,8 +23,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.decoders import MOST, START, Answered, Bench, Model, Shape, in_turn, lengths_of, prompts_of
-from bench.measuring.cancel_load import Cancelling
-from bench.measuring.stream_load import TextStreams
 from bench.rows import Positive, Row, Rows, Whole, benchmark
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -33,6 +31,7 @@ from hplm.errors import DeadlineMissed
 from hplm.generation.promise import Promise
 from hplm.model.stacks import UpperStack
 from hplm.server import TritonServer
+from loadtest.grpc_load import Cancelling, TextStreams
 from loadtest.load import send
 from testing.random_store import random_store, tokenizer_json, words
 

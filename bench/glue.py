@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.measuring.grpc_load import GrpcLoad
 from bench.noop import ECHO, FLOOR, NOOP, add_noops
 from bench.rows import Positive, Row, Rows, Whole, benchmark, expect_text, say
 from bench.server import Used, random_export, requests_of, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
+from loadtest.grpc_load import GrpcLoad
 from loadtest.load import Load, Report, send
 from testing.random_store import MINILM
 
@@ -52,8 +52,10 @@ def glue(*, tokens: Whole = 32, seconds: Positive = 5.0, tenants: Whole = 16, lo
             over_grpc = {}
             for model in (ours, NOOP):
                 say(f"{model}: 64 clients over gRPC")
-                load = GrpcLoad(server.grpc_url, model, tenant_id(0, tenants), texts, 64, seconds)
-                over_grpc[model] = send(load)[0]
+                load = GrpcLoad(server.grpc_url, model, tenant_id(0, tenants), texts, 64, seconds, warm_up_s=seconds / 4)
+                (report,) = send(load)
+                report.expect_success(f"64 clients over gRPC to {model}")
+                over_grpc[model] = report.answered / seconds
     alone = {model: measured[model, 1, 1][0].percentile_ms(50) for model in (ours, NOOP, FLOOR, ECHO)}
     rate = {key: report.req_per_s for key, (report, _) in measured.items()}
     for model in (ours, NOOP, FLOOR, ECHO):

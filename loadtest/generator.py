@@ -249,15 +249,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not bodies:
         parser.error("--requests: the files contain no bodies: give one JSON body a line")
     target = url.path + (f"?{url.query}" if url.query else "")
-    load = Load(
-        url.hostname,
-        url.port or 80,
-        [json_request(target, body) for body in bodies],
-        seconds=given.seconds,
-        count=given.count,
-        connections=given.connections,
-        rate=given.rate,
-    )
+    requests = [json_request(target, body) for body in bodies]
+    limits = {"seconds": given.seconds, "count": given.count, "connections": given.connections, "rate": given.rate}
+    load = Load(url.hostname, url.port or 80, requests, **limits)
     try:
         print(json.dumps(load.run().summary()))
     except HplmError as error:

@@ -1,218 +1,212 @@
-"""Measures what a tenant without limits can take from a quiet one. It misbehaves in several ways, one after the other.
+"""Measures what others can take from a quiet tenant. They misbehave in several ways, one after the other.
 
     python -m loadtest.isolation --repository model_repository --backbone minilm \\
-        --quiet stdlib-area --noisy maths-parameters --json
+        --quiet stdlib-area --noisy maths-parameters
 
-The quiet tenant sends ten requests a second, each with a deadline, from a process of its own: first alone, then beside the
-other tenant. Requests of the other have no deadline, except those of `overload`. So the server's count of requests in time is
-that of the quiet tenant, and with `overload` that of both. With `--door` both ask through the real HAProxy with the files of
-deploy/haproxy, from two addresses; the overload comes from as many as its connections need.
+The quiet tenant sends ten requests a second, each with a deadline: first alone, then beside the noisy tenant. Without --noisy
+it is beside strangers, who have no key. Of the others only `overload` has deadlines, so the server's count of requests in time
+is that of the quiet tenant, and with `overload` that of both. With --door all requests go through the real HAProxy with
+the files of deploy/haproxy, from several addresses.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import re
 import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import HplmError
-from hplm.server import TritonServer, process_group
-from loadtest.door import HOST, front_door
-from loadtest.encode import infer_request
-from loadtest.load import Load, Report, send
-from loadtest.processor import Pids, ProcessorTime
-from loadtest.quiet import (
-    DEADLINE_MS,
-    Noise,
-    ask_beside,
-    compared,
-    finish,
-    flooding,
-    parser_of,
-    quiet_load,
-    said,
-    timely_request,
-)
+from hplm.errors import HplmError, InvalidInput
+from loadtest.load import send
+from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, said, timely
+from loadtest.proxy import HOST, reverse_proxy
+from loadtest.server import ServedCopy
 from loadtest.server_count import PUBLISHED_AFTER, ServerCount, difference
-from loadtest.streams import Streams
+from loadtest.watch import Watch
 
-ALIAS = "hplm"
-QUIET_CONNECTIONS = 64  # enough for answers that take seconds
-LONGEST = 100_000  # characters of a text that a server takes
-CAPACITY_CONNECTIONS = 32
-IN_FLIGHT = 2.0  # connections of the overload, as a multiple of the requests that it sends within their deadline
-THROUGH_DOOR = 48  # connections: it lets an address have 64, of which earlier ones may still be closing
-MOST_DIFFERENCE = 0.01  # of the counts of server and clients
+WAYS = OF_TENANT | OF_STRANGERS
+QUIET_ADDRESS, QUIET_CONNECTIONS = "127.0.0.2", 64  # enough for answers that take seconds
+BEFORE_S, AFTER_S = 2.0, 3.0  # how long others misbehave before and after the quiet tenant's requests
+LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE, MOST_GROWTH_MB = 0.99, 5.0, 0.01, 50.0  # targets
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
 
 
-@dataclass(frozen=True)
-class Addresses:
-    http: str
-    grpc: str
-    metrics: str
-    certificate: Path | None = None  # the front door's, if there is one
-    behind: Addresses | None = None  # without the door
-
-
 def main(arguments: list[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
-    parts: dict[str, Pids] = {}
+    measured: dict[str, dict[str, Any]] = {}
+    error = None
     try:
-        with ExitStack() as open_until_done:
-            if given.url:
-                addresses = _addresses(given)
-            else:
-                server = open_until_done.enter_context(TritonServer(given.repository))
-                parts["server"] = partial(process_group.members, server.pid or 0)
-                addresses = Addresses(server.http_url, server.grpc_url, server.metrics_url)
-            if given.door:
-                folder = Path(open_until_done.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
-                settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
-                opened = front_door(folder, addresses.http, addresses.grpc, given.backbone, **settings)
-                door = open_until_done.enter_context(opened)
-                parts["door"] = lambda: [door.pid]
-                port = f"{HOST}:{door.port}"
-                addresses = Addresses(port, port, addresses.metrics, door.certificate, behind=addresses)
-            measured = measure(given, addresses, parts)
-    except (HplmError, OSError) as error:
-        sys.exit(str(error))
-    finish(given, measured, table)
+        _check(given)
+        _run(given, measured)
+    except (HplmError, OSError) as failed:
+        error = str(failed)
+    if given.json or measured:
+        print(json.dumps(measured) if given.json else _table(measured))
+    if error or not all(way["holds"] for way in measured.values()):
+        sys.exit(error or 1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("loadtest.isolation", __doc__, WAYS)
+    parser = argparse.ArgumentParser(
+        prog="loadtest.isolation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
+    add("--repository", type=Path, default=Path("model_repository"), help="repository to serve (default: %(default)s)")
     add("--url", metavar="HOST:PORT", help="HTTP of a server that runs already; nobody else may use it meanwhile")
     add("--grpc", metavar="HOST:PORT", help="its gRPC (default: one port after --url)")
     add("--metrics", metavar="HOST:PORT", help="its metrics (default: two ports after --url)")
-    add("--door", action="store_true", help="ask through the front door, a real HAProxy")
-    add("--noisy", required=True, metavar="TENANT", help="tenant that misbehaves; with a tagger its long texts cost most")
-    add("--streams", type=int, default=10_000, help="gRPC requests in flight (default: %(default)s)")
-    add("--long", type=int, default=8, help="long requests in flight (default: %(default)s)")
-    add("--characters", type=int, default=4_000_000, help="characters of a long request (default: %(default)s)")
-    add("--texts", type=int, default=20, help="texts of many words in flight (default: %(default)s)")
-    add("--words", type=int, default=50_000, help="words of each of them (default: %(default)s)")
-    add("--at-once", type=int, help="requests that the door passes on at a time (default: the door's own)")
-    add("--overload", type=float, default=3.0, help="multiple of the capacity to send (default: %(default)g)")
+    add("--door", action="store_true", help="ask through the reverse proxy, a real HAProxy")
+    add("--at-once", type=int, help="requests that the proxy passes on at a time (default: the proxy's own)")
+    add("--backbone", required=True, help="name of the backbone")
+    add("--quiet", required=True, metavar="TENANT", help="tenant without a key that sends a few requests")
+    add("--noisy", metavar="TENANT", help="tenant that misbehaves; with a tagger its long texts cost most")
+    add("--text", default="the quick brown fox jumps over the lazy dog", help="text of the quiet tenant and of the floods")
+    add("--rate", type=float, default=10.0, help="requests a second of the quiet tenant (default: %(default)g)")
+    add("--seconds", type=float, default=20.0, help="seconds of each measurement (default: %(default)g)")
+    add("--ways", nargs="+", choices=WAYS, help="ways to misbehave (default: all of the noisy tenant, or of strangers)")
+    add("--flood", type=int, default=64, help="connections of a flood (default: %(default)s)")
+    tenant = parser.add_argument_group(f"a noisy tenant ({', '.join(OF_TENANT)})").add_argument
+    tenant("--streams", type=int, default=10_000, help="gRPC requests in flight (default: %(default)s)")
+    tenant("--long", type=int, default=8, help="long requests in flight (default: %(default)s)")
+    tenant("--characters", type=int, default=4_000_000, help="characters of a long request (default: %(default)s)")
+    tenant("--texts", type=int, default=20, help="texts of many words in flight (default: %(default)s)")
+    tenant("--words", type=int, default=50_000, help="words of each of them (default: %(default)s)")
+    tenant("--overload", type=float, default=3.0, help="multiple of the capacity to send (default: %(default)g)")
+    tenant("--noisy-rate", type=float, help="requests a second of no_quota and quota (default: as many as are answered)")
+    tenant("--quota-in-flight", type=int, default=2, help="quota: requests in flight (default: %(default)s)")
+    tenant("--quota-rate", type=float, default=0.0, help="quota: requests a second (default: no limit)")
+    stranger = parser.add_argument_group(f"strangers, with --door ({', '.join(OF_STRANGERS)})").add_argument
+    stranger("--slow", type=int, default=2000, help="slow connections (default: %(default)s)")
+    stranger("--addresses", type=int, default=40, help="addresses of slow_from_many (default: %(default)s)")
+    stranger("--body-mb", type=int, default=300, help="size of a huge body (default: %(default)s)")
+    stranger("--bodies", type=int, default=4, help="connections that send bodies (default: %(default)s)")
+    add("--json", action="store_true", help="print one line of JSON")
     return parser
 
 
-def _addresses(given: argparse.Namespace) -> Addresses:
+def _check(given: argparse.Namespace) -> None:
+    """Chooses the ways that are not named. Raises if a way lacks an option."""
+    if given.ways is None:
+        if not given.noisy and not given.door:
+            raise InvalidInput("nobody misbehaves: name a tenant with --noisy, or give --door for strangers")
+        given.ways = [name for name in (OF_TENANT if given.noisy else OF_STRANGERS) if name != "quota" or not given.url]
+    for name in given.ways:
+        if name in OF_TENANT and not given.noisy:
+            raise InvalidInput(f"the way {name!r} is of a noisy tenant: name one with --noisy")
+        if name in OF_STRANGERS and not given.door:
+            raise InvalidInput(f"the way {name!r} is of strangers, who ask through the reverse proxy: give --door")
+        if name == "quota" and given.url:
+            raise InvalidInput("the way 'quota' changes a tenant, and the server of --url is not changed: leave out --url")
+    if not 1 <= given.addresses <= MOST_ADDRESSES:
+        raise InvalidInput(f"--addresses {given.addresses}: give 1 to {MOST_ADDRESSES}")
+
+
+def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None:
+    """Adds the figures of each way to `measured`, so that the earlier ones are kept if one fails."""
+    groups: dict[str, int] = {}
+    logs: list[Path] = []
+    sizes: dict[str, Callable[[], int]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
+        server = None
+        if given.url:
+            place = _place(given)
+        else:
+            server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
+            place = Place(server.address, server.grpc, server.metrics, server.address)
+            groups["server"], logs = server.group, [server.log]
+            sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
+        if given.door:
+            settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
+            proxy = stack.enter_context(reverse_proxy(folder / "door", place.http, place.grpc, given.backbone, **settings))
+            at = f"{HOST}:{proxy.port}"
+            place = replace(place, http=at, grpc=at, certificate=proxy.certificate)
+            groups["door"] = proxy.pid
+            logs.append(proxy.log)
+        for name in given.ways:
+            with _quota(given, server) if server and name == "quota" else nullcontext():
+                noise = WAYS[name](given, place)
+                measured[name] = _measure(given, place, noise, Watch(groups, sizes), name in OF_STRANGERS)
+            _wait_until_idle(place.metrics)
+
+
+def _place(given: argparse.Namespace) -> Place:
     host, _, port = given.url.removeprefix("http://").rpartition(":")
     if not host or not port.isdecimal():
-        raise HplmError(f"--url {given.url!r}: give the address of Triton's HTTP, HOST:PORT")
-    others = given.grpc or f"{host}:{int(port) + 1}", given.metrics or f"{host}:{int(port) + 2}"
-    return Addresses(f"{host}:{port}", *others)
+        raise InvalidInput(f"--url {given.url!r}: give the address of Triton's HTTP, HOST:PORT")
+    http = f"{host}:{port}"
+    return Place(http, given.grpc or f"{host}:{int(port) + 1}", given.metrics or f"{host}:{int(port) + 2}", http)
 
 
-def measure(given: argparse.Namespace, addresses: Addresses, parts: dict[str, Pids]) -> dict[str, dict]:
-    """Returns the measurements of each way, with the quiet tenant alone just before it. `parts`: whose processes are known."""
-    measured: dict[str, dict] = {}
-    for name in given.ways:
-        noise = WAYS[name](given, addresses)
-        alone = said(_quiet(given, addresses))
-        time.sleep(PUBLISHED_AFTER)  # otherwise the next count would have the last of these
-        count = ServerCount(addresses.metrics, outcomes=("on_time",))
-        processor = ProcessorTime(parts)
-        beside, noisy = ask_beside(noise, lambda: _quiet(given, addresses), given.seconds)
-        cores = processor.cores()
-        measured[name] = judged(alone, beside, noisy, count.in_time()) | {"cores": cores}
-        _wait_until_idle(addresses)
-    return measured
+@contextmanager
+def _quota(given: argparse.Namespace, server: ServedCopy) -> Generator[None]:
+    """Sets the noisy tenant's quota, and afterwards the one that it had before."""
+    manager = server.manager()
+    before = manager.current().find(given.noisy)
+
+    def limit(in_flight: float, rate: float) -> None:
+        manager.limit(given.noisy, in_flight=in_flight, rate=rate)
+        manager.settle_now()
+
+    limit(given.quota_in_flight, given.quota_rate)
+    yield
+    limit(before.in_flight, before.rate)
 
 
-def judged(alone: dict, beside: dict, noisy: dict, by_server: int) -> dict:
-    """Compares the quiet tenant beside the noisy one with the same alone, and the counts of both clients with the server's."""
-    found = compared(alone, beside)
-    counts_more = difference(beside["in_time"] + noisy.get("in_time", 0), by_server)
+def _measure(given: argparse.Namespace, place: Place, noise: Noise, watch: Watch, of_strangers: bool) -> dict[str, Any]:
+    """Returns the quiet tenant's figures alone and beside the noise."""
+    load = place.load([timely(given, given.quiet)], QUIET_CONNECTIONS, [QUIET_ADDRESS])
+    quiet = replace(load, seconds=given.seconds, rate=given.rate, undisturbed=True)
+    alone = said(*send(quiet))
+    time.sleep(PUBLISHED_AFTER)  # otherwise the next count would have the last of these
+    count = ServerCount(place.metrics, outcomes=("on_time",))
+    lasting = replace(noise.load, seconds=BEFORE_S + given.seconds + AFTER_S)
+    with watch:
+        beside, others = send(replace(quiet, begin_s=BEFORE_S), lasting)
+        cores = watch.cores()
+    figures = judged(alone, said(beside), noise.said(others), count.in_time(), watch.growth_mb(), of_strangers)
+    return figures | {"cores": cores}
+
+
+def judged(
+    alone: dict, beside: dict, others: dict, by_server: int, growth_mb: dict[str, float], of_strangers: bool
+) -> dict[str, Any]:
+    """Compares the quiet tenant beside others with the same alone, and the clients' count with the server's.
+
+    `holds`: it noticed the others little enough, the counts agree, and strangers let neither memory nor logs grow.
+    """
+    times = beside["p99_ms"] / alone["p99_ms"] if alone["p99_ms"] and beside["p99_ms"] else None
+    counts_more = difference(beside["in_time"] + others.get("in_time", 0), by_server)
     return {
-        **found,
+        "alone": alone,
+        "beside": beside,
+        "p99_times_alone": times and round(times, 2),
         "in_time_by_server": by_server,
         "server_counts_more": round(counts_more, 4),
-        "noisy": noisy,
-        "holds": found["holds"] and abs(counts_more) <= MOST_DIFFERENCE,
+        **{f"{what}_growth_mb": megabytes for what, megabytes in growth_mb.items()},
+        "strangers" if of_strangers else "noisy": others,
+        "holds": beside["in_time_share"] >= LEAST_IN_TIME
+        and times is not None
+        and times <= MOST_TIMES_ALONE
+        and abs(counts_more) <= MOST_DIFFERENCE
+        and not (of_strangers and max(growth_mb.values(), default=0.0) > MOST_GROWTH_MB),
     }
 
 
-def _quiet(given: argparse.Namespace, addresses: Addresses) -> Report:
-    host, _, port = addresses.http.rpartition(":")
-    connections = THROUGH_DOOR if addresses.behind else QUIET_CONNECTIONS
-    return send(quiet_load(given, host, int(port), connections, addresses.certificate))[0]
-
-
-def _load(addresses: Addresses, request: bytes, connections: int) -> Load:
-    host, _, port = addresses.http.rpartition(":")
-    connections = min(connections, THROUGH_DOOR) if addresses.behind else connections
-    return Load(host, int(port), [request], connections=connections, certificate=addresses.certificate)
-
-
-def _streams(given: argparse.Namespace, addresses: Addresses) -> Noise:
-    """Many requests in flight over gRPC."""
-    streams = Streams(addresses.grpc, given.backbone, given.noisy, given.text, given.streams, addresses.certificate)
-    return lambda seconds: send(replace(streams, seconds=seconds))[0]
-
-
-def _long(given: argparse.Namespace, addresses: Addresses) -> Noise:
-    """Requests of millions of characters."""
-    text = (given.text + " ") * (LONGEST // (len(given.text) + 1) + 1)
-    whole, rest = divmod(given.characters, LONGEST)
-    texts = [text[:LONGEST]] * whole + ([text[:rest]] if rest else [])
-    request = infer_request(given.backbone, texts, given.noisy, parameters={"truncate": True})
-    return flooding(_load(addresses, request, given.long), _answered)
-
-
-def _alias(given: argparse.Namespace, addresses: Addresses) -> Noise:
-    """A flood through the alias."""
-    return flooding(_load(addresses, infer_request(ALIAS, [given.text], given.noisy), given.flood), _answered)
-
-
-def _words(given: argparse.Namespace, addresses: Addresses) -> Noise:
-    """Texts of very many words."""
-    request = infer_request(given.backbone, [" ".join(["a"] * given.words)], given.noisy, parameters={"truncate": True})
-    return flooding(_load(addresses, request, given.texts), _answered)
-
-
-def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
-    """Several times as many requests as the server can answer, with the quiet tenant's deadline."""
-    request = infer_request(given.backbone, [given.text], given.noisy)
-    # Without the door, which would limit this measurement as it limits the flood.
-    closed = replace(_load(addresses.behind or addresses, request, CAPACITY_CONNECTIONS), seconds=given.seconds / 4)
-    send(closed)  # warms up
-    (full,) = send(closed)
-    full.expect_success("the capacity")
-    capacity = full.req_per_s
-    rate = given.overload * capacity
-    connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
-    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), connections)
-    if addresses.behind:  # from as many addresses as the door lets these connections have
-        sources = [f"127.0.1.{1 + number}" for number in range(math.ceil(connections / THROUGH_DOOR))]
-        load = replace(load, connections=connections, sources=sources)
-    timed = replace(load, rate=rate, undisturbed=True)
-    return flooding(timed, lambda report: {"capacity_per_s": round(capacity, 1), **said(report)})
-
-
-def _answered(report: Report) -> dict[str, Any]:
-    return {"answered": report.succeeded, "not_answered": dict(report.failures)}
-
-
-WAYS = {"streams": _streams, "long": _long, "alias": _alias, "words": _words, "overload": _overload}
-
-
-def _wait_until_idle(addresses: Addresses) -> None:
+def _wait_until_idle(metrics: str) -> None:
+    """Waits until the server has no waiting texts, or raises, because the next figures would not be of the server alone."""
     end = time.monotonic() + IDLE_S
     while time.monotonic() < end:
-        with urllib.request.urlopen(f"http://{addresses.metrics}/metrics", timeout=IDLE_S) as response:
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=IDLE_S) as response:
             waiting = WAITING.findall(response.read().decode())
         if not any(map(float, waiting)):
             return
@@ -220,14 +214,16 @@ def _wait_until_idle(addresses: Addresses) -> None:
     raise HplmError(f"the server was still busy {IDLE_S:.0f} s after the load, so the next figures would not be of it alone")
 
 
-def table(measured: dict[str, dict]) -> str:
-    lines = [f"{'way':10}{'in time':>9}{'p50 ms':>9}{'p99 ms':>9}{'alone':>9}{'p99 x':>7}{'server':>9}  noisy tenant"]
+def _table(measured: dict[str, dict[str, Any]]) -> str:
+    titles = ("in time", "p50 ms", "p99 ms", "alone", "p99 x", "server", "memory MB", "log MB")
+    lines = [f"{'way':15}{''.join(f'{title:>10}' for title in titles)}  others"]
     for name, way in measured.items():
         alone, beside = way["alone"], way["beside"]
-        lines.append(
-            f"{name:10}{beside['in_time_share']:>9.1%}{beside['p50_ms'] or '-':>9}{beside['p99_ms'] or '-':>9}"
-            f"{alone['p99_ms'] or '-':>9}{way['p99_times_alone'] or '-':>7}{way['server_counts_more']:>+9.1%}  {way['noisy']}"
-        )
+        grown = (way.get(f"{what}_growth_mb", "-") for what in ("shared_memory", "log"))
+        times = (beside["p50_ms"], beside["p99_ms"], alone["p99_ms"], way["p99_times_alone"])
+        shares = f"{beside['in_time_share']:.1%}", f"{way['server_counts_more']:+.1%}"
+        cells = (shares[0], *(time or "-" for time in times), shares[1], *grown)
+        lines.append(f"{name:15}{''.join(f'{cell:>10}' for cell in cells)}  {way.get('noisy') or way.get('strangers')}")
     return "\n".join(lines)
 
 

@@ -115,6 +115,7 @@ class Load:
     keep_bodies: bool = False
     certificate: Path | None = None  # of a server that is asked over TLS
     sources: Sequence[str] = ()  # the client's own addresses, in turn; none: the system chooses one
+    begin_s: float = 0.0  # how long to wait before connecting
     undisturbed: bool = False  # the generator goes before other processes, where the system allows it; for few requests
 
     def __post_init__(self) -> None:
@@ -124,15 +125,22 @@ class Load:
         if self.rate is not None and self.arrivals is not None:
             raise ValueError("a load has a rate or arrivals, not both")
 
+    @classmethod
+    def to(cls, address: str, requests: Sequence[bytes], **options: Any) -> Load:
+        """Returns a load on HOST:PORT."""
+        host, _, port = address.rpartition(":")
+        return cls(host, int(port), requests, **options)
+
     @property
     def limit_s(self) -> float:
-        return self.seconds + 2 * self.patience
+        return self.begin_s + self.seconds + 2 * self.patience
 
     def run(self) -> Report:
         from loadtest.generator import Generator
 
         if self.undisturbed:
             go_first()
+        time.sleep(self.begin_s)
         return Generator(self).run()
 
     @property

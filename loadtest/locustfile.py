@@ -1,8 +1,9 @@
 """Load for a served repository, from Locust's web page or without it:
 
-    locust -f loadtest/locustfile.py --headless -H http://127.0.0.1:8000 --repository model_repository -u 50 -r 50 Poisson
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --headless -u 50 -r 50 --scenario Gamma --html report.html
 
-Name one scenario or several: Steady, Burst, Poisson, Gamma, Replay, or Chat for decoders. docs/loadtest.md has all options.
+--scenario chooses one or several: Steady, Burst, Poisson, Gamma, Replay, or Chat for decoders. More in docs/loadtest.md.
 """
 
 from __future__ import annotations
@@ -20,33 +21,44 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gevent
+from flask import Response, request
 from gevent.event import Event
 from locust import events
 from locust.env import Environment
 from locust.runners import LocalRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
+from locust.web import WebUI
 
 from hplm.errors import HplmError, InvalidInput
+from hplm.tenants.manager import exported_folder
+from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClientError
 from hplm_client.settings import Settings
-from loadtest.outcomes import Outcomes
-from loadtest.scenarios import Burst, Chat, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
+from loadtest.outcomes import COLUMNS, Outcomes
+from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, Steady, Tenant
 from loadtest.server_count import ServerCount, difference
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
 
 __all__ = ["Burst", "Chat", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
 
+SCENARIOS: dict[str, type[Scenario]] = {
+    scenario.__name__: scenario for scenario in (Poisson, Gamma, Steady, Burst, Replay, Chat)
+}
+REPOSITORY = "model_repository"
 log = logging.getLogger(__name__)
 LOOKS = 0.2  # seconds between checks whether the run has ended
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: argparse.ArgumentParser) -> None:
-    def add(name: str, default: str | float, text: str, **more: Any) -> None:
+    def add(name: str, default: str | float | list[str], text: str, **more: Any) -> None:
         parser.add_argument(name, default=default, help=text, include_in_web_ui=True, **more)
 
-    add("--repository", "", "the served repository on this machine, for its tenants and its tokenizer")
+    chosen = "the scenarios to run together; classes that are named without an option go before"
+    add("--scenario", ["Poisson"], chosen, nargs="+", choices=list(SCENARIOS), is_multiple=True)
+    repository = f"the served repository on this machine, for its tenants and its tokenizer (without tenants: {REPOSITORY})"
+    add("--repository", "", repository)
     add("--backbone", "", "name of the backbone (default: the only one of the repository, or of the server)")
     add("--tenant-ids", "", "tenants, separated by commas (default: all in the repository)")
     add("--protocol", "http", "http or grpc", choices=("http", "grpc"))
@@ -80,12 +92,11 @@ def set_up(environment: Environment, **_: object) -> None:
         sys.exit("these scenarios run in one process: start Locust without --master, --worker and --processes")
     outcomes = Outcomes()
     if environment.web_ui:
-        assert environment.web_ui.app is not None  # made by the web page
-        environment.web_ui.app.add_url_rule("/outcomes", "outcomes", outcomes.summary)
+        _show(environment.web_ui, outcomes)
     elif problem := _problem(environment, outcomes):
         sys.exit(problem)
 
-    def begin(environment: Environment, **_: object) -> None:
+    def begin(**_: object) -> None:
         outcomes.clear()
         if problem := _problem(environment, outcomes):
             log.error("%s", problem)
@@ -94,6 +105,26 @@ def set_up(environment: Environment, **_: object) -> None:
     environment.events.test_start.add_listener(begin)
     environment.events.spawning_complete.add_listener(lambda **_: _start_clocks(environment, runner))
     environment.events.quitting.add_listener(lambda **_: _report(environment, outcomes))
+
+
+def _show(page: WebUI, outcomes: Outcomes) -> None:
+    """Adds the outcomes to the web page: a tab, a part of the report, and /outcomes as JSON."""
+    assert page.app is not None  # made by the web page
+    page.app.add_url_rule("/outcomes", "outcomes", outcomes.summary)
+    columns = [{"key": key, "title": title} for key, title in COLUMNS.items()]
+    page.template_args |= {
+        "extended_tabs": [{"title": "Outcomes", "key": "outcomes"}],
+        "extended_tables": [{"key": "outcomes", "structure": columns}],
+    }
+
+    @page.app.after_request
+    def add(response: Response) -> Response:
+        if request.path == "/stats/requests":
+            stats = [{"key": "outcomes", "data": outcomes.rows()}]
+            response.set_data(json.dumps({**(response.json or {}), "extended_stats": stats}))
+        elif request.path == "/stats/report":
+            response.set_data(outcomes.in_report(response.get_data(as_text=True)))
+        return response
 
 
 def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
@@ -114,12 +145,14 @@ def _plan(environment: Environment, outcomes: Outcomes) -> None:
     except OSError as error:
         outcomes.server = None
         log.warning("the server's own count cannot be compared, because %s does not answer: %s", options.metrics, error)
-    Scenario.field = Field(options, tenants, texts, outcomes, Event())
+    Scenario.options, Scenario.tenants, Scenario.all_texts = options, tenants, texts
+    Scenario.outcomes, Scenario.begun = outcomes, Event()
     if options.protocol == "grpc":
         import grpc.experimental.gevent
 
         grpc.experimental.gevent.init_gevent()
         _end_without_channels(environment)
+    environment.user_classes = [*_chosen(environment)]
     for scenario in _chosen(environment):
         scenario.check_tenants()
         scenario.prepare()
@@ -148,7 +181,10 @@ def _given(environment: Environment) -> argparse.Namespace:
 
 
 def _chosen(environment: Environment) -> list[type[Scenario]]:
-    return [scenario for scenario in environment.user_classes if issubclass(scenario, Scenario)]
+    given = _given(environment)
+    if given.user_classes or given.class_picker:
+        return [scenario for scenario in environment.user_classes if issubclass(scenario, Scenario)]
+    return [SCENARIOS[name] for name in given.scenario]
 
 
 def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
@@ -184,27 +220,27 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
 def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
     """Returns the tenants, and the path of the tokenizer if the repository is known."""
     named = [Tenant(name) for name in options.tenant_ids.split(",") if name]
+    if not named and not options.repository and Path(REPOSITORY).is_dir():
+        options.repository = REPOSITORY
     if not options.repository:
         if not named:
             raise InvalidInput("no tenants are named: give --repository DIR for all tenants in it, or --tenant-ids a,b,c")
         options.backbone = options.backbone or None
         return named, None
-    found = sorted(Path(options.repository).glob(f"{options.backbone or '*'}/1/tenants.json"))
-    if len(found) != 1:
-        names = ", ".join(path.parent.parent.name for path in found) or "none"
-        raise InvalidInput(f"--repository {options.repository} has these backbones: {names}: name one of them with --backbone")
-    options.backbone = found[0].parent.parent.name
-    known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in json.loads(found[0].read_text("utf-8"))["tenants"]}
+    folder = exported_folder(Path(options.repository), options.backbone or None)
+    options.backbone = folder.parent.name
+    entries = json.loads((folder / EXPORTED_TENANTS).read_text("utf-8"))["tenants"]
+    known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in entries}
     if missing := [tenant.id for tenant in named if tenant.id not in known]:
         raise InvalidInput(f"--tenant-ids: {missing[0]!r} is not in {options.repository}: it has {', '.join(list(known)[:5])}")
-    return [known[tenant.id] for tenant in named] or list(known.values()), found[0].with_name("tokenizer.json")
+    return [known[tenant.id] for tenant in named] or list(known.values()), folder / "tokenizer.json"
 
 
 def _start_clocks(environment: Environment, runner: LocalRunner) -> None:
     now = time.time()
     for scenario in _chosen(environment):
         scenario.plan.started = now
-    Scenario.field.begun.set()
+    Scenario.begun.set()
     gevent.spawn(_end_when_done, environment, runner)
 
 
@@ -226,7 +262,10 @@ def _report(environment: Environment, outcomes: Outcomes) -> None:
     if not outcomes.counts:
         return
     print(outcomes.table(), file=sys.stderr)
-    if to := _given(environment).outcomes:
+    given = _given(environment)
+    if given.html_file and (page := Path(given.html_file)).exists() and page.stat().st_mtime >= outcomes.began:
+        page.write_text(outcomes.in_report(page.read_text("utf-8")), "utf-8")
+    if to := given.outcomes:
         Path(to).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")
     if outcomes.server is not None:  # asked last: a server that has ended leaves the file complete
         client, server = outcomes.in_time, outcomes.server.in_time()

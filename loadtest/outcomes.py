@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from html import escape
+from typing import Any
 
 from loadtest.server_count import ServerCount
 
 ON_TIME, LATE, UNSENT, CUT = "on_time", "late", "unsent", "cut"
+COLUMNS = {
+    "scenario": "Scenario",
+    "requests": "Requests",
+    "on_time_share": "On time",
+    "late": "Late",
+    "sent_late_by": "Sent late by",
+    "refused_or_failed": "Refused or failed",
+}
+COLORS = {"on time": "#2e7d32", "late": "#f9a825", "refused or failed": "#c62828"}
 
 
 class NotOnTime(Exception):
@@ -25,6 +37,7 @@ class Outcomes:
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     latest_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # the longest delay before sending
     server: ServerCount | None = None  # of the same requests
+    began: float = field(default_factory=time.time)
 
     def add(self, scenario: str, outcome: str, lag_ms: float) -> None:
         self.counts[scenario][outcome] += 1
@@ -38,7 +51,7 @@ class Outcomes:
     def in_time(self) -> int:
         return sum(counts[ON_TIME] for counts in self.counts.values())
 
-    def summary(self) -> dict[str, dict]:
+    def summary(self) -> dict[str, dict[str, Any]]:
         figures = {}
         for scenario, counts in self.counts.items():
             total = counts.total()
@@ -52,10 +65,48 @@ class Outcomes:
             }
         return figures
 
+    def rows(self) -> list[dict[str, str]]:
+        """Returns a row of `COLUMNS` for each scenario."""
+        return [
+            {
+                "scenario": scenario,
+                "requests": str(one["requests"]),
+                "on_time_share": f"{one['on_time_share']:.1%}",
+                "late": str(one["late"]),
+                "sent_late_by": f"{one['sender_lag_ms']:.0f} ms",
+                "refused_or_failed": ", ".join(f"{name} {count}" for name, count in one["not_on_time"].items()) or "-",
+            }
+            for scenario, one in self.summary().items()
+        ]
+
     def table(self) -> str:
         lines = [f"{'scenario':20}{'requests':>10}{'on time':>10}{'late':>8}{'sent late by':>14}  refused or failed"]
-        for scenario, one in self.summary().items():
-            others = ", ".join(f"{name} {count}" for name, count in one["not_on_time"].items()) or "-"
-            lag = f"{one['sender_lag_ms']:.0f} ms"
-            lines.append(f"{scenario:20}{one['requests']:>10}{one['on_time_share']:>10.1%}{one['late']:>8}{lag:>14}  {others}")
+        for row in self.rows():
+            scenario, requests, on_time, late, lag, others = row.values()
+            lines.append(f"{scenario:20}{requests:>10}{on_time:>10}{late:>8}{lag:>14}  {others}")
         return "\n".join(lines)
+
+    def in_report(self, page: str) -> str:
+        """Returns Locust's report page with the outcomes as a table and as bars."""
+        head = "".join(f"<th>{title}</th>" for title in (*COLUMNS.values(), "Requests by outcome"))
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.values())}<td>{self._bar(row['scenario'])}</td></tr>"
+            for row in self.rows()
+        )
+        colors = ", ".join(f'<span style="color:{color}">&#9632;</span> {name}' for name, color in COLORS.items())
+        section = (
+            '<section id="outcomes" style="font-family:sans-serif;margin:2em;background:#fff;color:#000">'
+            f'<h2>Outcomes</h2><table border="1" cellpadding="6" style="border-collapse:collapse"><tr>{head}</tr>{body}</table>'
+            f"<p>{colors}</p></section>"
+        )
+        before, end, after = page.rpartition("</body>")
+        return before + section + end + after
+
+    def _bar(self, scenario: str) -> str:
+        counts = self.counts[scenario]
+        shares = (counts[ON_TIME], counts[LATE], counts.total() - counts[ON_TIME] - counts[LATE])
+        style = "display:inline-block;height:1em;width:{:.0f}px;background:{}"
+        styles = [
+            style.format(300 * share / counts.total(), color) for share, color in zip(shares, COLORS.values(), strict=True)
+        ]
+        return "".join(f'<span style="{style}"></span>' for style in styles)

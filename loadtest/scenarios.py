@@ -6,6 +6,7 @@ long as there are enough users. A request that is sent late because all users ar
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from argparse import Namespace
@@ -23,9 +24,8 @@ from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
 from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
-from loadtest.recorded import read_recorded
 from loadtest.texts import Texts
-from loadtest.traffic import Mix, burst, gamma, steady
+from loadtest.traffic import TCB, Mix, burst, gamma, read_recorded, steady
 
 FIRST_TOKEN, TOKEN = "FIRST TOKEN", "TOKEN"  # types of requests, to Locust
 
@@ -43,36 +43,26 @@ class Plan:
     arrivals: Arrivals
     texts: list[str]
     started: float = 0.0
-    next: int = 0
     answered: int = 0
 
-    def take(self) -> int | None:
-        if self.next == len(self.arrivals):
-            return None
-        self.next += 1
-        return self.next - 1
+    def __post_init__(self) -> None:
+        self.waiting = iter(range(len(self.arrivals)))
 
     @property
     def done(self) -> bool:
         return self.answered == len(self.arrivals)
 
 
-@dataclass
-class Field:
-    """The data that all scenarios of a run share."""
-
-    options: Namespace
-    tenants: list[Tenant]
-    texts: Texts
-    outcomes: Outcomes
-    begun: Event  # set when all users have started; then the clock of every plan starts
-
-
 class Scenario(User):
     abstract = True
     generates = False  # whether its tenants answer with new text
-    field: ClassVar[Field]
     plan: ClassVar[Plan]
+    # What all scenarios of a run share:
+    options: ClassVar[Namespace]
+    tenants: ClassVar[list[Tenant]]
+    all_texts: ClassVar[Texts]
+    outcomes: ClassVar[Outcomes]
+    begun: ClassVar[Event]  # set when all users have started; then the clock of every plan starts
 
     @classmethod
     @abstractmethod
@@ -82,8 +72,8 @@ class Scenario(User):
     @classmethod
     def check_tenants(cls) -> None:
         """Raises if the tenants are of another kind of backbone. Without a repository their tasks are not known."""
-        for tenant in cls.field.tenants:
-            if cls.field.options.repository and find_task(tenant.task).generates != cls.generates:
+        for tenant in cls.tenants:
+            if cls.options.repository and find_task(tenant.task).generates != cls.generates:
                 raise InvalidInput(
                     f"{cls.__name__} does not ask tenant {tenant.id!r}, whose task is {tenant.task!r}: Chat asks decoders, and "
                     "all others ask encoders; --backbone chooses one"
@@ -92,20 +82,16 @@ class Scenario(User):
     @classmethod
     def prepare(cls) -> None:
         """Makes the scenario's plan, with all texts, so that sending does not have to make them."""
-        field, options = cls.field, cls.field.options
-        mix = Mix(len(field.tenants), options.zipf, options.lengths or Mix.lengths, options.deadline_ms)
-        arrivals = cls.arrivals(options, mix)
-        cls.plan = Plan(arrivals, cls.texts_of(arrivals))
-
-    @classmethod
-    def texts_of(cls, arrivals: Arrivals) -> list[str]:
-        texts = cls.field.texts
-        if cls.field.options.lengths is None:
-            return [texts.whole(number) for number in range(len(arrivals))]
-        return [texts.of(tokens, number) for number, tokens in enumerate(arrivals.tokens.tolist())]
+        options, texts = cls.options, cls.all_texts
+        arrivals = cls.arrivals(options, Mix(len(cls.tenants), options.zipf, options.lengths or TCB, options.deadline_ms))
+        numbers = range(len(arrivals))
+        if options.lengths is None:
+            cls.plan = Plan(arrivals, [texts.whole(number) for number in numbers])
+        else:
+            cls.plan = Plan(arrivals, list(map(texts.of, arrivals.tokens.tolist(), numbers)))
 
     def on_start(self) -> None:
-        options = self.field.options
+        options = self.options
         self.client = HplmClient(
             options.address[options.protocol],
             options.protocol,
@@ -115,14 +101,14 @@ class Scenario(User):
             retries=0,
             ca_file=options.ca_file,
         )
-        self.field.begun.wait()
+        self.begun.wait()
 
     def on_stop(self) -> None:
         self.client.close()
 
     @task
     def send_next(self) -> None:
-        number = self.plan.take()
+        number = next(self.plan.waiting, None)
         if number is None:
             raise StopUser
         due = self.plan.started + int(self.plan.arrivals.at_ns[number]) / SECOND
@@ -133,27 +119,23 @@ class Scenario(User):
             self.plan.answered += 1
 
     def _send(self, number: int, due: float) -> None:
-        tenant = self.field.tenants[int(self.plan.arrivals.tenant[number]) % len(self.field.tenants)]
-        allowed_ms = int(self.plan.arrivals.allowed_ns[number]) / MILLISECOND
-        lag_ms = max(0.0, (time.time() - due) * 1e3)
-        failure: Exception | None = None
-        outcome = ON_TIME
+        tenant = self.tenants[int(self.plan.arrivals.tenant[number]) % len(self.tenants)]
+        allowed_ms = int(self.plan.arrivals.allowed_ns[number]) / MILLISECOND or math.inf
+        lag_ms = max(0.0, _ms_since(due))
+        failure: NotOnTime | None = None
         try:
-            if allowed_ms and lag_ms >= allowed_ms:
-                outcome = UNSENT
-                failure = NotOnTime(UNSENT, "no user was free before the deadline: start more users")
-            else:
-                self._ask(number, tenant, allowed_ms - lag_ms if allowed_ms else None, due)
+            if lag_ms >= allowed_ms:
+                raise NotOnTime(UNSENT, "no user was free before the deadline: start more users")
+            self._ask(number, tenant, allowed_ms - lag_ms if allowed_ms < math.inf else None, due)
+            if _ms_since(due) > allowed_ms:
+                raise NotOnTime(LATE, "answered after the deadline")
         except NotOnTime as error:
-            outcome, failure = error.outcome, error
+            failure = error
         except HplmClientError as error:
-            outcome = error.word or type(error).__name__
-            failure = NotOnTime(outcome, type(error).__name__)
-        took_ms = (time.time() - due) * 1e3
-        if failure is None and allowed_ms and took_ms > allowed_ms:
-            outcome, failure = LATE, NotOnTime(LATE, "answered after the deadline")
-        self.field.outcomes.add(type(self).__name__, outcome, lag_ms)
-        self._fire(self.field.options.protocol.upper(), took_ms, due, tenant, outcome, failure)
+            failure = NotOnTime(error.word or type(error).__name__, type(error).__name__)
+        outcome = failure.outcome if failure else ON_TIME
+        self.outcomes.add(type(self).__name__, outcome, lag_ms)
+        self._fire(self.options.protocol.upper(), _ms_since(due), due, tenant, outcome, failure)
 
     def _fire(
         self, kind: str, took_ms: float, since: float, tenant: Tenant, outcome: str, failure: Exception | None = None
@@ -173,10 +155,14 @@ class Scenario(User):
         """Sends a request of the plan and waits for its answer. Raises if there is none, or not the whole one."""
         text, priority = self.plan.texts[number], int(self.plan.arrivals.priority[number])
         question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
-        rung = self.field.options.rung or None
+        rung = self.options.rung or None
         self.client.infer(
             question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority, rung=rung
         )
+
+
+def _ms_since(due: float) -> float:
+    return (time.time() - due) * 1e3
 
 
 class Steady(Scenario):
@@ -226,7 +212,7 @@ class Chat(Poisson):
             deadline_ms=deadline_ms,
             truncate=True,
             priority=int(self.plan.arrivals.priority[number]),
-            max_tokens=self.field.options.max_tokens,
+            max_tokens=self.options.max_tokens,
             ignore_eos=True,
         )
         before = 0.0  # when the last piece came
@@ -246,16 +232,14 @@ class Replay(Scenario):
 
     @classmethod
     def prepare(cls) -> None:
-        field = cls.field
-        if field.options.trace is None:
+        if cls.options.trace is None:
             raise InvalidInput(
                 "Replay needs --trace FILE: give JSONL with arrival, tokens or text, deadline_ms, tenant, priority"
             )
-        known = [tenant.id for tenant in field.tenants]
-        recorded = read_recorded(Path(field.options.trace), known)
+        recorded = read_recorded(Path(cls.options.trace), [tenant.id for tenant in cls.tenants])
         lengths = recorded.arrivals.tokens.tolist()
         texts = [
-            text if text is not None else field.texts.of(tokens, number)
+            text if text is not None else cls.all_texts.of(tokens, number)
             for number, (text, tokens) in enumerate(zip(recorded.texts, lengths, strict=True))
         ]
         cls.plan = Plan(recorded.arrivals, texts)

@@ -9,34 +9,34 @@ files of every process are compared between the time after the warm-up and the e
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.load import Load, Report, send
-from loadtest.served_copy import ServedCopy, add_options
+from loadtest.server import ServedCopy, add_options
 from loadtest.texts import standard_library
 
 CONNECTIONS = 64
 CAPACITY_SECONDS = 10.0
 CHURN_SECONDS = 5.0  # between a tenant's coming and its going
-SAMPLE_SECONDS = 5.0
 COMPARED = 6  # the first and the last of so many parts of the windows
 
 
-class Sample(NamedTuple):
-    at: float
-    memory: dict[str, int]  # bytes of each process that it does not share
-    files: dict[str, int]
+# The bytes that each process does not share, and its open files.
+Sample = dict[str, tuple[int, int]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,51 +61,33 @@ def main(arguments: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
         folder = Path(place)
-        (folder / "state").mkdir()
-        served = ServedCopy(args.repository, folder, folder / "state", args.backbone)
-        try:
+        with ServedCopy(args.repository, folder, folder / "state", args.backbone) as served:
             return _soak(served, args.minutes * 60, args.share)
-        finally:
-            served.stop()
 
 
 def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
-    texts, tenants = standard_library(), served.open_tenants()
-    requests = [
-        infer_request(served.backbone, [text[:400]], tenants[number % len(tenants)]) for number, text in enumerate(texts)
-    ]
-    full = _send(served, requests, CAPACITY_SECONDS, None)
+    tenants = itertools.cycle(served.open_tenants())
+    requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in standard_library()]
+    load = Load.to(served.address, requests, seconds=CAPACITY_SECONDS, connections=CONNECTIONS)
+    (full,) = send(load)
     if not full.succeeded:
         full.expect_success("the capacity")
     rate = share * full.req_per_s  # refusals are quick, so they are no capacity
-    watching = Watching(served)
-    window = max(seconds / 30, 5.0)
-    reports: list[Report] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and watching.error is None:
-        reports.append(_send(served, requests, window, rate))
-        said = _p99(reports[-1:])
-        print(f"{len(reports) * window:.0f} of {seconds:.0f} s, p99 {said} ms", file=sys.stderr, flush=True)
-    watching.stop()
+    window = replace(load, seconds=max(seconds / 30, 5.0), rate=rate)
+    reports, samples, guests = _beside_guests(served, window, seconds)
     part = max(1, len(reports) // COMPARED)
     first, last = _p99(reports[:part]), _p99(reports[-part:])
-    statuses = np.concatenate([report.statuses for report in reports])
     return {
         "rate_per_s": round(rate, 1),
-        "sent": len(statuses),
-        "answered": int((statuses == 200).sum()),
-        "failed": sum(sum(report.errors.values()) for report in reports),
-        "guests": watching.guests,
+        "sent": sum(len(report.statuses) for report in reports),
+        "answered": sum(report.succeeded for report in reports),
+        "failed": sum(report.errors.total() for report in reports),
+        "guests": guests,
         "p99_first_ms": first,
         "p99_last_ms": last,
         "p99_growth": round(last / first - 1, 3) if first and last else None,
-        **_growth(watching.samples),
+        **_growth(samples),
     }
-
-
-def _send(served: ServedCopy, requests: Sequence[bytes], seconds: float, rate: float | None) -> Report:
-    host, _, port = served.address.rpartition(":")
-    return send(Load(host, int(port), list(requests), connections=CONNECTIONS, seconds=seconds, rate=rate))[0]
 
 
 def _p99(reports: Sequence[Report]) -> float | None:
@@ -113,75 +95,60 @@ def _p99(reports: Sequence[Report]) -> float | None:
     return round(float(np.percentile(served, 99)) * 1000, 2) if len(served) else None
 
 
-class Watching:
-    """Samples the server's processes, and lets a tenant come and go, each in a thread."""
+def _beside_guests(served: ServedCopy, window: Load, seconds: float) -> tuple[list[Report], list[Sample], int]:
+    """Sends window after window while a tenant comes and goes.
 
-    def __init__(self, served: ServedCopy) -> None:
-        self.samples: list[Sample] = []
-        self.guests = 0
-        self.error: Exception | None = None  # that ended one of the threads
-        self._served = served
-        self._ending = threading.Event()
-        self._threads = [threading.Thread(target=self._go_on, args=(step,)) for step in (self._sample, self._churn)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join()
-        if self.error is not None:
-            raise HplmError(f"the run ended early, because the server could not be watched or changed: {self.error}")
-        if not self.samples:
-            raise HplmError(f"nothing was measured in less than {SAMPLE_SECONDS:g} s: give more --minutes")
-
-    def _go_on(self, step: Callable[[], None]) -> None:
+    Returns the reports, what the processes take after each window, and how often the tenant has come and gone.
+    """
+    reports: list[Report] = []
+    samples: list[Sample] = []
+    ending = threading.Event()
+    end = time.monotonic() + seconds
+    with ThreadPoolExecutor(1) as pool:
+        guests = pool.submit(_guests, served, ending)
         try:
-            step()
-        except Exception as error:  # `stop` raises it
-            self.error = error
-
-    def _sample(self) -> None:
-        while not self._ending.wait(SAMPLE_SECONDS):
-            processes = self._served.processes()
-            self.samples.append(
-                Sample(
-                    time.monotonic(),
-                    {name: _private_bytes(pid) for name, pid in processes.items()},
-                    {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in processes.items()},
-                )
-            )
-
-    def _churn(self) -> None:
-        while not self._ending.is_set():
-            self._served.add_guest()
-            self._ending.wait(CHURN_SECONDS)
-            self._served.delete_guest()
-            self.guests += 1
+            while time.monotonic() < end and not guests.done():
+                reports += send(window)
+                samples.append({name: _taken(pid) for name, pid in served.processes().items()})
+                took = len(reports) * window.seconds
+                print(f"{took:.0f} of {seconds:.0f} s, p99 {_p99(reports[-1:])} ms", file=sys.stderr, flush=True)
+        finally:
+            ending.set()
+        count = guests.result()  # raises the error of a change
+    if not samples:
+        raise HplmError("nothing was measured: give more --minutes")
+    return reports, samples, count
 
 
-def _private_bytes(pid: int) -> int:
-    """Returns the memory that only this process has: mapped tables are the page cache's."""
+def _guests(served: ServedCopy, ending: threading.Event) -> int:
+    count = 0
+    while not ending.is_set():
+        served.add_guest()
+        ending.wait(CHURN_SECONDS)
+        served.delete_guest()
+        count += 1
+    return count
+
+
+def _taken(pid: int) -> tuple[int, int]:
+    """Returns the memory that only this process has, because mapped tables are the page cache's, and its open files."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+    private = next(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+    return private, len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def _growth(samples: Sequence[Sample]) -> dict[str, Any]:
     """Compares the medians of the second sixth, after the warm-up, and of the last."""
     part = max(1, len(samples) // COMPARED)
     early, late = samples[part : 2 * part] or samples[:1], samples[-part:]
-    names = early[0].memory.keys() & late[-1].memory.keys()
-
-    def median(some: Sequence[Sample], field: str, name: str) -> float:
-        return float(np.median([getattr(sample, field).get(name, 0) for sample in some]))
-
-    return {
-        "memory_mb": {name: round(median(late, "memory", name) / 1e6, 1) for name in sorted(names)},
-        "memory_growth": {
-            name: round(median(late, "memory", name) / max(1.0, median(early, "memory", name)) - 1, 4) for name in sorted(names)
-        },
-        "files_growth": {name: int(median(late, "files", name) - median(early, "files", name)) for name in sorted(names)},
-    }
+    found: dict[str, Any] = {"memory_mb": {}, "memory_growth": {}, "files_growth": {}}
+    for name in sorted(early[0].keys() & late[-1].keys()):
+        memory, files = np.median([sample[name] for sample in early if name in sample], axis=0)
+        memory_late, files_late = np.median([sample[name] for sample in late if name in sample], axis=0)
+        found["memory_mb"][name] = round(memory_late / 1e6, 1)
+        found["memory_growth"][name] = round(memory_late / max(1.0, memory) - 1, 4)
+        found["files_growth"][name] = int(files_late - files)
+    return found
 
 
 if __name__ == "__main__":

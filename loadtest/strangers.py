@@ -1,4 +1,4 @@
-"""Clients without a key that misuse a front door: a load for `loadtest.load.send`."""
+"""Clients without a key that misuse a reverse proxy: a load for `loadtest.load.send`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 REFUSED_S = 5.0  # before a refused client tries again
 A_BYTE_S = 1.0  # between two bytes of a slow client
@@ -26,42 +27,41 @@ TENANT = "nobody"
 
 
 @dataclass(frozen=True)
-class Abuse:
+class Strangers:
     """`kinds` are taken in turn by the connections, and by each connection for its next request."""
 
     kinds: Sequence[str]
-    host: str
-    port: int
-    certificate: str
+    address: str
+    certificate: Path
     backbone: str
     connections: int
-    seconds: float
     sources: Sequence[str]  # the clients' own addresses
     body_bytes: int = 0
+    seconds: float = 10.0
 
     @property
     def limit_s(self) -> float:
         return 2 * (self.seconds + PATIENCE_S)
 
     def run(self) -> dict[str, int]:
-        """Returns how often clients were let in or refused, the statuses of their answers, and how many bytes they sent."""
+        """Returns how often clients were let in or refused, the statuses of their answers, and how many megabytes they sent."""
         os.nice(POLITE)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
-        return dict(asyncio.run(Strangers(self).misbehave()))
+        return dict(asyncio.run(_Misuse(self).counted()))
 
 
-class Strangers:
-    def __init__(self, abuse: Abuse) -> None:
-        self._abuse = abuse
-        self._tls = ssl.create_default_context(cafile=abuse.certificate)
-        self._counts: Counter[str] = Counter(let_in=0, refused=0, megabytes=0)
+class _Misuse:
+    def __init__(self, asked: Strangers) -> None:
+        self._asked = asked
+        self._tls = ssl.create_default_context(cafile=asked.certificate)
+        self._counts: Counter[str] = Counter(let_in=0, refused=0)
         self._sent = self._open = 0
-        self._ends = time.monotonic() + abuse.seconds
+        self._ends = time.monotonic() + asked.seconds
 
-    async def misbehave(self) -> Counter[str]:
-        tasks = [asyncio.create_task(self._go_on(number)) for number in range(self._abuse.connections)]
-        await asyncio.wait(tasks, timeout=self._abuse.seconds)
+    async def counted(self) -> Counter[str]:
+        tasks = [asyncio.create_task(self._go_on(number)) for number in range(self._asked.connections)]
+        await asyncio.wait(tasks, timeout=self._asked.seconds)
         self._counts["open_at_the_end"] = self._open
         for task in tasks:
             task.cancel()
@@ -71,12 +71,11 @@ class Strangers:
 
     async def _go_on(self, number: int) -> None:
         """Connects again and again, until time is over."""
-        source = self._abuse.sources[number % len(self._abuse.sources)]
-        kinds = itertools.cycle(self._abuse.kinds)
-        for _ in range(number % len(self._abuse.kinds)):
-            next(kinds)
-        while time.monotonic() < self._ends:
-            kind = next(kinds)
+        source = self._asked.sources[number % len(self._asked.sources)]
+        first = number % len(self._asked.kinds)
+        for kind in itertools.islice(itertools.cycle(self._asked.kinds), first, None):
+            if time.monotonic() >= self._ends:
+                return
             try:
                 reader, writer = await self._connect(source, kind)
             except (OSError, asyncio.TimeoutError):  # errors of TLS are of the first class
@@ -95,9 +94,9 @@ class Strangers:
                 await asyncio.sleep(REFUSED_S)
 
     async def _connect(self, source: str, kind: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self._asked.address.rpartition(":")
         tls = None if kind == SILENT else self._tls
-        opened = asyncio.open_connection(self._abuse.host, self._abuse.port, ssl=tls, local_addr=(source, 0))
-        return await asyncio.wait_for(opened, PATIENCE_S)
+        return await asyncio.wait_for(asyncio.open_connection(host, int(port), ssl=tls, local_addr=(source, 0)), PATIENCE_S)
 
     async def _status(self, reader: asyncio.StreamReader, sending: Coroutine[None, None, None]) -> str:
         """Returns the status of the answer, which may come while the request is still being sent."""
@@ -125,7 +124,7 @@ class Strangers:
 
     async def _send_all(self, writer: asyncio.StreamWriter, chunked: bool) -> None:
         """Sends a text of so many bytes as fast as it is taken."""
-        left = self._abuse.body_bytes
+        left = self._asked.body_bytes
         text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": left + 4}}
         announced = json.dumps({"inputs": [text], "parameters": {"tenant": TENANT}}).encode()
         piece = announced + struct.pack("<I", left)
@@ -142,4 +141,4 @@ class Strangers:
             writer.write(b"0\r\n\r\n")
 
     def _head(self, fields: str) -> bytes:
-        return f"POST /v2/models/{self._abuse.backbone}/infer HTTP/1.1\r\nHost: loadtest\r\n{fields}\r\n\r\n".encode()
+        return f"POST /v2/models/{self._asked.backbone}/infer HTTP/1.1\r\nHost: loadtest\r\n{fields}\r\n\r\n".encode()

@@ -10,7 +10,7 @@ import pytest
 from client_fakes import WAYS, Way, write_backbone
 
 from hplm.server import TritonServer
-from loadtest.door import make_certificate, missing_programs
+from loadtest.proxy import make_certificate, missing_programs
 from tests.support.servers import _server_is_well, servers  # noqa: F401
 
 

@@ -12,7 +12,7 @@ import pytest
 from client_fakes import Canned, Forwarder, Way, before_each_pause, infer, read
 
 from hplm_client import AsyncHplmClient, ConnectionFailed, HplmClient, HplmClientError, NotConnected, NotTrusted
-from loadtest.door import make_certificate
+from loadtest.proxy import make_certificate
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.served_copy import ServedCopy, add_options
+from loadtest.server import ServedCopy, add_options
 
 TENANTS = 8
 TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
         if INSIDE not in os.environ:
             stack.callback(shutil.rmtree, place, ignore_errors=True)
-        victim = ServedCopy(args.repository, folder, place, args.backbone)
-        stack.callback(victim.stop)
+        victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
         questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
         history = History(victim.address, victim.models, expected, args.clients)
@@ -85,50 +84,47 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _harm(args: argparse.Namespace, victim: ServedCopy, history: History, questions: list[Question]) -> list[dict[str, Any]]:
-    """Makes one fault after another, each at least once."""
-    chance = random.Random(args.seed)
-    chosen = [one for one in faults(victim) if not args.faults or one.name.startswith(tuple(args.faults))]
+    """Makes one fault after another, each at least once, until one is not mended."""
+    chance, known = random.Random(args.seed), faults(victim)
+    chosen = [one for one in known if not args.faults or one.name.startswith(tuple(args.faults))]
     if not chosen:
-        raise HplmError(
-            f"no fault begins with {' or '.join(args.faults)}: known are {', '.join(f.name for f in faults(victim))}"
-        )
+        names = ", ".join(one.name for one in known)
+        raise HplmError(f"no fault begins with {' or '.join(args.faults)}: known are {names}")
     until = time.monotonic() + 60 * args.minutes
     done: list[dict[str, Any]] = []
     while len(done) < len(chosen) or time.monotonic() < until:
         if len(done) % len(chosen) == 0:
             chance.shuffle(chosen)
         time.sleep(CALM)
-        done.append(_one(chosen[len(done) % len(chosen)], victim, history, questions, chance))
+        before, fault = history.counts(), chosen[len(done) % len(chosen)]
+        found = {"fault": fault.name, "in_flight": history.in_flight, **_made(fault, victim, questions, chance)}
+        counts = history.counts()
+        counts.subtract(before)
+        done.append(found | {outcome: counts[outcome] for outcome in OUTCOMES})
         print(", ".join(f"{name} {value}" for name, value in done[-1].items()), file=sys.stderr, flush=True)
-        if done[-1].keys() & {"not_recovered", "wrong_answer"}:
+        if found.keys() & {"not_recovered", "wrong_answer"}:
             break
     return done
 
 
-def _one(
-    fault: Fault, victim: ServedCopy, history: History, questions: list[Question], chance: random.Random
-) -> dict[str, Any]:
-    """Makes a fault. Returns what clients saw until all tenants were answered again, and how long after it that was."""
-    before, in_flight = history.counts(), history.in_flight
+def _made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: random.Random) -> dict[str, Any]:
+    """Makes a fault, and waits until all tenants are answered again. Returns how long after it that was."""
     seconds = chance.uniform(*fault.seconds)
-    found: dict[str, Any] = {"fault": fault.name, "in_flight": in_flight}
-    if seconds:
-        found["lasted_s"] = round(seconds, 1)
+    lasted = {"lasted_s": round(seconds, 1)} if seconds else {}
     try:
         with fault.begin(victim, chance):
             began = time.monotonic()
             time.sleep(seconds)
     except Unable as error:
-        return {"fault": fault.name, "unable": str(error)}
+        return {"unable": str(error)}
     except WrongAnswer as error:
-        return found | {"wrong_answer": str(error)}
+        return lasted | {"wrong_answer": str(error)}
     if seconds:
         began = time.monotonic()  # of its end
     last = _answered_again(victim, questions)
-    found |= {"not_recovered": last.said} if last.outcome != OK else {"recovery_s": round(time.monotonic() - began, 1)}
-    counts = history.counts()
-    counts.subtract(before)
-    return found | {outcome: counts[outcome] for outcome in OUTCOMES}
+    if last.outcome != OK:
+        return lasted | {"not_recovered": last.said}
+    return lasted | {"recovery_s": round(time.monotonic() - began, 1)}
 
 
 def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:

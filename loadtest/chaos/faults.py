@@ -22,19 +22,23 @@ from hplm.errors import HplmError
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES
-from loadtest.chaos.history import OK, REFUSED, Asker, Question
-from loadtest.served_copy import ENGINE, GUEST, SERVER, ServedCopy
+from loadtest.chaos.history import FAILED, REFUSED, Asker, Question
+from loadtest.server import ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
+TABLES = f"{EXPORTED_TABLES}/*/*/values"
 FLOOD = 300  # connections
 LEAVERS = 50
 SPARE = 1 << 20  # bytes that a full disk still has
 FULL_AT_MOST = 1 << 30  # larger disks are not filled
 
 
+Begin = Callable[[ServedCopy, random.Random], AbstractContextManager[None]]
+
+
 class Fault(NamedTuple):
     name: str
-    begin: Callable[[ServedCopy, random.Random], AbstractContextManager[None]]
+    begin: Begin
     seconds: tuple[float, float] = (0.0, 0.0)  # how long it lasts before it is undone
 
 
@@ -56,18 +60,18 @@ def faults(victim: ServedCopy) -> list[Fault]:
         *kill,
         *stop,
         Fault("registry locked", _registry_locked, lasting),
-        Fault("table replaced by garbage", _table_replaced, lasting),
-        Fault("table truncated", _table_truncated, lasting),
+        Fault("table replaced by garbage", _broken(TABLES, _replace), lasting),
+        Fault("table truncated", _broken(TABLES, _truncate), lasting),
         Fault("record flipped", _record_flipped, lasting),
         Fault("state's disk full", _disk_full, lasting),
-        Fault("/dev/shm full", _shared_memory_full, lasting),
+        Fault("/dev/shm full", lambda *_: _full(SHARED_MEMORY), lasting),
         Fault("flood of half requests", _flood, (2.0, 2.0)),
         Fault("clients that leave", _leavers),
         Fault("tenant added and deleted", _tenant_comes_and_goes),
     ]
 
 
-def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = None):
+def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = None) -> Begin:
     @contextmanager
     def fault(victim: ServedCopy, chance: random.Random) -> Generator[None]:
         pid = victim.pid(part)
@@ -95,57 +99,51 @@ def _registry_locked(victim: ServedCopy, chance: random.Random) -> Generator[Non
         database.close()
 
 
-def _table_file(victim: ServedCopy, chance: random.Random) -> Path:
-    return chance.choice(sorted(victim.folder.glob(f"{EXPORTED_TABLES}/*/*/values")))
+def _broken(pattern: str, damage: Callable[[Path, random.Random], None]) -> Begin:
+    """Damages one of the files. Afterwards a copy gets its place."""
+
+    @contextmanager
+    def fault(victim: ServedCopy, chance: random.Random) -> Generator[None]:
+        path = chance.choice(sorted(victim.folder.glob(pattern)))
+        copy = Path(shutil.copyfile(path, path.with_name(f"{path.name}.copy")))
+        try:
+            damage(path, chance)
+            yield
+        finally:
+            copy.replace(path)
+
+    return fault
 
 
-@contextmanager
-def _table_replaced(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    """The file gets another one's place, as by a failed copy. Processes that have it open keep the old one."""
-    path = _table_file(victim, chance)
-    with _restored(path):
-        garbage = path.with_name(f"{path.name}.garbage")
-        garbage.write_bytes(chance.randbytes(min(path.stat().st_size, 1 << 20)))
-        garbage.replace(path)
-        yield
+def _replace(path: Path, chance: random.Random) -> None:
+    """Puts garbage in the file's place, as a failed copy does. Processes that have it open keep the old one."""
+    garbage = path.with_name(f"{path.name}.garbage")
+    garbage.write_bytes(chance.randbytes(min(path.stat().st_size, 1 << 20)))
+    garbage.replace(path)
 
 
-@contextmanager
-def _table_truncated(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    path = _table_file(victim, chance)
-    with _restored(path):
-        os.truncate(path, path.stat().st_size // 3)
-        yield
-
-
-@contextmanager
-def _restored(path: Path) -> Generator[None]:
-    """Puts a copy of the file in its place afterwards."""
-    copy = path.with_name(f"{path.name}.copy")
-    shutil.copyfile(path, copy)
-    try:
-        yield
-    finally:
-        copy.replace(path)
+def _truncate(path: Path, chance: random.Random) -> None:
+    os.truncate(path, path.stat().st_size // 3)
 
 
 @contextmanager
 def _record_flipped(victim: ServedCopy, chance: random.Random) -> Generator[None]:
+    """Flips a byte and flips it back: servers have the file mapped, so it must stay the same file."""
     path = chance.choice(sorted(victim.folder.glob(f"{EXPORTED_BANKS}/*")))
     at = chance.randrange(path.stat().st_size // 2, path.stat().st_size)
-    _flip(path, at)
+
+    def flip() -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 0xFF]))
+
+    flip()
     try:
         yield
     finally:
-        _flip(path, at)
-
-
-def _flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 0xFF]))
+        flip()
 
 
 @contextmanager
@@ -156,12 +154,6 @@ def _disk_full(victim: ServedCopy, chance: random.Random) -> Generator[None]:
         yield
     with contextlib.suppress(HplmError):
         victim.delete_guest()
-
-
-@contextmanager
-def _shared_memory_full(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    with _full(SHARED_MEMORY):
-        yield
 
 
 @contextmanager
@@ -208,16 +200,15 @@ def _leavers(victim: ServedCopy, chance: random.Random) -> Generator[None]:
 def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     asker = Asker(victim.address, victim.backbone)
     source = victim.add_guest()
-    asked = [asker.ask(Question(tenant, "the same text for both")) for tenant in (source, GUEST)]
-    expected = asked[0].logits
-    for tenant, answer in zip((source, GUEST), asked, strict=True):
-        if answer.outcome != OK:
-            raise WrongAnswer(f"{tenant} was not answered: {answer.said}")
-    if expected is None or not asked[1].agrees_with(expected):
+    expected, answer = (asker.ask(Question(tenant, "the same text for both")) for tenant in (source, GUEST))
+    if expected.logits is None:
+        raise WrongAnswer(f"{source} was not answered: {expected.said}")
+    if answer.logits is None:
+        raise WrongAnswer(f"{GUEST} was not answered: {answer.said}")
+    if not answer.agrees_with(expected.logits):
         raise WrongAnswer(f"{GUEST} is a copy of {source}, and its answer differs")
     victim.delete_guest()
-    gone = asker.ask(Question(GUEST, "nobody"))
-    asker.close()
-    if gone.outcome not in (REFUSED, "failed"):
+    if asker.ask(Question(GUEST, "nobody")).outcome not in (REFUSED, FAILED):
         raise WrongAnswer(f"{GUEST} was deleted and is answered")
+    asker.close()
     yield

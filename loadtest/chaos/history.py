@@ -6,6 +6,7 @@ Every answer is compared with the answer that the same server gave to the same q
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -96,19 +97,16 @@ class History:
     """Counts the outcomes of many clients' requests. Each client asks its next question when it has an answer."""
 
     def __init__(self, address: str, models: Sequence[str], expected: Mapping[Question, Array], clients: int) -> None:
-        self._address, self._models, self._expected = address, models, expected
+        self._expected = expected
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._said: Counter[str] = Counter()
         self._ending = threading.Event()
-        self._in_flight = 0
-        self._threads = [threading.Thread(target=self._ask_on, args=(number,), daemon=True) for number in range(clients)]
+        self.in_flight = 0
+        askers = [Asker(address, models[number % len(models)]) for number in range(clients)]
+        self._threads = [threading.Thread(target=self._ask_on, args=one, daemon=True) for one in enumerate(askers)]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
 
     def counts(self) -> Counter[str]:
         with self._lock:
@@ -124,20 +122,19 @@ class History:
         for thread in self._threads:
             thread.join()
 
-    def _ask_on(self, number: int) -> None:
-        asker = Asker(self._address, self._models[number % len(self._models)])
+    def _ask_on(self, number: int, asker: Asker) -> None:
         questions = list(self._expected)
-        while not self._ending.is_set():
-            question = questions[number % len(questions)]
-            number += 1
+        for question in itertools.islice(itertools.cycle(questions), number % len(questions), None):
+            if self._ending.is_set():
+                break
             with self._lock:
-                self._in_flight += 1
+                self.in_flight += 1
             answer = asker.ask(question)
             outcome = answer.outcome
             if outcome == OK and not answer.agrees_with(self._expected[question]):
                 outcome = WRONG
             with self._lock:
-                self._in_flight -= 1
+                self.in_flight -= 1
                 self._counts[outcome] += 1
                 if outcome != OK:
                     self._said[f"{outcome}: {answer.said or question.tenant}"] += 1

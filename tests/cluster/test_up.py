@@ -22,7 +22,7 @@ from hplm.server.process_group import arguments
 from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient, HplmClientError, NoTenant
 from loadtest.chaos.history import OK, UNANSWERED, WRONG, History, Question, expected_answers
-from loadtest.served_cluster import ServedCluster
+from loadtest.server import ServedCluster
 from testing.random_store import random_tenant
 from testing.toy import TENANTS, WORDS
 from tests.support.wait import eventually

@@ -17,7 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hplm_client.errors import HplmClientError, refusal
-from loadtest.door import HOST, Door, front_door
+from loadtest.proxy import HOST, Proxy, reverse_proxy
 from tests.deploy.programs import debian_program
 from tests.server.stock import LIBRARIES, Stock
 
@@ -41,7 +41,7 @@ class Answer:
         return json.loads(self.body)["error"]
 
 
-class DoorToAsk(Door):
+class DoorToAsk(Proxy):
     @property
     def socket(self) -> Path:
         """Where it takes commands, if it was told to."""
@@ -160,5 +160,5 @@ def command(path: Path, line: str) -> str:
 
 @contextmanager
 def haproxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settings: object) -> Iterator[DoorToAsk]:
-    with front_door(folder, http_url, grpc_url, backbones, **settings) as door:
+    with reverse_proxy(folder, http_url, grpc_url, backbones, **settings) as door:
         yield DoorToAsk(**vars(door))

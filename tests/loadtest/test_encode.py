@@ -5,7 +5,7 @@ import json
 import numpy as np
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
-from loadtest.encode import infer_request, json_request
+from loadtest.encode import infer_request
 
 TEXTS = ["Zwei Wörter", "", "three words here"]
 
@@ -30,8 +30,3 @@ def test_an_infer_request_is_what_tritonclient_would_send() -> None:
 def test_the_key_is_sent_in_the_authorization_header() -> None:
     assert b"\r\nAuthorization: Bearer secret\r\n" in infer_request("minilm", ["x"], "acme", api_key="secret")
     assert b"Authorization" not in infer_request("minilm", ["x"], "acme")
-
-
-def test_a_json_request_carries_its_body_unchanged() -> None:
-    request = json_request("/v2/models/minilm/infer", b'{"inputs": []}')
-    assert request.endswith(b"\r\nContent-Type: application/json\r\n\r\n" + b'{"inputs": []}')

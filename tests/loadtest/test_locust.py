@@ -51,12 +51,16 @@ def rows_of(path: Path, name: str) -> dict[str, dict[str, str]]:
 
 @on_toy
 def test_several_scenarios_run_together_and_write_their_reports(server, tmp_path) -> None:
-    options = ("-u", "24", "-r", "24", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html", *TOYS)
-    outcomes, done = headless(server, tmp_path, *options, "Poisson", "Gamma", "--zipf", "1", "--lengths", "normal:20,20,3,60")
+    """Without a repository or tenants, the load goes to all tenants of model_repository."""
+    (tmp_path / "model_repository").symlink_to(server.repository)
+    options = ("-u", "24", "-r", "24", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html")
+    options += ("--repository", "", "--backbone", "toy", "--zipf", "1", "--lengths", "normal:20,20,3,60")
+    outcomes, done = headless(server, tmp_path, *options, "--scenario", "Poisson", "Gamma")
     assert done.returncode == 0, done.stderr
     assert set(outcomes) == {"Poisson", "Gamma"}
     assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 50
-    assert "on time" in done.stderr and "Poisson" in (tmp_path / "run.html").read_text()
+    report = (tmp_path / "run.html").read_text()
+    assert "on time" in done.stderr and f"<td>Poisson</td><td>{outcomes['Poisson']['requests']}</td><td>100.0%</td>" in report
     assert int(rows_of(tmp_path / "run_stats.csv", "Name")["Poisson"]["Request Count"]) == outcomes["Poisson"]["requests"]
 
 
@@ -124,7 +128,7 @@ def test_a_trace_keeps_its_priorities_and_a_rung_is_fixed(tmp_path) -> None:
 @on_toy
 def test_refusals_are_counted_by_their_word(server, tmp_path) -> None:
     options = ("-u", "4", "--tenant-ids", "nobody", "--backbone", "toy", "--repository", "", "--duration", "1")
-    outcomes, _ = headless(server, tmp_path, *options, "Poisson")
+    outcomes, _ = headless(server, tmp_path, *options)
     assert set(outcomes["Poisson"]["not_on_time"]) == {"no_tenant"} and outcomes["Poisson"]["on_time_share"] == 0
 
 
@@ -132,9 +136,10 @@ def test_refusals_are_counted_by_their_word(server, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--repository", "/nowhere", "Poisson"), ["--repository", "/nowhere", "--backbone"]),
+        (("--repository", "/nowhere", "Poisson"), ["/nowhere", "--backbone"]),
         (("--backbone", "toy", "--tenant-ids", "nobody", "Poisson"), ["--tenant-ids", "'nobody'"]),
-        (("--backbone", "toy", "Chat"), ["Chat", "--backbone"]),
+        (("--backbone", "toy", "--scenario", "Chat"), ["Chat", "--backbone"]),
+        (("--scenario", "Other"), ["--scenario", "Other", "Steady"]),
         # With --processes, which is a master too, Locust may lose its workers and leave them running.
         (("--master", "--master-bind-port", str(free_ports(1)[0]), "Poisson"), ["--master", "--worker", "--processes"]),
     ],
@@ -148,17 +153,21 @@ def test_wrong_options_are_reported_at_once(server, tmp_path, options, named) ->
 def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
     (port,) = free_ports(1)
     with subprocess.Popen(
-        command(server, "--web-host", "127.0.0.1", "--web-port", str(port), *TOYS, "Poisson"),
+        command(server, "--web-host", "127.0.0.1", "--web-port", str(port), *TOYS),
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as locust:  # fmt: skip
         try:
             page = f"http://127.0.0.1:{port}"
             eventually(lambda: "zipf" in _get(page))
-            form = urlencode({"user_count": 8, "spawn_rate": 8, "host": f"http://{server.http_url}", "rate": 20, "duration": 2})
-            assert json.loads(_get(f"{page}/swarm", form.encode()))["success"]
-            eventually(lambda: json.loads(_get(f"{page}/outcomes") or "{}").get("Poisson", {}).get("requests", 0) > 20)
+            assert '"title": "Outcomes"' in _get(page)
+            form = {"user_count": 8, "spawn_rate": 8, "host": f"http://{server.http_url}", "rate": 20, "duration": 2}
+            assert json.loads(_get(f"{page}/swarm", urlencode({**form, "scenario": "Gamma"}).encode()))["success"]
+            eventually(lambda: json.loads(_get(f"{page}/outcomes") or "{}").get("Gamma", {}).get("requests", 0) > 10)
             eventually(lambda: json.loads(_get(f"{page}/stats/requests") or "{}").get("state") == "stopped")
-            assert json.loads(_get(f"{page}/outcomes"))["Poisson"]["on_time_share"] == 1.0
+            outcomes = json.loads(_get(f"{page}/outcomes"))
+            assert outcomes.keys() == {"Gamma"} and outcomes["Gamma"]["on_time_share"] == 1.0
+            (shown,) = json.loads(_get(f"{page}/stats/requests"))["extended_stats"]
+            assert shown["data"][0]["on_time_share"] == "100.0%" and 'id="outcomes"' in _get(f"{page}/stats/report")
         finally:
             os.kill(locust.pid, signal.SIGTERM)
 

@@ -2,53 +2,57 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from hplm.errors import HplmError
 from loadtest import soak
-from loadtest.soak import Sample, Watching, _growth
-from tests.support.wait import eventually
+from loadtest.load import Load, Report
+from loadtest.soak import _growth
+
+REPORT = Report(1.0, 0.0, np.zeros(1), np.full(1, 200), np.zeros(1), 0.0)
 
 
 def test_growth_compares_the_time_after_the_warm_up_with_the_end():
     memory = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]
-    samples = [Sample(float(at), {"engine": taken * 10**6}, {"engine": 10 + at}) for at, taken in enumerate(memory)]
+    samples = [{"engine": (taken * 10**6, 10 + at)} for at, taken in enumerate(memory)]
     found = _growth(samples)
     assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
 
 
-class Ended:
-    """A server whose processes cannot be found any more."""
+class Served:
+    def __init__(self, **failing):
+        self.failing = failing
 
-    def processes(self):
-        raise HplmError("it has ended")
+    def __getattr__(self, name):
+        def call():
+            if name in self.failing:
+                raise HplmError(self.failing[name])
+            return {}
 
-    def add_guest(self):
-        pass
-
-    delete_guest = add_guest
-
-
-def test_a_run_whose_server_cannot_be_watched_is_no_result(monkeypatch):
-    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.0)
-    watching = Watching(Ended())
-    eventually(lambda: watching.error)
-    with pytest.raises(HplmError, match="it has ended"):
-        watching.stop()
+        return call
 
 
-def test_a_run_without_a_sample_is_no_result(monkeypatch):
-    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 600.0)
-    with pytest.raises(HplmError, match="--minutes"):
-        Watching(Ended()).stop()
+@pytest.mark.parametrize(
+    ("served", "seconds", "named"),
+    [
+        (Served(processes="it has ended"), 60.0, "it has ended"),
+        (Served(add_guest="no guest"), 60.0, "no guest"),
+        (Served(), 0.0, "--minutes"),
+    ],
+)
+def test_a_run_that_cannot_be_watched_or_changed_or_is_too_short_is_no_result(monkeypatch, served, seconds, named):
+    monkeypatch.setattr(soak, "CHURN_SECONDS", 0.01)
+    monkeypatch.setattr(soak, "send", lambda load: [REPORT])
+    with pytest.raises(HplmError, match=named):
+        soak._beside_guests(served, Load("", 0, [b""]), seconds)
 
 
 @pytest.mark.slow
 def test_a_short_run_on_a_real_server_answers_everything_while_tenants_come_and_go(toy, capsys, monkeypatch):
     monkeypatch.setattr(soak, "CAPACITY_SECONDS", 1.0)
     monkeypatch.setattr(soak, "CHURN_SECONDS", 0.5)
-    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.5)
     assert soak.main(["--repository", str(toy.repository), "--minutes", "0.1", "--share", "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failed"] == 0 and found["sent"] > 0 and found["guests"] > 0

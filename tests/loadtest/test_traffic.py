@@ -8,9 +8,8 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.scheduling.simulation.arrivals import SECOND
-from loadtest.recorded import read_recorded
 from loadtest.texts import Texts, read_texts
-from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, steady, texts_for, until
+from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, read_recorded, steady, texts_for, until
 from testing.toy import WORDS
 from tests.support.message import mentioning
 

@@ -37,7 +37,7 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from hplm.tenants.verification import Part, repository_parts
-from loadtest.recorded import read_recorded
+from loadtest.traffic import read_recorded
 from testing.random_store import random_level, random_stack
 from testing.toy import CONFIG, WORDS, make_toy
 from tests.placement.profiles import cluster_of, profile_of, write_cluster

@@ -1,0 +1,213 @@
+"""Loads over gRPC: requests in flight, streams of generated text, and streams that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from hplm.errors import HplmError
+from hplm_client.aio import AsyncHplmClient
+from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
+from hplm_client.generation import Piece
+
+MESSAGES: Any = service_pb2  # generated code, without types
+A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
+REFUSED_S = 0.1  # the pause after a refusal that does not name one
+LIMIT_S = 600.0  # of streams
+BEFORE, BESIDE = 4, 8  # pieces of a stream before the other request is sent, and from then until the stream is cancelled
+
+
+@dataclass
+class GrpcReport:
+    answered: int = 0
+    refused: int = 0
+    failed: int = 0
+    cut_off: int = 0  # requests that lost their connection
+    in_flight_at_the_end: int = 0
+
+    def expect_success(self, of: str) -> None:
+        """Raises if a request was not answered, for measurements that failures would make meaningless."""
+        if not self.answered or self.refused or self.failed or self.cut_off:
+            raise HplmError(f"{of}: nothing was measured ({self}): read the server's log, then give the command again")
+
+
+@dataclass(frozen=True)
+class GrpcLoad:
+    """Requests of one text each, in turn: each that is answered is followed by another.
+
+    After a refusal the next request waits as long as the server asks for.
+    """
+
+    address: str
+    model: str
+    tenant: str
+    texts: Sequence[str]
+    in_flight: int
+    seconds: float = 10.0
+    warm_up_s: float = 0.0  # how long answers do not count at first
+    certificate: Path | None = None  # for TLS
+    niceness: int = 0
+
+    @property
+    def limit_s(self) -> float:
+        return 120 + 2 * (self.warm_up_s + self.seconds)
+
+    def run(self) -> GrpcReport:
+        os.nice(self.niceness)
+        return asyncio.run(self._run())
+
+    async def _run(self) -> GrpcReport:
+        report = GrpcReport()
+        channels = [self._channel() for _ in range(-(-self.in_flight // A_CHANNEL))]
+        stubs = [service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in channels]
+        requests = [self._request(text) for text in self.texts]
+        start = time.monotonic() + self.warm_up_s
+
+        async def ask(number: int) -> None:
+            stub = stubs[number % len(stubs)]
+            while True:
+                try:
+                    # Without a connection it waits for one. To ask in vain again and again would take the cores of the server.
+                    await stub.ModelInfer(requests[number % len(requests)], wait_for_ready=True)
+                    report.answered += time.monotonic() >= start
+                except grpc.aio.AioRpcError as error:
+                    kind, pause = _judged(error)
+                    setattr(report, kind, getattr(report, kind) + 1)
+                    await asyncio.sleep(pause)
+                number += self.in_flight
+
+        tasks = [asyncio.create_task(ask(number)) for number in range(self.in_flight)]
+        done, unanswered = await asyncio.wait(tasks, timeout=self.warm_up_s + self.seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*unanswered, return_exceptions=True)
+        for channel in channels:
+            await channel.close()
+        for task in done:
+            task.result()  # raises: none ends by itself
+        report.in_flight_at_the_end = len(unanswered)
+        return report
+
+    def _channel(self) -> grpc.aio.Channel:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels share one connection
+        if self.certificate is None:
+            return grpc.aio.insecure_channel(self.address, options)
+        return grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(self.certificate.read_bytes()), options)
+
+    def _request(self, text: str) -> Any:
+        encoded = text.encode()
+        request = MESSAGES.ModelInferRequest(model_name=self.model)
+        request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
+        request.raw_input_contents.append(struct.pack("<I", len(encoded)) + encoded)
+        request.parameters["tenant"].string_param = self.tenant
+        return request
+
+
+def _judged(error: grpc.aio.AioRpcError) -> tuple[str, float]:
+    """Returns what an error counts as, and the pause after it."""
+    problem = refusal(error.details() or "", str(error.code()))
+    if isinstance(problem, ConnectionFailed):
+        return "cut_off", REFUSED_S
+    pause = problem.retry_after_s if isinstance(problem, SafeToRetry) else None
+    return "refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed", pause or REFUSED_S
+
+
+@dataclass(frozen=True)
+class TextStreams:
+    """Prompts, and how many tokens follow each. All are sent at once."""
+
+    address: str
+    model: str
+    tenant: str
+    prompts: Sequence[tuple[str, int]]
+    limit_s: float = LIMIT_S
+
+    def run(self) -> float:
+        """Returns the tokens a second of all streams together."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> float:
+        async with AsyncHplmClient(self.address, protocol="grpc", backbone=self.model) as client:
+
+            async def tokens(prompt: str, most: int) -> int:
+                return sum([piece.tokens async for piece in _stream(client, prompt, self.tenant, most)])
+
+            await tokens(self.prompts[0][0], 1)  # connects
+            start = time.perf_counter()
+            answers = await asyncio.gather(*(tokens(*prompt) for prompt in self.prompts))
+            return sum(answers) / (time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class CancelTimes:
+    cancel_ms: float  # from the cancelling to the first token behind it
+    token_ms: float  # between two tokens
+
+
+@dataclass(frozen=True)
+class Cancelling:
+    """A stream of one tenant takes all the room of the server, and is cancelled while a request of another one waits for it."""
+
+    address: str
+    model: str
+    holding: str  # the tenant whose streams are cancelled
+    waiting: str
+    tokens: int  # of a stream that is not cancelled
+    count: int
+    limit_s: float = LIMIT_S
+
+    def run(self) -> CancelTimes:
+        """Returns the medians."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> CancelTimes:
+        took: list[float] = []
+        gaps: list[float] = []
+        async with AsyncHplmClient(self.address, protocol="grpc", backbone=self.model) as client:
+            await self._cancel(client, 0)  # warms up
+            for number in range(1, self.count + 1):
+                seconds, pieces = await self._cancel(client, number)
+                took.append(seconds)
+                gaps += [(then - before) / max(1, added) for (before, _), (then, added) in pairwise(pieces)]
+        return CancelTimes(1000 * median(took), 1000 * median(gaps))
+
+    async def _cancel(self, client: AsyncHplmClient, number: int) -> tuple[float, list[tuple[float, int]]]:
+        """Returns how long the other request waited after the cancelling, and when each piece came before, with its tokens."""
+        pieces: list[tuple[float, int]] = []
+        async with aclosing(_stream(client, f"held {number}", self.holding, self.tokens)) as stream:
+            await _read(stream, BEFORE, pieces)
+            asked = client.generate(f"next {number}", tenant=self.waiting, max_tokens=1, ignore_eos=True)
+            waiting = asyncio.create_task(asked)
+            await _read(stream, BESIDE, pieces)
+            if waiting.done():
+                raise HplmError("a request was answered beside a stream: the server has room for both")
+            start = time.perf_counter()
+        await waiting
+        return time.perf_counter() - start, pieces
+
+
+def _stream(client: AsyncHplmClient, prompt: str, tenant: str, tokens: int) -> AsyncGenerator[Piece]:
+    """Returns the pieces of an answer. To close it cancels the request."""
+    pieces = client.stream(prompt, tenant=tenant, max_tokens=tokens, temperature=0, ignore_eos=True)
+    return cast("AsyncGenerator[Piece]", pieces)
+
+
+async def _read(stream: AsyncIterator[Piece], count: int, pieces: list[tuple[float, int]]) -> None:
+    """Adds so many pieces of the stream."""
+    for _ in range(count):
+        piece = await anext(stream, None)
+        if piece is None:
+            raise HplmError("a stream ended before it was cancelled")
+        pieces.append((time.perf_counter(), piece.tokens))

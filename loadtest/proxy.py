@@ -1,0 +1,94 @@
+"""The reverse proxy of deploy/haproxy as its operator starts it, on a free port of this machine: a real HAProxy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.errors import HplmError
+
+CONFIG = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
+HOST = "127.0.0.1"
+PATIENCE_S = 30.0  # to start and to end
+REAL_TIME = ("chrt", "--rr", "1")  # as deploy/README.md says for a proxy beside a server; only root may
+
+
+@dataclass(frozen=True)
+class Proxy:
+    port: int
+    certificate: Path  # for 127.0.0.1 and localhost
+    log: Path
+    pid: int  # of its only process, which leads a group
+
+
+def missing_programs() -> list[str]:
+    """Returns which of the programs that a proxy needs are not installed here."""
+    return [program for program in ("haproxy", "openssl") if _found(program) is None]
+
+
+@contextmanager
+def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settings: object) -> Iterator[Proxy]:
+    """Starts a proxy that writes its log and certificate into the folder. `settings`: variables of its configuration."""
+    if missing := " and ".join(missing_programs()):
+        raise HplmError(f"{missing}: not found on PATH; install it (Debian, Ubuntu: apt-get install haproxy openssl)")
+    folder.mkdir(exist_ok=True)
+    certificate, pair = make_certificate(folder)
+    # The port stays bound, so that nobody else gets it. HAProxy shares it: connections go to the socket that listens.
+    with socket.socket() as kept, (folder / "log").open("wb") as output:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind((HOST, 0))
+        port = kept.getsockname()[1]
+        environment = {
+            "HPLM_DOOR": f"{HOST}:{port}",
+            "HPLM_CERTIFICATE": str(pair),
+            "HPLM_HTTP": http_url,
+            "HPLM_GRPC": grpc_url,
+            "HPLM_BACKBONES": backbones,
+            "HPLM_PROBED": backbones.split()[0],
+            "HPLM_DOOR_LUA": str(CONFIG.parent / "door.lua"),
+            **{name: str(value) for name, value in settings.items()},
+        }
+        command = [*(REAL_TIME if _may_be_real_time() else ()), str(_found("haproxy")), "-db", "-f", str(CONFIG)]
+        process = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            _wait_until_open(port, process, folder / "log")
+            yield Proxy(port, certificate, folder / "log", process.pid)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Returns the files of a new certificate, and of the same with its key."""
+    certificate, key, pair = folder / "certificate.pem", folder / "key.pem", folder / "pair.pem"
+    names = f"subjectAltName=DNS:localhost,IP:{HOST}"
+    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext {names}"
+    subprocess.run(["openssl", *words.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    pair.write_bytes(certificate.read_bytes() + key.read_bytes())
+    return certificate, pair
+
+
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin")  # Debian's users do not have it
+
+
+def _may_be_real_time() -> bool:
+    return _found("chrt") is not None and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode
+
+
+def _wait_until_open(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection((HOST, port), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise HplmError(f"haproxy does not start: {log.read_text(errors='replace').strip()}")

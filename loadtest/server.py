@@ -1,0 +1,244 @@
+"""Servers for tests that harm or change them: `hplm serve` on a copy of a repository, and `hplm cluster up`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from hplm.adapters.bank import Bank
+from hplm.cluster.control import ask
+from hplm.cluster.running import CLUSTER
+from hplm.errors import HplmError
+from hplm.server import process_group
+from hplm.server.stubs import size_of, stubs
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import Manager, exported_folder
+from hplm.tenants.state import EXPORTED_BANKS
+
+SERVER, ENGINE = "tritonserver", "engine"
+GUEST = "guest-of-a-test"
+START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to end
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
+    parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+
+
+class Running:
+    """An `hplm` command that serves until it is stopped."""
+
+    def __init__(self, command: Sequence[object], output: Path, ready: str) -> None:
+        """Starts the command. `ready`: a pattern of its output when it serves; the groups are its addresses."""
+        self._output, self._name = output, f"`hplm {command[0]}`"
+        with output.open("wb") as file:
+            words = [sys.executable, "-m", "hplm.cli.main", *map(str, command)]
+            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            self.address, *self._others = self._addresses(ready)
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def said(self) -> str:
+        """Returns what the command has printed."""
+        return self._output.read_text(errors="replace")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _addresses(self, ready: str) -> Sequence[str]:
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            has_ended = self.process.poll() is not None  # before its output is read
+            if found := re.search(ready, self.said(), re.MULTILINE | re.DOTALL):
+                return found.groups()
+            if has_ended:
+                raise HplmError(f"{self._name} does not start: {self.said()}")
+            time.sleep(0.1)
+        raise HplmError(f"{self._name} was not ready within {START_S:.0f} s and was stopped: {self.said()}")
+
+
+class ServedCopy(Running):
+    """A copy of a repository with a state of its own, served by `hplm serve`."""
+
+    def __init__(self, original: Path, folder: Path, state: Path, backbone: str | None = None) -> None:
+        """`folder`: where the copy and the logs are written. `backbone`: its name, if the repository has several."""
+        self.repository, self.state = folder / "repository", state
+        shutil.copytree(original, self.repository)
+        self.folder = exported_folder(self.repository, backbone)
+        self.backbone, self.log = self.folder.parent.name, folder / "serve.log"
+        ports = [word for service in ("http", "grpc", "metrics") for word in (f"--{service}-port", 0)]
+        command = ["serve", "--repository", self.repository, "--state", state, *ports, "--log-file", self.log]
+        super().__init__(command, folder / "serve.out", r"^HTTP +(\S+)$.^gRPC +(\S+)$.^metrics +(\S+)/metrics$.*^Ready")
+        self.grpc, self.metrics = self._others
+
+    @property
+    def models(self) -> list[str]:
+        """The models to which clients send."""
+        return [self.backbone, "hplm"] if (self.repository / "hplm").is_dir() else [self.backbone]
+
+    def manager(self) -> Manager:
+        return Manager(self.folder, self.state)
+
+    def open_tenants(self) -> list[str]:
+        """Returns the tenants that answer without a key."""
+        found = [tenant.id for tenant in self.manager().current().tenants if not tenant.keys]
+        if not found:
+            raise HplmError("every tenant of the repository has a key: export tenants without keys for this test")
+        return found
+
+    def pid(self, part: str) -> int | None:
+        """Returns the process of the server, the engine or a model, or None while there is none."""
+        return self.processes().get(part)
+
+    def processes(self) -> dict[str, int]:
+        """Returns the server, its models and their engine by their names."""
+        if self.process.poll() is not None:
+            raise HplmError(f"`hplm serve` has ended: {self.said()}")
+        server = _triton(self.process.pid)
+        if server is None:
+            return {}
+        found = {SERVER: server, **{stub.model: stub.pid for stub in stubs(server)}}
+        for pid in process_group.members(server):
+            if "hplm.engine.child" in process_group.arguments(pid):
+                found[ENGINE] = pid
+        return found
+
+    @property
+    def group(self) -> int:
+        """The process group of the server and its models."""
+        if (server := self.pid(SERVER)) is None:
+            raise HplmError(f"the server has ended: {self.said()}")
+        return server
+
+    def shared_memory(self) -> Callable[[], int]:
+        """Returns a function that returns the bytes of the server's files in /dev/shm."""
+        (own,) = (word.removeprefix("--id=") for word in process_group.arguments(self.group) if word.startswith("--id="))
+        return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
+
+    def add_guest(self) -> str:
+        """Adds a copy of a tenant, as `GUEST`. Returns that tenant's name."""
+        manager = self.manager()
+        tenant = manager.current().tenants[0]
+        banks = self.folder / EXPORTED_BANKS
+        head, adapter = Bank(banks / tenant.head_record.bank), None
+        if tenant.adapter is not None:
+            bank = Bank(banks / tenant.adapter.bank)
+            adapter = bank.layout, bank.weights(tenant.adapter)
+        # The record has room for more labels than the tenant has.
+        layout = replace(head.layout, size=len(tenant.labels))
+        tensors = {name: tensor[: layout.size] for name, tensor in head.weights(tenant.head_record)[0].items()}
+        labels, domain = tuple(tenant.labels), (tenant.domain, tenant.domain_version)
+        manager.add(GUEST, Knowledge(*domain, task=tenant.task, labels=labels, head=(layout, tensors), adapter=adapter))
+        manager.settle_now()
+        return tenant.id
+
+    def delete_guest(self) -> None:
+        manager = self.manager()
+        manager.delete(GUEST)
+        manager.settle_now()
+
+
+class ServedCluster(Running):
+    """A cluster that `hplm cluster up` runs."""
+
+    def __init__(
+        self, repository: Path, folder: Path, replicas: int | None = 2, cores: Sequence[int] = (), more: Sequence[str] = ()
+    ) -> None:
+        """`folder`: where the cluster keeps its files; its path is short. `replicas`: None if `more` says it."""
+        self.repository, self.folder, self.state = repository, folder, folder / "state"
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["cluster", "up", "--repository", repository, "--folder", folder, "--state", self.state, "--port", 0, *more]
+        command += ["--replicas", replicas] if replicas is not None else []
+        command += ["--cores", ",".join(map(str, cores))] if cores else []
+        super().__init__(command, folder / "up.out", r"^Ready at (\S+), ")
+
+    @property
+    def replicas(self) -> dict[str, str]:
+        """The address of each replica's HTTP service, by its name."""
+        pools = json.loads((self.folder / CLUSTER).read_bytes())["pools"]
+        return {replica["name"]: replica["http"] for pool in pools for replica in pool["replicas"]}
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The address of each replica's metrics, by its name."""
+        return {name: own["metrics"] for name, own in self.status().items()}
+
+    def manager(self) -> Manager:
+        return Manager.open(self.repository, self.state)
+
+    def roll(self, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        return ask(self.folder, "roll", say)
+
+    def status(self) -> dict[str, Any]:
+        return ask(self.folder, "status", lambda _: None)
+
+    def kill(self, replica: str) -> tuple[int, int]:
+        """Kills all processes of a replica at once, as if its machine had ended. Returns the main ones."""
+        serve, triton = self.pids(replica)
+        os.kill(serve, signal.SIGKILL)  # first, so that it does not start the other one again
+        os.killpg(triton, signal.SIGKILL)
+        return serve, triton
+
+    def is_back(self, replica: str, killed: tuple[int, int]) -> bool:
+        """Whether the replica has been started again and gets requests."""
+        try:
+            return self.pids(replica) != killed and self.status()[replica]["is"] == "up"
+        except HplmError:
+            return False
+
+    def pids(self, replica: str) -> tuple[int, int]:
+        """Returns the processes of `hplm serve` and of its tritonserver."""
+        for pid in _children(self.process.pid):
+            given = process_group.arguments(pid)
+            if "serve" in given and str(self.folder.resolve() / replica) in given and (triton := _triton(pid)) is not None:
+                return pid, triton
+        raise HplmError(f"{replica} does not run: {self.said()}")
+
+    def processes(self) -> list[int]:
+        """Returns all living processes that the cluster has started, and itself."""
+        found, looked_at = [self.process.pid], 0
+        while looked_at < len(found):
+            found += _children(found[looked_at])
+            looked_at += 1
+        return found
+
+
+def _triton(serve: int) -> int | None:
+    """Returns the child of `hplm serve` that leads the group of its model processes."""
+    starts = ((pid, process_group.arguments(pid)) for pid in _children(serve))
+    return next((pid for pid, words in starts if any(word.startswith("--model-repository") for word in words)), None)
+
+
+def _children(pid: int) -> Iterator[int]:
+    """Yields the children of all threads of a process; none if it has ended."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            yield from map(int, (thread / "children").read_text().split())
