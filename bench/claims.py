@@ -127,10 +127,10 @@ def tables(results: dict[str, Any]) -> str:
         if result is None:
             blocks.append(f"**{one.title}**{paper}: `{one.command}`, {one.minutes} min. Not measured yet.")
             continue
-        before, after = result["gflops"]
+        speed = "{} and {} GFLOP/s before and after".format(*result["gflops"]) if result["gflops"] else "GFLOP/s not measured"
         lines = [
             f"**{one.title}**{paper}: `{one.command}`, {result['minutes']:g} min; {result['date']}, {result['commit']}, "
-            f"{result['cpu']}, {before} and {after} GFLOP/s before and after.\n",
+            f"{result['cpu']}, {speed}.\n",
             "| | figure | target |\n|---|---|---|",
         ]
         for claim in one.claims:
