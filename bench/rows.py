@@ -18,8 +18,8 @@ SHORTEST = 3  # tokens of a text: [CLS], a word, [SEP]
 Whole = Annotated[int, Parameter(validator=Number(gt=0))]
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 Size = Literal["minilm", "bert-base", "toy"]  # of a model: `testing.random_store.SIZES`
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]  # of layers
-EngineDtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+Dtype = Literal["auto", "fp32", "bf16"]  # `hplm.options.LAYER_DTYPES`
+EngineDtype = Literal["auto", "fp32", "bf16", "int8"]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import get_args
 import pytest
 
 import bench
-from bench.rows import Size
+from bench.rows import EngineDtype, Size
 from hplm.cli.main import main
+from hplm.options import ENGINE_DTYPES
 from testing.random_store import SIZES
 from tests.support.message import mentions
 
@@ -62,7 +63,7 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
     assert main(["bench"]) == 0
     listed = capsys.readouterr().out.splitlines()[4:]
     assert [line.split()[0] for line in listed] == list(bench.benchmarks()) and all(len(line.split()) > 3 for line in listed)
-    assert set(get_args(Size)) == set(SIZES)
+    assert set(get_args(Size)) == set(SIZES) and get_args(EngineDtype) == ("auto", *ENGINE_DTYPES)
 
 
 def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
