@@ -25,7 +25,8 @@ from hplm.levels.plan import Plan, Step
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot, Tenant
 from loadtest.encode import Parameter, infer_request
-from loadtest.load import Load, send
+from loadtest.generator import Load
+from loadtest.load import send
 
 # The full stack; the dearest plan; all plans, by the governor; the shallowest level alone.
 STRONG, CASCADE, LADDER, SMALL = "strong", "cascade", "ladder", "level-0"

@@ -9,7 +9,8 @@ import numpy as np
 
 from bench.cluster_material import Material, say
 from bench.cluster_traffic import placed, sent
-from loadtest.load import Load, Report
+from loadtest.generator import Load
+from loadtest.load import Report
 from loadtest.server import ServedCluster
 
 WARMING_SHARE = 0.25  # of a measurement's seconds

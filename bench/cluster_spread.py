@@ -18,7 +18,7 @@ from hplm.cluster.router import CONFIG, SOCKET, start_command
 from hplm.errors import HplmError
 from hplm.placement.workload import power_law
 from hplm.server.ports import LOOPBACK, listen
-from loadtest.load import Load
+from loadtest.generator import Load
 from loadtest.server import ServedCluster
 from loadtest.server_count import PUBLISHED_AFTER
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.cluster_material import Material
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from loadtest.server import ServedCluster
 
 ASKED = 10  # requests by which a tenant's replica is found

@@ -12,8 +12,9 @@ from bench.rows import Positive, Row, Rows, Whole, benchmark, expect_text, say
 from bench.server import Used, random_export, requests_of, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
+from loadtest.generator import Load
 from loadtest.grpc_load import GrpcLoad
-from loadtest.load import Load, Report, send
+from loadtest.load import Report, send
 from testing.random_store import MINILM
 
 NULL = replace(MINILM, name="null", hidden=32, heads=2, intermediate=64, lower_layers=1, upper_layers=1)

@@ -32,7 +32,8 @@ from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from testing.random_store import SIZES
 
 MEAN = 20  # tokens of a text, if lengths vary

@@ -44,7 +44,8 @@ from hplm.server import TritonServer
 from hplm.tenants.models import upper_config
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from testing.random_store import SIZES, random_store, random_tenants, words
 
 LOAD = 0.6  # share of the time that both cores would compute, if texts came one by one

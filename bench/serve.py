@@ -30,7 +30,8 @@ from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.ticket import Ticket
 from loadtest.encode import infer_request
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from testing.random_store import SIZES
 
 BATCH_TOKENS = 4096

@@ -17,10 +17,12 @@ import sys
 import time
 from array import array
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,7 +30,7 @@ import numpy as np
 from hplm.errors import HplmError
 from loadtest.connection import BadAnswer, Connection
 from loadtest.encode import json_request
-from loadtest.load import Load, Report
+from loadtest.load import Report, go_first
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LONGEST_PAUSE = 0.1  # seconds between checks for requests without an answer
@@ -36,6 +38,63 @@ CONNECT_TIMEOUT = 2.0  # seconds
 RECONNECTING_PAUSE = 0.002  # seconds between looks for a connection that was opened again
 RETRY_PAUSE = 0.1  # seconds before connecting again
 OPENERS = 4  # threads that connect again
+
+
+@dataclass(frozen=True)
+class Load:
+    """The requests to send to a server, and their rate. It stops after `seconds` or after `count` requests.
+
+    Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the server sets
+    the pace. With a rate the loop is open: request i is due i / rate seconds after the start (or at `arrivals[i]`), even if the
+    server is slow. If no connection is idle, the request waits for one, and its latency includes the wait.
+    """
+
+    host: str
+    port: int
+    requests: Sequence[bytes]  # whole HTTP requests, sent in turn
+    seconds: float = 10.0
+    count: int = 1_000_000
+    connections: int = 1
+    rate: float | None = None  # requests a second
+    arrivals: np.ndarray | None = None  # seconds after the start, ascending; makes the loop open
+    patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
+    keep_bodies: bool = False
+    certificate: Path | None = None  # of a server that is asked over TLS
+    sources: Sequence[str] = ()  # the client's own addresses, in turn; none: the system chooses one
+    begin_s: float = 0.0  # how long to wait before connecting
+    undisturbed: bool = False  # the generator goes before other processes, where the system allows it; for few requests
+
+    def __post_init__(self) -> None:
+        limits = (self.seconds, self.count, self.connections, self.patience, 1.0 if self.rate is None else self.rate)
+        if not self.requests or not all(0 < limit < float("inf") for limit in limits):
+            raise ValueError("a load needs requests, and limits that are finite and above 0")
+        if self.rate is not None and self.arrivals is not None:
+            raise ValueError("a load has a rate or arrivals, not both")
+
+    @classmethod
+    def to(cls, address: str, requests: Sequence[bytes], **options: Any) -> Load:
+        """Returns a load on HOST:PORT."""
+        host, _, port = address.rpartition(":")
+        return cls(host, int(port), requests, **options)
+
+    @property
+    def limit_s(self) -> float:
+        return self.begin_s + self.seconds + 2 * self.patience
+
+    def run(self) -> Report:
+        if self.undisturbed:
+            go_first()
+        time.sleep(self.begin_s)
+        return Generator(self).run()
+
+    @property
+    def due(self) -> np.ndarray | None:
+        """The times at which the requests of an open loop are due, in seconds after the start."""
+        if self.arrivals is not None:
+            return self.arrivals[: np.searchsorted(self.arrivals, self.seconds)][: self.count]
+        if self.rate is not None:
+            return np.arange(min(self.count, math.ceil(self.seconds * self.rate))) / self.rate
+        return None
 
 
 class Generator:

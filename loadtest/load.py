@@ -1,11 +1,10 @@
-"""Loads and their reports. `send` runs each load in a process of its own, and all of them at the same time.
+"""Sending loads. `send` runs each load in a process of its own, and all of them at the same time.
 
 A client in the caller's process would be delayed by the caller's work, and would delay the other clients.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import time
@@ -15,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,65 +90,6 @@ def go_first() -> None:
     """On the machine that is measured, a client that waits for a core would count the wait as the server's."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-
-
-@dataclass(frozen=True)
-class Load:
-    """The requests to send to a server, and their rate. It stops after `seconds` or after `count` requests.
-
-    Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the server sets
-    the pace. With a rate the loop is open: request i is due i / rate seconds after the start (or at `arrivals[i]`), even if the
-    server is slow. If no connection is idle, the request waits for one, and its latency includes the wait.
-    """
-
-    host: str
-    port: int
-    requests: Sequence[bytes]  # whole HTTP requests, sent in turn
-    seconds: float = 10.0
-    count: int = 1_000_000
-    connections: int = 1
-    rate: float | None = None  # requests a second
-    arrivals: np.ndarray | None = None  # seconds after the start, ascending; makes the loop open
-    patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
-    keep_bodies: bool = False
-    certificate: Path | None = None  # of a server that is asked over TLS
-    sources: Sequence[str] = ()  # the client's own addresses, in turn; none: the system chooses one
-    begin_s: float = 0.0  # how long to wait before connecting
-    undisturbed: bool = False  # the generator goes before other processes, where the system allows it; for few requests
-
-    def __post_init__(self) -> None:
-        limits = (self.seconds, self.count, self.connections, self.patience, 1.0 if self.rate is None else self.rate)
-        if not self.requests or not all(0 < limit < float("inf") for limit in limits):
-            raise ValueError("a load needs requests, and limits that are finite and above 0")
-        if self.rate is not None and self.arrivals is not None:
-            raise ValueError("a load has a rate or arrivals, not both")
-
-    @classmethod
-    def to(cls, address: str, requests: Sequence[bytes], **options: Any) -> Load:
-        """Returns a load on HOST:PORT."""
-        host, _, port = address.rpartition(":")
-        return cls(host, int(port), requests, **options)
-
-    @property
-    def limit_s(self) -> float:
-        return self.begin_s + self.seconds + 2 * self.patience
-
-    def run(self) -> Report:
-        from loadtest.generator import Generator
-
-        if self.undisturbed:
-            go_first()
-        time.sleep(self.begin_s)
-        return Generator(self).run()
-
-    @property
-    def due(self) -> np.ndarray | None:
-        """The times at which the requests of an open loop are due, in seconds after the start."""
-        if self.arrivals is not None:
-            return self.arrivals[: np.searchsorted(self.arrivals, self.seconds)][: self.count]
-        if self.rate is not None:
-            return np.arange(min(self.count, math.ceil(self.seconds * self.rate))) / self.rate
-        return None
 
 
 @dataclass

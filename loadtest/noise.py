@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from loadtest.encode import http_request, infer_request
+from loadtest.generator import Load
 from loadtest.grpc_load import GrpcLoad
-from loadtest.load import Load, Report, send
+from loadtest.load import Report, send
 from loadtest.strangers import CHUNKED, HALF_BODY, POLITE, SILENT, SLOW_HEADERS, TENANT, WHOLE, Strangers
 
 DEADLINE_MS = 500

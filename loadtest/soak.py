@@ -25,7 +25,8 @@ import numpy as np
 
 from hplm.errors import HplmError
 from loadtest.encode import infer_request
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from loadtest.server import ServedCopy, add_options
 from loadtest.texts import standard_library
 

@@ -29,7 +29,8 @@ from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from loadtest.traffic import texts_for
 from research.comparison.model_control import Clients, ModelControl
 from research.comparison.report import described, summary

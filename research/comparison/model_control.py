@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.errors import HplmError
-from loadtest.load import Load, Report
+from loadtest.generator import Load
+from loadtest.load import Report
 
 LOADS_AT_ONCE = 2
 LOAD_S = 600.0  # seconds that a load may take

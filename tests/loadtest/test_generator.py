@@ -16,8 +16,8 @@ from hplm.errors import HplmError
 from loadtest import generator
 from loadtest.connection import Connection
 from loadtest.encode import http_request
-from loadtest.generator import main
-from loadtest.load import Load, Report, send
+from loadtest.generator import Load, main
+from loadtest.load import Report, send
 from loadtest.proxy import make_certificate, missing_programs
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning

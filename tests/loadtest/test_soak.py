@@ -7,7 +7,8 @@ import pytest
 
 from hplm.errors import HplmError
 from loadtest import soak
-from loadtest.load import Load, Report
+from loadtest.generator import Load
+from loadtest.load import Report
 from loadtest.soak import _growth
 
 REPORT = Report(1.0, 0.0, np.zeros(1), np.full(1, 200), np.zeros(1), 0.0)

@@ -16,7 +16,7 @@ import pytest
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
 from loadtest.encode import infer_request
-from loadtest.load import Load
+from loadtest.generator import Load
 from research.comparison import compare as compare_module
 from research.comparison.compare import main, run
 from research.comparison.model_control import Clients, ModelControl
