@@ -66,7 +66,7 @@ class Goal:
             return
         if not self._course.steps and not self._budget.empty:
             print(
-                "adapting: the time was over before the first step, so nothing was learned: give more --minutes",
+                "adapting: the time was over before the first step, so the model is that of the start: give more --minutes",
                 file=sys.stderr,
             )
         elif self._budget.until is not None:
