@@ -137,13 +137,21 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, ada
     assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
 
 
-@pytest.mark.parametrize("more, steps", [(0, {0}), (1e-4, range(4, 30))])
-def test_a_goal_ends_an_adaptation(checkpoint, documents, adapted, monkeypatch, more, steps):
+def test_a_goal_ends_an_adaptation_at_the_first_exam_that_reaches_it(checkpoint, documents, monkeypatch):
+    """How much each step explains depends on the arithmetic of the machine, so a first run without end says when that is."""
     monkeypatch.setattr(learning, "FIRST_ROUND", 8)
-    until = adapted[2].fitted.at_end + more
-    report = adapt(checkpoint, *split(checkpoint), documents, Budget(steps=30, until=until), 0, True, CPU, show_progress=False)
-    assert report.steps in steps and report.at_end.at_end >= until
-    assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
+
+    def run_until(until):
+        budget = Budget(steps=30, until=until)
+        return adapt(checkpoint, *split(checkpoint), documents, budget, 0, True, CPU, show_progress=False)
+
+    exams = run_until(0.999).explained
+    assert exams[0][0] == 0 and exams[-1][0] == 30 and len(exams) > 4
+    better = next(number for number in range(1, len(exams)) if exams[number][-1] > max(share for *_, share in exams[:number]))
+    for number in (0, better):
+        report = run_until(exams[number][-1])
+        assert report.explained == exams[: number + 1]
+        assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
 
 
 def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documents):
