@@ -102,8 +102,9 @@ def verdict(value: float | None, target: str) -> str:
 
 
 def stale(one: Measurement, result: dict[str, Any]) -> bool:
-    """Whether files that a figure depends on have changed since it was measured."""
-    return bool(_git("log", "-1", "--format=%h", f"{result['commit']}..HEAD", "--", *watched(one)).strip())
+    """Whether files that a figure depends on have changed since it was measured, or may have: this clone lacks the commit."""
+    is_known = not subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", result["commit"]], capture_output=True).returncode
+    return not is_known or bool(_git("log", "-1", "--format=%h", f"{result['commit']}..HEAD", "--", *watched(one)).strip())
 
 
 def watched(one: Measurement) -> list[str]:

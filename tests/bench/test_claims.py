@@ -71,6 +71,7 @@ def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monk
     result = {"commit": commit("README.md")}
     commit("docs/page.md")
     assert not claims.stale(one, result)
+    assert claims.stale(one, {"commit": "0" * 40})
     for file in ("engine/layer.py", "bench/glue.py"):
         commit(file)
         assert claims.stale(one, result)
