@@ -1,4 +1,4 @@
-"""What the project says of itself: each figure with its command, what it gave, at which commit, and whether that is stale.
+"""The claims of the project: each figure with its command, its last result and commit, and whether that is stale.
 
     python -m bench.claims                      all figures, and which are stale
     python -m bench.claims --run                measures all of them again, in one go

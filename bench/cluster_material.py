@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
+from bench.server import tenant_id, texts_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from loadtest.chaos.history import Question
 from loadtest.encode import Parameter, infer_request
-from testing.random_store import SIZES, random_store, random_table, random_tenant, random_tenants, words
+from testing.random_store import SIZES, random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 
 CONFIGS = {**SIZES, CONFIG.name: CONFIG}
@@ -54,15 +53,12 @@ class Material:
 
     @cached_property
     def tenants(self) -> list[str]:
-        width = len(str(self.case.tenants - 1))
-        return [f"tenant-{number:0{width}d}" for number in range(self.case.tenants)]
+        return [tenant_id(number, self.case.tenants) for number in range(self.case.tenants)]
 
     @cached_property
     def texts(self) -> list[str]:
         """Texts with exactly so many tokens."""
-        chance, vocabulary = np.random.default_rng(7), words(self.store.config.vocabulary)
-        chosen = chance.integers(0, len(vocabulary), (TEXTS, self.case.tokens - 2))
-        return [" ".join(vocabulary[number] for number in row) for row in chosen]
+        return texts_of(self.store.config, [self.case.tokens] * TEXTS)
 
     def request(self, number: int, tenant: str, parameters: Mapping[str, Parameter] | None = None) -> bytes:
         return self.asking(self.texts[number % TEXTS], tenant, parameters)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bench.rows import Row, Rows
+from bench.rows import SHORTEST, Row, Rows
+from bench.server import texts_of
 from builder.publish.export import export
 from builder.publish.groups import emit
 from builder.publish.model_configs import ServingOptions
@@ -46,7 +47,7 @@ from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from testing.random_store import SIZES, random_store, random_tenants, words
+from testing.random_store import SIZES, random_store, random_tenants
 
 LOAD = 0.6  # share of the time that both cores would compute, if texts came one by one
 DOMAINS = ("law", "medicine")
@@ -141,12 +142,11 @@ class Measured:
         self._case = case
         self._folder = folder
         self._repository = folder / "repository"
-        config = SIZES[case.size]
+        config = self._config = SIZES[case.size]
         tenants = random_tenants(case.tenants, 32, 4, DOMAINS)
         store = random_store(folder / "store", config, tenants, DOMAINS)
         self._backbone = export(store, self._repository, ServingOptions(dtype=case.dtype, slots=2 * case.tenants)).backbone
         self._tenants = {f"{self._backbone}/{own}": [one.id for one in tenants if one.domain == own] for own in DOMAINS}
-        self._words = words(config.vocabulary)
         self.profile = _profiled(case, self._repository, folder / "profile.json", devices)
         self._cluster = Cluster((Machine("here", tuple(Device(name, NO_LIMIT) for name in devices), NO_LIMIT),))
         self._units = units_of(self.profile)
@@ -206,14 +206,10 @@ class Measured:
         return int(((report.statuses == 200) & (report.latencies <= allowed)).sum()), report
 
     def _requests(self, trace: Trace) -> list[bytes]:
-        rng = np.random.default_rng(2)
+        texts = texts_of(self._config, np.maximum(SHORTEST, trace.tokens))
         found: list[bytes] = []
-        columns = zip(trace.unit.tolist(), trace.tokens.tolist(), trace.timeout_ns.tolist(), strict=True)
-        for i, (unit, tokens, timeout) in enumerate(columns):
-            drawn: list[int] = rng.integers(len(self._words), size=max(1, tokens - 2)).tolist()
-            tenants = self._tenants[trace.names[unit]]
-            text = " ".join(self._words[number] for number in drawn)
-            parameters = {"timeout": max(1, timeout // 1000)}
+        for i, (text, unit, timeout) in enumerate(zip(texts, trace.unit.tolist(), trace.timeout_ns.tolist(), strict=True)):
+            tenants, parameters = self._tenants[trace.names[unit]], {"timeout": max(1, timeout // 1000)}
             found.append(
                 infer_request(self._backbone, [text], tenants[i % len(tenants)], outputs=("LABEL",), parameters=parameters)
             )
@@ -240,8 +236,8 @@ class Shared:
     def __init__(self, case: ServedBench, folder: Path, devices: tuple[str, ...]) -> None:
         self._case, self._folder, self._devices = case, folder, devices
         self._repository = folder / "repository"
-        config = SIZES[case.size]
-        self._layers, self._words = config.upper_layers, words(config.vocabulary)
+        config = self._config = SIZES[case.size]
+        self._layers = config.upper_layers
         self._backbones = tuple(f"{config.name}-{letter}" for letter in "ab")
         self._tenants = random_tenants(case.tenants, 32, 4)
         for seed, name in enumerate(self._backbones):
@@ -310,8 +306,7 @@ class Shared:
         return float(report.latencies[ALONE // 2 :].mean())
 
     def _requests(self, backbone: str, count: int) -> list[bytes]:
-        drawn = np.random.default_rng(2).integers(len(self._words), size=(count, TOKENS - 2))
-        texts = (" ".join(self._words[number] for number in own) for own in drawn.tolist())
+        texts = texts_of(self._config, [TOKENS] * count)
         return [
             infer_request(backbone, [text], self._tenants[i % len(self._tenants)].id, outputs=("LABEL",))
             for i, text in enumerate(texts)

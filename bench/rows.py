@@ -1,4 +1,4 @@
-"""What a benchmark yields, and what several benchmarks have in their signatures."""
+"""The rows that a benchmark yields, and types of options that several benchmarks share."""
 
 from __future__ import annotations
 

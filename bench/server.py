@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.server.process_group import arguments, members
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from testing.random_store import random_store, random_tenants, words
@@ -81,7 +81,7 @@ def requests_of(
 
 @dataclass(frozen=True)
 class Used:
-    """What a server and all processes that it has started use."""
+    """The memory and the processor time of a server and all processes that it has started."""
 
     resident: int  # bytes, with the pages of mapped files, which count in each process that has them
     private: int  # bytes, without the pages of mapped files
@@ -92,7 +92,7 @@ class Used:
         assert pid is not None, "the server has not started"
         resident = private = 0
         used: Counter[str] = Counter()
-        for process in (pid, *_descendants(pid)):
+        for process in members(pid):
             fields = dict(line.split(":", 1) for line in _read(f"/proc/{process}/status").splitlines())
             resident += _bytes(fields.get("VmRSS"))
             private += _bytes(fields.get("RssAnon"))
@@ -119,22 +119,14 @@ def _bytes(field: str | None) -> int:
     return int(field.split()[0]) * 1024 if field else 0
 
 
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for children in glob(f"/proc/{pid}/task/*/children"):  # Path.glob would raise if a process ends meanwhile
-        for child in map(int, _read(children).split()):
-            found += [child, *_descendants(child)]
-    return found
-
-
 def _name(process: int) -> str:
-    command = _read(f"/proc/{process}/cmdline").split("\0")
+    command = arguments(process)
     if "hplm.engine.child" in command:
         return "engine"
     # A Python model is a process whose first argument is the model's file.
     model = next((Path(word) for word in command[1:] if word.endswith("/model.py")), None)
     if model is None:
-        return Path(command[0]).name or "ended"
+        return Path(command[0]).name if command else "ended"
     folder = model.parent if not model.parent.name.isdigit() else model.parent.parent
     return folder.name.removeprefix("hplm_")
 

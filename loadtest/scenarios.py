@@ -57,7 +57,7 @@ class Scenario(User):
     abstract = True
     generates = False  # whether its tenants answer with new text
     plan: ClassVar[Plan]
-    # What all scenarios of a run share:
+    # All scenarios of a run share these:
     options: ClassVar[Namespace]
     tenants: ClassVar[list[Tenant]]
     all_texts: ClassVar[Texts]

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.curves import Curve, draw
 from bench.machine import in_words
 from hplm.errors import HplmError, InvalidInput
 from research.comparison.results import Results
 from research.comparison.schemes import COMPARED
-from research.curves import Curve, draw
 
 SCENARIOS = ("saturate", "slowdown", "steady", "burst")
 TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most_tenants": 100.0, "hplm_to_inprocess": 4.0}

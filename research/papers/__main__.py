@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from cyclopts import App
 
 from bench.alpaserve import PAPER
+from bench.curves import Curves, draw, table_of
 from builder.pictures import check_picture
 from hplm.errors import HplmError, InvalidInput
-from research.curves import Curves, draw, table_of
 from research.options import FLAG, FLAT, JSON
 from research.papers.alpaserve import alpaserve_curves
 from research.papers.tcb import Axes, curves_of, simulated

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from bench.alpaserve import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
+from bench.curves import Curve
 from hplm.placement.baselines import baseline
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.search import NothingFound, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.workload import power_law
-from research.curves import Curve
 from research.papers.alpaserve_cuts import cut_curves
 
 Line = Callable[[Any], float | None]

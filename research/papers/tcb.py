@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from bench.curves import Curve
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
@@ -23,7 +24,6 @@ from hplm.scheduling.simulation.arrivals import Lengths, Stream
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
-from research.curves import Curve
 from research.options import FLAG, SEVERAL, expect_numbers_above_zero
 
 MEAN = 20
