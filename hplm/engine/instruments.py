@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
 
 from hplm.adapters.layout import Layout
-from hplm.engine.drift import Drift
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.staged import StagedBatch
@@ -18,7 +15,6 @@ from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.queue import Levels
-from hplm.tasks import TextAnswer
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
@@ -31,7 +27,6 @@ class Instruments:
         self._batches = 0
         self._busiest = Busiest(BUSIEST)
         self._chosen_at = time.monotonic()
-        self._drift = Drift()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
 
     def left(self, request: Request, answer: Answer) -> Counted:
@@ -47,7 +42,7 @@ class Instruments:
         self.meter.add_all(dict.fromkeys(counted, 1))
         if request.deadline_ns:
             self.meter.observe(names.DEADLINE_SECONDS, [(request.deadline_ns - request.arrival_ns) / 1e9])
-        self._journal.request(request, answer, outcome, now)
+        self._journal.request(request, outcome, now)
         return counted
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
@@ -58,19 +53,14 @@ class Instruments:
             request = text.request
             request.started_ns = request.started_ns or now
             request.batch = staged.number
-        new = [text for text in batch.texts if text.in_hand is None]  # the others have started before
-        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in new))
-        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in new if text.deadline_ns))
-
-    def reached(self, texts: Iterable[Text]) -> None:
-        """Notes when texts were computed, before their requests are answered."""
-        now = time.monotonic_ns()
-        for text in texts:
-            text.request.computed_ns = now
+        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
+        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
     def computed(self, staged: StagedBatch) -> None:
-        """Counts a computed batch, before the last of its requests are answered."""
-        self.reached(staged.texts)
+        """Counts a computed batch, before its requests are answered."""
+        now = time.monotonic_ns()
+        for text in staged.texts:
+            text.request.computed_ns = now
         tokens = staged.tokens
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,
@@ -83,15 +73,6 @@ class Instruments:
         self.meter.add_all(counts)
         self._journal.batch(staged.number, staged)
 
-    def answered(self, answers: Sequence[TextAnswer], reason: str) -> None:
-        """Counts answered texts of tenants with a ladder or a link. `reason`: why no further level has answered."""
-        counts = Counter(str(answer.level) for answer in answers)
-        self.meter.add_all({(names.LEVEL_TEXTS, (level, reason)): count for level, count in counts.items()})
-
-    def decided(self, answered: Sequence[Text], leaving: Sequence[Text], going_on: Sequence[Text]) -> None:
-        """Counts which texts were sure enough, which go on to another backbone, and which to their next step here."""
-        self._drift.count(answered, going_on, leaving)
-
     def look(self, levels: Levels, stager: Stager) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""
         now = time.monotonic()
@@ -100,7 +81,6 @@ class Instruments:
             self._chosen_at = now
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
-        self.meter.set(names.DRIFTING_STEPS, len(self._drift))
         self.meter.set(names.GOVERNOR_RUNG, levels.rung + 1)
         for term, nanoseconds in levels.cost.items():
             self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)

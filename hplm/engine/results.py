@@ -10,17 +10,17 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.engine.failures import failure
-from hplm.engine.request import InHand, Text
+from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
 from hplm.tasks import ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
 
 
-def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, InHand | HplmError]]:
+def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
     """Yields the texts with their answers, in any order; of a text in windows, the last one that is computed.
 
-    `logits` of a text are rows x the size of the batch's largest head. A text that has an answer in hand gets one from both.
+    `logits` of a text are rows x the size of the batch's largest head.
     """
     alike: dict[tuple[ReadEach, int], list[int]] = {}
     for index, text in enumerate(texts):
@@ -39,26 +39,14 @@ def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tup
         yield from _answer_each(read_each, [texts[index] for index in indexes], own)
 
 
-def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array) -> Iterator[tuple[Text, InHand]]:
+def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array) -> Iterator[tuple[Text, TextAnswer]]:
     """Yields the answers to texts with one row each."""
     spans = np.concatenate([text.spans for text in texts])
-    combined = texts[0].request.tenant.task_object.combined
-    if combined is not None and any(text.in_hand is not None for text in texts):
-        held = [text.in_hand for text in texts]
-        before = np.concatenate([own[i : i + 1] if one is None else one.logits for i, one in enumerate(held)])
-        own = combined(before, own, np.array([text.weight for text in texts]), spans)
     labels = [text.request.tenant.labels for text in texts]
-    answers = read_each(own, spans, labels, [text.calibration for text in texts])
-    for i, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-        yield text, InHand(_at_level(text, answer), own[i : i + 1])
+    yield from zip(texts, read_each(own, spans, labels, [text.request.calibration for text in texts]), strict=True)
 
 
-def _at_level(text: Text, answer: TextAnswer) -> TextAnswer:
-    number = text.request.plan.steps[text.step].level + 1
-    return answer if number == answer.level else replace(answer, level=number)
-
-
-def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmError]]:
+def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
     """Yields the answer to a text, or nothing while other windows of it are to be computed."""
     request = text.request
     try:
@@ -72,12 +60,10 @@ def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmErro
             return
         own, spans = joined
         task = request.tenant.task_object
-        if text.in_hand is not None and task.combined is not None:
-            own = task.combined(text.in_hand.logits, own, text.weight, spans)
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
-        if (calibration := text.calibration) is not None:
-            answer = replace(answer, confidence=task.confidence(calibration, own, spans, labels))
-        yield text, InHand(_at_level(text, answer), own)
+        if request.calibration is not None:
+            answer = replace(answer, confidence=task.confidence(request.calibration, own, spans, labels))
+        yield text, answer
     except HplmError as error:
         log.error("%s", error)
         yield text, error

@@ -70,12 +70,7 @@ class Kitchen:
         texts = [self.text(*order) for order in orders]
         batch = self.stager(packing, few_sizes).stage(texts, lambda text, error: pytest.fail(str(error)), places)
         assert batch.texts == texts
-        return batch, self.run(batch)
-
-    def run(self, batch):
-        """Returns the logits of each text."""
-        (computed,) = self.engine.run(batch)  # of the one stack
-        return [logits for _, logits in sorted(zip(computed.indexes, computed.logits, strict=True), key=lambda own: own[0])]
+        return batch, self.engine.run(batch)
 
 
 @pytest.fixture(scope="module")

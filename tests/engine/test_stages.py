@@ -59,15 +59,12 @@ def computed(backbone, texts, cut, packing="packed", dtype="fp32"):
     stages, precision = stages_of(*cut), resolve_precision(dtype, CPU)
     engine = Engine(backbone.upper(), CPU, precision.dtype, precision.eight_bits, stages=stages)
     packed = read_packing(packing, engine.seconds)
-    settings = StagingSettings(
-        16, CPU, precision.dtype, packing=packed, few_sizes=engine.takes_few_sizes, batch_tokens=200, stages=stages
-    )
+    settings = StagingSettings(16, CPU, precision.dtype, packing=packed, few_sizes=engine.takes_few_sizes, stages=stages)
     batch = Stager(backbone, settings).stage(texts, lambda text, error: pytest.fail(str(error)))
     assert batch is not None
     for stage in range(len(stages) - 1):
         engine.enter(batch, stage)
-    (found,) = engine.run(batch)
-    return [logits for _, logits in sorted(zip(found.indexes, found.logits, strict=True), key=lambda own: own[0])]
+    return engine.run(batch)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +99,6 @@ def test_each_layer_and_its_slots_are_on_the_device_of_its_stage(reference):
         slots = Slots(layout, 2, CPU, torch.float32, settings.devices_of(layout))
         found = [tensor.device.type for layer in slots.layers for tensor in list(layer.values())[:1]]
         assert found == (["cpu"] * 2 + ["meta"] * 3 if layout.places else ["meta"])
-        shorter = replace(layout, layers=1)  # the last stage computes shorter stacks
-        assert settings.devices_of(shorter) == [META]
 
 
 @pytest.mark.parametrize("end", [3, 7])

@@ -40,7 +40,7 @@ def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, event
     assert batch is not None
     assert ("gather" in events) == OVERLAPS[overlap].retrieval
     stager.finish(batch)
-    list(engine.run(batch))
+    engine.run(batch)
     stager.release(batch.held)
     inside = False
     for event in events:
@@ -65,6 +65,6 @@ def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, event
     monkeypatch.setattr(Engine, "_compute", lambda *given: 1 / 0)
     monkeypatch.setattr(engine, "_wait", lambda: events.append("wait for all"))
     with pytest.raises(ZeroDivisionError):
-        list(engine.run(batch))
+        engine.run(batch)
     stager.release(batch.held)
     assert events[-1] == "wait for all"
