@@ -23,7 +23,6 @@ from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
-from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
 
 
@@ -78,8 +77,8 @@ class Reference:
         return self.backbone.tokenizer()
 
     @cached_property
-    def _stacks(self) -> dict[str, UpperStack]:
-        return {FULL: self.backbone.upper(), **self.backbone.stacks()}
+    def _upper(self) -> UpperStack:
+        return self.backbone.upper()
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
@@ -91,7 +90,7 @@ class Reference:
         if tenant.task == "span":
             return torch.cat([window.logits for window in self.windows(text, tenant_id, pair, truncate)])
         encoded = self._tokenizer.encode(text, pair, truncate)
-        logits, _ = self._computed(encoded.tokens, encoded.segments, tenant)
+        logits = self._computed(encoded.tokens, encoded.segments, tenant)
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
@@ -106,47 +105,32 @@ class Reference:
         encoded, found, start = self._tokenizer.encode(text, pair, truncate, in_windows=True), [], 0
         for length in encoded.lengths.tolist():
             window = slice(start, start + length)
-            logits, _ = self._computed(encoded.tokens[window], encoded.segments[window], tenant)
+            logits = self._computed(encoded.tokens[window], encoded.segments[window], tenant)
             passage = [i for i in range(start, start + length) if encoded.segments[i] == 1 and not encoded.special[i]]
             found.append(PassageWindow(logits[[0, *(i - start for i in passage)]], encoded.offsets[passage].tolist()))
             start += length
         return found
 
-    @torch.no_grad()
-    def at_level(
-        self, text: str, tenant_id: str, number: int, kept: list[int] | None = None, pair: str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns what a level says of each token, and the attention that each receives. `kept`: the tokens that it reads."""
-        tenant, encoded = self.backbone.view.snapshot.find(tenant_id), self._tokenizer.encode(text, pair)
-        return self._computed(encoded.tokens, encoded.segments, tenant, number, kept)
-
-    def _computed(
-        self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, number: int = -1, kept: list[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns what the head of a level says of each token, and the attention that each token receives."""
-        level = tenant.all_levels[number]
-        config, upper = self.backbone.config, self._stacks[level.stack]
-        adapters = adapters_of(self.backbone, level.adapter, len(upper.layers))
+    def _computed(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant) -> Tensor:
+        """Returns what the tenant's head says of each token."""
+        config, upper = self.backbone.config, self._upper
+        adapters = adapters_of(self.backbone, tenant.adapter, len(upper.layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = _norm(x, upper.norm)
-        if kept is not None:
-            x = x[kept]
-        received = torch.zeros(len(x))
         for layer, own in zip(upper.layers, adapters, strict=True):
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
-            seen, attended = _attention(query, key, value, config.heads)
-            received += attended
+            seen = _attention(query, key, value, config.heads)
             x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
             x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
 
-        bank = self.backbone.bank(level.head.bank)
-        (head,) = bank.weights(level.head)
+        bank = self.backbone.bank(tenant.head_record.bank)
+        (head,) = bank.weights(tenant.head_record)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
-        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)], received
+        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
@@ -254,11 +238,11 @@ def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
     return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Returns what each token reads from all tokens, and the attention that each token receives."""
+def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Returns what each token reads from all tokens."""
     query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in (query, key, value))
     weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
-    return (weights @ value).transpose(0, 1).flatten(1), weights.sum((0, 1))
+    return (weights @ value).transpose(0, 1).flatten(1)
 
 
 def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
