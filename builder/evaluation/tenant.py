@@ -103,20 +103,15 @@ def opened(
     device: torch.device,
     precision: Precision,
     show_progress: bool,
-    upper: UpperStack | None = None,
 ) -> tuple[ServedBody, TenantModel, Ground]:
-    """Returns a tenant ready to answer labelled texts as it is served, and the texts, looked up.
-
-    `upper`: the stack that the weights belong to; None: the full one.
-    """
-    upper = upper if upper is not None else store.upper()
-    config = upper.config
+    """Returns a tenant ready to answer labelled texts as it is served, and the texts, looked up."""
+    config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
     texts = reader.read(labelled, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
     model.load(*weights)
     ground = Ground(config, reader, texts, texts, task, tenant.labels, device)
-    return ServedBody(upper, config.heads, precision).to(device), model.to(device), ground
+    return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), ground
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:

@@ -24,8 +24,8 @@ class UnseenTexts:
     The same holds for the versions that it was trained on.
     """
 
-    def __init__(self, store: Store, tenant: TenantFile, file: Path, seen: Sequence[Path], purpose: str) -> None:
-        """`seen`: more files of texts to leave out, also moved ones. `purpose` is a word for errors."""
+    def __init__(self, store: Store, tenant: TenantFile, file: Path, seen: Sequence[Path]) -> None:
+        """`seen`: more files of texts to leave out, also moved ones."""
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
             raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
@@ -33,18 +33,12 @@ class UnseenTexts:
         self.file = file
         self.digest = digest_of(file)
         self._tenant = tenant
-        self._purpose = purpose
         self._used = {digest_of(path): path for path in (*_used_files(store, tenant, seen), *seen)}
 
     @property
     def seen(self) -> list[str]:
         """The digests of the files whose texts are left out."""
         return sorted(self._used)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files whose texts are left out."""
-        return list(self._used.values())
 
     @cached_property
     def fresh(self) -> Labelled:
@@ -55,14 +49,10 @@ class UnseenTexts:
         if len(found) < FEWEST:
             raise InvalidInput(
                 f"{self.file}: {len(labelled.examples) - len(found):,} of its {len(labelled.examples):,} texts occur in the "
-                f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: {self._purpose} needs "
-                f"{FEWEST} texts or more that have chosen nothing else"
+                f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: a calibration "
+                f"needs {FEWEST} texts or more that have chosen nothing else"
             )
         return Labelled(self.file, found)
-
-    def check(self) -> None:
-        """Raises if too few texts are left."""
-        _ = self.fresh
 
     @property
     def left_out(self) -> int:

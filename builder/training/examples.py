@@ -96,15 +96,6 @@ class Reader:
         lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
         return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
 
-    def words(self, labelled: Labelled, task: TrainingTask) -> list[np.ndarray]:
-        """Returns for each example the number of each token's word, as `Encoded.words`."""
-        return [self._encode(task, example, f"{labelled.path}:{example.line}")[0].words for example in labelled.examples]
-
-    def places(self, labelled: Labelled, task: TrainingTask) -> list[np.ndarray]:
-        """Returns for each example the code points of each token, as `Encoded.places`."""
-        where = labelled.path
-        return [self._encode(task, one, f"{where}:{one.line}")[0].places(one.text) for one in labelled.examples]
-
     def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
         members = [texts.texts[i] for i in chosen]
         lengths = texts.lengths[chosen]

@@ -97,15 +97,10 @@ def run_list(args: argparse.Namespace) -> dict:
         for row in rows:
             print(
                 f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
-                f"{row['task']}  {len(row['labels'])} labels{_levels(row)}{_homes(row)}{'' if row['open'] else '  with keys'}"
+                f"{row['task']}  {len(row['labels'])} labels{_homes(row)}{'' if row['open'] else '  with keys'}"
                 f"{'  quarantined' if row['quarantined'] else ''}"
             )
     return {"tenants": rows}
-
-
-def _levels(row: dict) -> str:
-    levels = f"  levels {', '.join(row['levels'])} in {row['plans']} plans" if row["levels"] else ""
-    return f"{levels}  unsure texts go on to {row['link']}" if row["link"] else levels
 
 
 def _homes(row: dict) -> str:

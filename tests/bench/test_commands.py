@@ -93,7 +93,6 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("schedule --promise-ms 0 1", ["--promise-ms", "0.0"]),
         ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
         ("cluster --only dance", ["--only", '"dance"']),
-        ("cascade --drop -1", ["--drop"]),
         ("plot --keys 1000000000000", ["--folder", "--keys"]),
         ("training --picture x.foo", ["--picture x.foo"]),
         ("luck", ["'luck'", "serve"]),
