@@ -81,11 +81,6 @@ class Tenant:
         return (1.0,)
 
     @property
-    def stored_version(self) -> int:
-        """Its version in the store."""
-        return self.stored or self.version
-
-    @property
     def has_quotas(self) -> bool:
         return any(getattr(self, quota) for quota in QUOTAS)
 
