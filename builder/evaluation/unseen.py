@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class UnseenTexts:
         self.file = file
         self.digest = digest_of(file)
         self._tenant = tenant
-        self._used = {digest_of(path): path for path in (*_used_files(store, tenant, seen), *seen)}
+        self._used = {digest_of(path): path for path in (*learned_by(store, tenant, seen), *seen)}
 
     @property
     def seen(self) -> list[str]:
@@ -63,8 +63,3 @@ class UnseenTexts:
         labelled = self.task.read(self.file)
         check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return labelled
-
-
-def _used_files(store: Store, tenant: TenantFile, seen: Sequence[Path]) -> Iterator[Path]:
-    for learned in learned_by(store, tenant, seen):
-        yield from (path for path in (learned.train, learned.dev) if path is not None)
