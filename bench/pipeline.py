@@ -164,7 +164,7 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, batch_tex
         batch = stager.stage(texts[number * batch_texts :][:batch_texts], broken=_raise)
         staged = time.perf_counter()
         assert batch is not None  # or `_raise` has raised
-        list(engine.run(batch))
+        engine.run(batch)
         whole.append(time.perf_counter() - start)
         staging.append(staged - start)
         stager.release(batch.held)

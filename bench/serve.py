@@ -143,7 +143,7 @@ class BareEngine:
                 start = time.perf_counter()
                 batch = stager.stage(next(batches), broken=_raise)
                 assert batch is not None  # or `_raise` has raised
-                list(engine.run(batch))
+                engine.run(batch)
                 times.append(time.perf_counter() - start)
                 stager.release(batch.held)
             return float(np.median(times[1:]))

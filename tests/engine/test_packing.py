@@ -131,7 +131,7 @@ def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkey
     assert batch.texts == [texts[i] for i in (0, 2, 3, 4)]
     (sheet,) = batch.sheets
     assert len(sheet.sums) == 3 * max(texts[0].tokens, texts[2].tokens, texts[3].tokens + texts[4].tokens)
-    assert_reference_answers(kitchen, [orders[i] for i in (0, 2, 3, 4)], kitchen.run(batch))
+    assert_reference_answers(kitchen, [orders[i] for i in (0, 2, 3, 4)], kitchen.engine.run(batch))
 
 
 def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):

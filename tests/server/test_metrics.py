@@ -6,14 +6,13 @@ from collections import Counter
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from hplm.metrics.names import ACROSS_TEXTS, LEVEL_TEXTS, METRICS, OF_COPIES, OF_DECODERS
+from hplm.metrics.names import METRICS, OF_COPIES, OF_DECODERS
 from testing.toy import WORDS
 from tests.support.metrics import settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
-OF_CASCADES = {metric.name for metric in (LEVEL_TEXTS, ACROSS_TEXTS)}  # the toy's tenants have none
-OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_COPIES} - OF_CASCADES
+OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_COPIES}
 
 
 def test_counts_equal_the_sent_requests(server):
@@ -58,7 +57,7 @@ def test_counts_equal_the_sent_requests(server):
 
 
 def shown(scraped):
-    return {name for name, own in scraped.series if ("backbone", "toy") in own} - OF_CASCADES
+    return {name for name, own in scraped.series if ("backbone", "toy") in own}
 
 
 def test_tiny_deadlines_lose_no_series(server):
