@@ -123,12 +123,14 @@ def train(
     options: TrainingOptions,
     saved: Path | None = None,
     show_progress: bool = True,
+    further: Callable[[Pack, Tensor], Tensor] | None = None,
 ) -> Trained:
     """Trains adapter and head with AdamW, and the body if it has a learning rate.
 
     If the adapter is to hold the body's change, the body is cut after each epoch to what the adapter holds, and learns on.
     Of the epochs that the dev set cannot tell from the best, the last is kept: its steps were the smallest.
     The same call after an interruption continues from `saved`, and ends with the same numbers.
+    `further` returns a loss beside that of the labels, from a batch and its logits.
     """
     learner = _Learner(body.to(ground.device).eval().requires_grad_(False), ground, options)
     rng = np.random.default_rng(options.seed)
@@ -140,7 +142,7 @@ def train(
         for epoch, chosen in enumerate(epochs, start=1):
             for some in chosen[max(0, course.step - first) :]:
                 learner.set_rate(_warm_up_then_decay(total, options.warm_up, course.step))
-                loss = training.step(some)
+                loss = training.step(some, further)
                 bar.set_postfix_str(f"loss {loss:.3f}{course}", refresh=False)
                 bar.update()
                 training.save_if_due()
@@ -268,13 +270,15 @@ class _Training:
             }
         )
 
-    def step(self, chosen: np.ndarray) -> float:
+    def step(self, chosen: np.ndarray, further: Callable[[Pack, Tensor], Tensor] | None) -> float:
         """Learns from a batch, and returns its loss."""
         body, model, ground = self._learner.body, self._learner.model, self._ground
         pack = ground.reader.pack(ground.texts, chosen, ground.device, body.reads_tables)
         with self._in_half, dropout(body, self._options.dropout, (self._options.seed, self.course.step)):
             logits = model(body, pack)
         loss = _loss(logits, pack, ground.task, model.spread)
+        if further is not None:
+            loss = loss + further(pack, logits)
         self._learner.learn(loss)
         self.course.step += 1
         self.course.loss_sum += loss.item()
