@@ -42,7 +42,7 @@ class Queue(Generic[T]):
             return Levels(*self._scheduler.waiting(backbone), self._scheduler.governor.rung, cost)
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
-        """Counts a request as load, and returns the rung of its tenant's ladder: 0 is the dearest.
+        """Counts a request as load, and returns its rung: 0 is the dearest.
 
         Call it once for each request that arrives, before it is offered: also if its tenant has a single rung, or if it names
         its rung itself. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected
