@@ -86,9 +86,8 @@ class Sampler:
         upper = backbone.upper()
 
         def weights(module: nn.Module) -> int:
-            tensors = list(module.parameters())
-            products = 1 if precision.eight_bits else precision.dtype.itemsize
-            return sum(one.numel() * (products if one.ndim > 1 else precision.dtype.itemsize) for one in tensors)
+            products, others = 1 if precision.eight_bits else precision.dtype.itemsize, precision.dtype.itemsize
+            return sum(one.numel() * (products if one.ndim > 1 else others) for one in module.parameters())
 
         tables: dict[str, int] = {}
         for table in view.forest.tables():
