@@ -54,10 +54,10 @@ class Simulated(GroupServer):
         self.told = Told(self._scheduler)
         self.computed = []  # batch, stage, start, end
 
-    def _compute(self, one, now):
-        free, number = list(self._clock), len(self._outcome.batches)
-        super()._compute(one, now)
-        at = now
+    def _start(self, batch, now):
+        free = list(self._clock)
+        super()._start(batch, now)
+        at, number = now, len(self._outcome.batches)
         for stage, end in enumerate(self._clock):
             self.computed.append((number, stage, max(at, free[stage]), end))
             at = end
