@@ -188,10 +188,11 @@ class Engine:
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up
 
-    def through(self, x: Tensor, attend: Attend) -> Tensor:
+    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None) -> Tensor:
         """Computes the layers alone, one stage after the other."""
         for stage, layers in zip(self.stages, self._layers, strict=True):
-            x = through(layers, x.to(stage.device), attend)
+            own = adapters[stage.first : stage.last + 1] if adapters is not None else None
+            x = through(layers, x.to(stage.device), attend, own)
         return x
 
     def _wait(self, stage: int = -1) -> None:

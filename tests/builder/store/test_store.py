@@ -127,6 +127,7 @@ def test_what_earlier_versions_have_left_of_levels_stacks_and_links_is_ignored(s
         pack_root(store, tmp_path / name)
         return (tmp_path / name).read_bytes()
 
+    random_table(store, "root", 1, None, 500, seed=1)
     before, tenants = packed("before.tar"), store.tenants()
     level = "tenants/acme/1/levels/small"
     left = ["stacks/small.safetensors", "stacks/small.json", f"{level}/level.json", f"{level}/head.safetensors"]
