@@ -21,6 +21,7 @@ from tests.support.message import mentions
 
 FIGURES = {  # of each command: figures that must be there, by their paths
     "adapters": "t128.16.grouped_us t128.16.to_loop",
+    "cascade": "work tenants.stdlib-area.points_lost random.points_lost one_client.over_full served.as_expected",
     "cluster --only proxy": "proxy_over_direct hop_p50_ms",
     "engine": "toy.var20.packed toy.var100.packed_to.naive int8_over_fp32",
     "generate --parts halves": "decode_ratio",
@@ -92,6 +93,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("overload --packings dense", ["'dense'"]),
         ("schedule --promise-ms 0 1", ["--promise-ms", "0.0"]),
         ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
+        ("cascade --questions 0", ["--questions"]),
         ("cluster --only dance", ["--only", '"dance"']),
         ("plot --keys 1000000000000", ["--folder", "--keys"]),
         ("training --picture x.foo", ["--picture x.foo"]),
