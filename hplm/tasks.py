@@ -60,6 +60,8 @@ class Task:
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
+    same: Callable[[TextAnswer, TextAnswer, float], bool] | None = None  # whether two answers agree; None: it has no exits
+    is_number: bool = False  # an answer is a number; two agree if they are no further apart than a distance
     generates: bool = False  # a decoder answers with new text: there is no head, and there are no labels
 
     def head_size(self, labels: int) -> int:
@@ -68,6 +70,10 @@ class Task:
             return 0
         fixed = len(self.fixed_labels)
         return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
+
+    def exit_outputs(self, labels: Sequence[str]) -> int:
+        """Returns the outputs of an exit's head. One of numbers also says how far off its number may be."""
+        return len(labels) + self.is_number
 
     @property
     def reads_first_token(self) -> bool:
@@ -266,6 +272,21 @@ def best_span(logits: Array) -> tuple[int, int]:
     return found
 
 
+# Functions for `same`. They take two answers, and a distance.
+
+
+def same_labels(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+    return one.labels == other.labels
+
+
+def same_set(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+    return set(one.labels) == set(other.labels)
+
+
+def same_number(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+    return abs(float(one.logits[0, 0]) - float(other.logits[0, 0])) <= delta
+
+
 # Functions for `evidence`.
 
 
@@ -306,11 +327,12 @@ TASKS: dict[str, Task] = {
             best_label,
             read_each=best_label_of_each,
             evidence=first_row,
+            same=same_labels,
             allows_top_k=True,
         ),
-        Task("multilabel", first_token, holding_labels, evidence=least_certain_label),
-        Task("tag", each_word, best_label, evidence=least_certain_word),
-        Task("regress", first_token, value, evidence=first_row, fixed_labels=("value",)),
+        Task("multilabel", first_token, holding_labels, evidence=least_certain_label, same=same_set),
+        Task("tag", each_word, best_label, evidence=least_certain_word, same=same_labels),
+        Task("regress", first_token, value, evidence=first_row, same=same_number, is_number=True, fixed_labels=("value",)),
         Task(
             "span",
             passage_tokens,

@@ -5,6 +5,8 @@ It reads the same stored files as the engine, but computes in another way: witho
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,8 @@ from torch.nn import functional as F
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
+from hplm.engine.exits import is_audited
+from hplm.engine.lookup import Lookup
 from hplm.model.eightbit import weight_levels
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
@@ -77,6 +81,10 @@ class Reference:
         return self.backbone.tokenizer()
 
     @cached_property
+    def _lookup(self) -> Lookup:
+        return Lookup(self.backbone)
+
+    @cached_property
     def _upper(self) -> UpperStack:
         return self.backbone.upper()
 
@@ -90,13 +98,20 @@ class Reference:
         if tenant.task == "span":
             return torch.cat([window.logits for window in self.windows(text, tenant_id, pair, truncate)])
         encoded = self._tokenizer.encode(text, pair, truncate)
-        logits = self._computed(encoded.tokens, encoded.segments, tenant)
+        read = _tokens_of_words(text, encoded) if tenant.task == "tag" else [0]
+        leaves_at = [i for i in read if i is not None] or [0]
+        if tenant.exits is not None and self._is_audited(text, tenant, pair, truncate):
+            leaves_at = []
+        logits = self._computed(encoded.tokens, encoded.segments, tenant, leaves_at)
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
-        read = _tokens_of_words(text, encoded)
         return torch.stack([torch.zeros(len(tenant.labels)) if i is None else logits[i] for i in read])
+
+    def _is_audited(self, text: str, tenant: Tenant, pair: str | None, truncate: bool) -> bool:
+        found = self._lookup.resolve(self.backbone.view, tenant, [text], None if pair is None else [pair], truncate)
+        return is_audited(found.addresses)
 
     @torch.no_grad()
     def windows(self, text: str, tenant_id: str, pair: str | None, truncate: bool = False) -> list[PassageWindow]:
@@ -111,26 +126,43 @@ class Reference:
             start += length
         return found
 
-    def _computed(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant) -> Tensor:
-        """Returns what the tenant's head says of each token."""
+    def _computed(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, read: Sequence[int] = ()) -> Tensor:
+        """Returns what the tenant's head says of each token, or that of the first exit that is sure of all tokens in `read`."""
         config, upper = self.backbone.config, self._upper
         adapters = adapters_of(self.backbone, tenant.adapter, len(upper.layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = _norm(x, upper.norm)
-        for layer, own in zip(upper.layers, adapters, strict=True):
+        if (left := self._at_exit(0, x, tenant, read)) is not None:
+            return left
+        for number, (layer, own) in enumerate(zip(upper.layers, adapters, strict=True), start=1):
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
             seen = _attention(query, key, value, config.heads)
             x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
             x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
+            if (left := self._at_exit(number, x, tenant, read)) is not None:
+                return left
 
         bank = self.backbone.bank(tenant.head_record.bank)
         (head,) = bank.weights(tenant.head_record)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
+
+    def _at_exit(self, exit: int, x: Tensor, tenant: Tenant, read: Sequence[int]) -> Tensor | None:
+        """Returns the logits of each token at an exit; None if there is none, or if it is not sure of all tokens in `read`."""
+        exits = tenant.exits
+        if exits is None or exits.record is None or not read or exit >= len(exits.calibrations):
+            return None
+        weights = self.backbone.bank(exits.record.bank).weights(exits.record)[exit]
+        seen = torch.cat([x, x.mean(dim=0, keepdim=True).expand_as(x)], dim=1)
+        inner = torch.relu(seen @ weights["dense"].float().T + weights["dense_bias"].float())
+        outputs = inner @ weights["weight"].float().T + weights["bias"].float()
+        labels, calibration = len(tenant.labels), exits.calibrations[exit]
+        sure = _sure(outputs[list(read)].double(), labels, tenant.task, calibration.temperature, calibration.delta)
+        return outputs[:, :labels] if sure >= exits.plans[0].thresholds[exit] else None
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
@@ -230,6 +262,16 @@ def adapters_of(backbone: Backbone, record: Record | None, layers: int) -> list[
         return [Own(None, {})] * layers
     bank = backbone.bank(record.bank)
     return [Own(bank.layout, weights) for weights in bank.weights(record)]
+
+
+def _sure(rows: Tensor, labels: int, task: str, temperature: float, delta: float) -> float:
+    """Returns how sure an exit is of the answer to these rows of its head's outputs."""
+    if task == "regress":  # the probability that the number is off by at most delta
+        return 1 - math.exp(-delta / (temperature * math.exp(float(rows[0, 1]))))
+    if task == "multilabel":
+        return float(torch.sigmoid(rows[0, :labels].abs().min() / temperature))
+    best = torch.softmax(rows[:, :labels], dim=1).max(dim=1).values
+    return float(torch.softmax(rows[int(best.argmin()), :labels] / temperature, dim=0).max())
 
 
 def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:

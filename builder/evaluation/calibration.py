@@ -44,7 +44,7 @@ def calibrate_tenant(
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
     tenant = find_tenant(store, tenant_id)
-    texts = UnseenTexts(store, tenant, file, seen)
+    texts = UnseenTexts(store, tenant, file, seen, "a calibration")
     _check_delta(tenant, texts.task, delta)
     asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
     known = read_calibrated(store, tenant)

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from builder.publish.export import check_copies, copy_file
 from builder.store.calibrations import calibration_of
+from builder.store.exits import layout_of, read_exits
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import ExitKnowledge, Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -90,7 +91,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
 def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
     """Reads a tenant from a store in the form that a manager takes."""
     adapter, head = store.tenant_weights(tenant)
-    layout = tenant.adapter_layout(store.config)
+    layout, found = tenant.adapter_layout(store.config), read_exits(store, tenant)
     return Knowledge(
         domain=tenant.domain,
         domain_version=tenant.domain_version,
@@ -100,6 +101,7 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         adapter=(layout, adapter) if layout is not None and adapter is not None else None,
         version=tenant.version,
         calibration=calibration_of(store, tenant),
+        exits=ExitKnowledge(found.exits, layout_of(store, tenant), found.heads) if found is not None else None,
     )
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from builder.store.calibrations import calibration_of
+from builder.store.exits import layout_of, outputs_of, read_exits
 from builder.store.store import Store, TenantFile
 from hplm.adapters.bank import write_bank
 from hplm.adapters.heads import grown, size_for
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
+from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 
 
@@ -44,7 +47,16 @@ class Records:
             head=head_record,
             adapter=adapter_record,
             calibration=calibration_of(self._store, tenant),
+            exits=self._exits(tenant, uid),
         )
+
+    def _exits(self, tenant: TenantFile, uid: int) -> Exits | None:
+        found = read_exits(self._store, tenant)
+        if found is None:
+            return None
+        size = size_for(outputs_of(tenant))
+        heads = [grown(head, size) for head in found.heads]
+        return replace(found.exits, record=self._record(layout_of(self._store, tenant, size), uid, tenant.version, heads))
 
     def write(self, folder: Path) -> None:
         for layout, entries in self._entries.items():

@@ -1,4 +1,4 @@
-"""The calibration of a tenant's version: `calibration.json` beside its weights. No other file of a version may be replaced."""
+"""The calibration of a tenant's version: `calibration.json` beside its weights. It and the exits may be replaced."""
 
 from __future__ import annotations
 

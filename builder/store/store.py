@@ -7,7 +7,7 @@
     plot/<domain>/<version>/                    the table
     counts/<domain>/<version>/                  the count of each n-gram, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
-                                                calibration.json
+                                                calibration.json  exits.json  exits.safetensors
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from builder.store.calibrations import FILE as CALIBRATION
 from builder.store.calibrations import read_calibrated
+from builder.store.exits import FILE as EXITS
+from builder.store.exits import read_exits
 from builder.store.store import Store, TenantFile
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
@@ -15,7 +17,7 @@ from hplm.plot.table import TableMeta
 from hplm.tenants.verification import Part, Progress, check_file, check_table, versions
 
 TENANT = "tenant.json"
-CHECKED = ("*.safetensors", "report.json", CALIBRATION)  # of a version; earlier versions of hplm left others
+CHECKED = ("*.safetensors", "report.json", CALIBRATION, EXITS)  # of a version; earlier versions of hplm left others
 
 
 def store_parts(folder: Path) -> list[Part]:
@@ -47,10 +49,11 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
         for name in (*["head.safetensors"] * tenant.has_head, *["adapter.safetensors"] * bool(tenant.rank)):
             if not (path.parent / name).exists():
                 yield f"tenant {tenant.id}: {path.parent / name} is missing: build or copy it again"
-        try:
-            read_calibrated(Store(store), tenant)
-        except HplmError as error:
-            yield f"tenant {tenant.id}: {error}"
+        for read in (read_calibrated, read_exits):
+            try:
+                read(Store(store), tenant)
+            except HplmError as error:
+                yield f"tenant {tenant.id}: {error}"
         table = store / "plot" / tenant.domain / str(tenant.domain_version)
         if stands and not table.is_dir():
             yield f"tenant {tenant.id} stands on {table}, which is missing: copy that table again, or build the tenant again"

@@ -11,11 +11,14 @@ from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
 
+PARTS = ("training", "dev")
 
-def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path]) -> Iterator[Path]:
+
+def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: Sequence[str] = PARTS) -> Iterator[Path]:
     """Yields the training and dev files of the version, then of the version that it was trained on, and so on.
 
-    An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now.
+    An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now. `parts`: which
+    data are meant.
     """
     for path in moved:
         check_file(path)
@@ -23,7 +26,7 @@ def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path]) -> Itera
     version = tenant.version
     while version:
         report = store.report(store.tenant_version(tenant.id, version))
-        for part in ("training", "dev"):
+        for part in parts:
             if part in report:
                 yield _found(tenant.id, version, report[part], by_digest)
         version = report.get("from_version", 0)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hplm.cli import tenant_exits
 from hplm.cli.served import begun_manager, check_state, print_late, served_options
 from hplm.errors import InvalidInput
 
@@ -32,6 +33,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     delete.add_argument(
         "--store", type=Path, help="delete all versions of the tenant from this store instead; served ones stay as they are"
     )
+    tenant_exits.register(actions)
     _register_keys(actions)
     limit = _action(actions, "limit", run_limit, "set a tenant's quotas and the times that its answers may take")
     limit.epilog = (

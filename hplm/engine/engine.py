@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
+from hplm.engine.exits import Watch
+from hplm.engine.passage import Computed, Passage, read
 from hplm.engine.sheets import Sheet
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import QKV, Adapt, Attend
+from hplm.model.layer import Adapt, Attend
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
-from hplm.model.stacks import UpperStack, through, turn_of
+from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
@@ -103,6 +103,8 @@ class Engine:
         if device.type == "cpu":
             keep_freed_memory()
         self._upper = self._ready(upper, eight_bits)
+        self.watch = Watch()
+        self._after_layer: Callable[[], object] = lambda: None
         self._layers = [self._upper.layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
 
     def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
@@ -124,54 +126,53 @@ class Engine:
     def after_layers(self, done: Callable[[], object]) -> None:
         """Calls `done` from now on after each layer, when the device has computed it."""
 
-        def hook(*_: object) -> None:
+        def waited() -> None:
             self._wait_for_all()
             done()
 
-        for layer in self._upper.layers:
-            layer.register_forward_hook(hook)
+        self._after_layer = waited
 
     @torch.inference_mode()
-    def run(self, batch: StagedBatch) -> list[Array]:
-        """Computes a batch. Returns the logits of each text: its answer rows x the size of its sheet's largest head, fp32."""
-        batch.ready.wait()
-        try:
-            # All sheets are started before one is waited for.
-            started = [_read(self._compute(sheet, -1).float(), sheet.heads) for sheet in batch.sheets]
-            by_text: dict[int, Array] = {}
-            for sheet, logits in zip(batch.sheets, started, strict=True):
-                parts = logits.cpu().split_with_sizes(sheet.rows_of)
-                by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-        except BaseException:
-            self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
-            raise
-        return [by_text[text] for text in range(len(batch.texts))]
-
-    @torch.inference_mode()
-    def enter(self, batch: StagedBatch, stage: int) -> None:
-        """Computes a batch in a stage that is not the last one. Returns when the stage's device has done it."""
+    def run(self, batch: StagedBatch) -> Iterator[Computed]:
+        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others."""
         batch.ready.wait()
         try:
             for sheet in batch.sheets:
-                sheet.hidden = self._compute(sheet, stage)
+                yield from self._compute(sheet, len(self.stages) - 1)
+            # All heads are started before one is waited for.
+            started = [
+                (sheet.now, read(sheet.taken().float(), sheet.now.end.heads)) for sheet in batch.sheets if sheet.now.texts
+            ]
+            indexes = [index for now, _ in started for index in now.indexes]
+            parts = [part for now, logits in started for part in logits.cpu().split_with_sizes(now.rows_of.tolist())]
+            if indexes:
+                yield Computed(indexes, [array_of(part) for part in parts])
+        except BaseException:
+            self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
+            raise
+
+    @torch.inference_mode()
+    def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
+        """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
+
+        It ends when the stage's device has done all.
+        """
+        batch.ready.wait()
+        try:
+            for sheet in batch.sheets:
+                yield from self._compute(sheet, stage)
         finally:
             self._wait(stage)
 
-    def _compute(self, sheet: Sheet, stage: int) -> Tensor:
-        """Computes a stage's layers. Returns all tokens, or behind the last layer those that an answer reads."""
-        own, is_last = self.stages[stage], self.stages[stage] is self.stages[-1]
-        adapters: list[Adapt] = [partial(adapted, sheet.adapters[stage], layer) for layer in range(own.first, own.last + 1)]
-        if is_last:
-            adapters[-1] = partial(_adapt_last, sheet, own.last)
-        positions = sheet.positions.to(own.device)
-        if own.first:
-            assert sheet.hidden is not None  # the stage before has left it
-            x, sheet.hidden = sheet.hidden.to(own.device), None
+    def _compute(self, sheet: Sheet, number: int) -> Iterator[Computed]:
+        stage = self.stages[number]
+        if stage.first:
+            x = sheet.taken().to(stage.device)
         else:
             assert sheet.sums is not None  # staging has gathered them
-            x = self._upper.enter(sheet.sums.to(own.device), positions, sheet.segments.to(own.device))
-        rows, turn = sheet.reading if is_last else None, turn_of(self._upper.config, positions, x.dtype)
-        return through(self._layers[stage], x, sheet.attend[stage], adapters, rows, turn)
+            x = self._upper.enter(*(part.to(stage.device) for part in (sheet.sums, sheet.positions, sheet.segments)))
+        passage = Passage(sheet, number, stage.device, self.watch, self._after_layer)
+        return passage.run(x, list(self._layers[number]), stage.first, stage is self.stages[-1])
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:
@@ -214,22 +215,9 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
-def _adapt_last(sheet: Sheet, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    """After its attention, the last layer computes only the tokens that an answer reads."""
-    return adapted(sheet.adapters[-1] if at == QKV else sheet.reading_adapters, layer, at, before, after)
-
-
-def _read(x: Tensor, parts: list[Part]) -> Tensor:
-    """Returns logits: rows x the size of the largest head in the batch."""
-    for part in parts:
-        part.arrived[0].wait()
-    if len(parts) == 1:
-        return parts[0].layout.read(x, parts[0].groups, parts[0].layers[0])
-    results: list[tuple[Tensor, Tensor]] = []
-    for part in parts:
-        assert part.rows is not None  # with several heads, no head has all rows
-        results.append((part.rows, part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0])))
-    logits = x.new_zeros(len(x), max(result.shape[1] for _, result in results))
-    for rows, result in results:
-        logits[rows, : result.shape[1]] = result
-    return logits
+def computed(engine: Engine, batch: StagedBatch) -> list[Array]:
+    """Computes a batch in the last stage or the only one. Returns the logits of each text, also of those that left."""
+    found: dict[int, Array] = {}
+    for done in engine.run(batch):
+        found.update(zip(done.indexes, done.logits, strict=True))
+    return [found[index] for index in range(len(batch.texts))]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 from hplm.adapters.layout import Layout
+from hplm.engine.exits import Watch
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.staged import StagedBatch
@@ -56,24 +58,33 @@ class Instruments:
         self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
         self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
-    def computed(self, staged: StagedBatch) -> None:
-        """Counts a computed batch, before its requests are answered."""
+    def reached(self, texts: Iterable[Text]) -> None:
+        """Notes when texts were computed, before their requests are answered."""
         now = time.monotonic_ns()
-        for text in staged.texts:
+        for text in texts:
             text.request.computed_ns = now
+
+    def computed(self, staged: StagedBatch) -> None:
+        """Counts a computed batch, before the last of its requests are answered."""
+        self.reached(staged.left)
         tokens = staged.tokens
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,
             (names.BATCH_TEXTS, ()): len(staged.texts),
             (names.BATCH_TOKENS, ()): tokens,
-            (names.BATCH_PADDING, ()): sum(len(sheet.positions) for sheet in staged.sheets) - tokens,
+            (names.BATCH_PADDING, ()): sum(sheet.rows for sheet in staged.sheets) - tokens,
         }
         for stage, (start, end) in staged.stages.items():
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
         self.meter.add_all(counts)
         self._journal.batch(staged.number, staged)
 
-    def look(self, levels: Levels, stager: Stager) -> None:
+    def answered(self, texts: Sequence[Text], exit: int | None) -> None:
+        """Counts the answered texts of tenants with exits, by where they have left."""
+        if count := sum(text.plan is not None for text in texts):
+            self.meter.add(names.EXIT_TEXTS, count, "end" if exit is None else str(exit))
+
+    def look(self, levels: Levels, stager: Stager, watch: Watch) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""
         now = time.monotonic()
         if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
@@ -81,6 +92,10 @@ class Instruments:
             self._chosen_at = now
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
+        self.meter.set(names.RAISED_EXITS, len(watch))
+        for (tenant, exit), share in watch.agreements().items():
+            if tenant in self._busiest.chosen:
+                self.meter.set(names.EXIT_AGREEMENT, share, tenant, str(exit))
         self.meter.set(names.GOVERNOR_RUNG, levels.rung + 1)
         for term, nanoseconds in levels.cost.items():
             self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 
-from hplm.arrays import Array
 from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
+from hplm.engine.passage import Computed
 from hplm.engine.request import Text
 from hplm.engine.results import read_answers
 from hplm.engine.served import Served
@@ -155,11 +155,12 @@ class Pipeline:
                 if stage == 0:
                     self._begin(batch, staged, next_batch)
                 with self._timed(staged, stage):
-                    self._of(batch).engine.enter(staged, stage)
+                    for leaving in self._of(batch).engine.enter(staged, stage):
+                        self._leave(batch, staged, leaving)
             if stage == 0:
                 self._line.released(batch)
         except Exception as error:
-            self._give_up(batch, staged.texts, error, staged)
+            self._give_up(batch, staged.left, error, staged)
         else:
             self._before[stage + 1].put(chosen)
         return True
@@ -174,16 +175,29 @@ class Pipeline:
             with ExitStack() as next_batch:
                 if self._last == 0:
                     self._begin(batch, staged, next_batch)
+                end = Computed([], [])
                 with self._timed(staged, self._last):
-                    logits = self._of(batch).engine.run(staged)
+                    for computed in self._of(batch).engine.run(staged):
+                        if computed.exit is None:
+                            end = computed
+                        else:
+                            self._leave(batch, staged, computed)
             self._hand_back(batch, staged)  # before the line hears of it, and lets a batch be staged in their place
             self._line.finished(batch, staged.brought, staged.computing_ns if self._last else ())
         except Exception as error:
-            self._give_up(batch, staged.texts, error, staged)
+            self._give_up(batch, staged.left, error, staged)
         else:
             self._note(self._of(batch).instruments.computed, staged)
-            self._answer(staged.texts, logits)
+            if end.indexes:  # not if all texts have left
+                self._answer(batch, staged, end)
         return True
+
+    def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
+        """Answers texts that leave at an exit, while others of their batch compute."""
+        texts = [staged.texts[index] for index in leaving.indexes]
+        self._line.left(batch, texts)
+        self._note(self._of(batch).instruments.reached, texts)
+        self._answer(batch, staged, leaving)
 
     def _begin(self, batch: Batch[Text], staged: StagedBatch, next_batch: ExitStack) -> None:
         next_batch.callback(self._may_choose.release)
@@ -229,23 +243,29 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, texts: Sequence[Text], logits: Sequence[Array]) -> None:
-        if len({text.request for text in texts}) == 1 and self._before[self._last].empty():
-            self._answer_now(texts, logits)  # the engine is idle, so this thread answers
+    def _answer(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> None:
+        staged.gone.update(computed.indexes)
+        texts, served = [staged.texts[index] for index in computed.indexes], self._of(batch)
+        is_alone = len({text.request for text in staged.texts}) == 1
+        if is_alone and len(staged.gone) == len(staged.texts) and self._before[self._last].empty():
+            self._answer_now(served, texts, computed)  # the engine is idle, so this thread answers
             return
         try:
-            self._answering.submit(self._answer_now, texts, logits)
+            self._answering.submit(self._answer_now, served, texts, computed)
         except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
-            self._answer_now(texts, logits)
+            self._answer_now(served, texts, computed)
 
-    def _answer_now(self, texts: Sequence[Text], logits: Sequence[Array]) -> None:
+    def _answer_now(self, served: Served, texts: Sequence[Text], computed: Computed) -> None:
         try:
             with self._together():
-                for text, found in read_answers(texts, logits):
+                for text, found in read_answers(texts, computed.logits, computed.exit):
                     if isinstance(found, HplmError):
                         _sending(text.request.fail, found)
-                    else:
-                        _sending(text.request.done, text.index, found)
+                        continue
+                    _sending(text.request.done, text.index, found)
+                    if text.guess is not None:
+                        self._note(served.engine.watch.audit, text, text.guess, found)
+            self._note(served.instruments.answered, texts, computed.exit)
         except Exception as error:
             self._fail(texts, failure("answering", error))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from hplm.engine.in_flight import Mark, number_of
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.views import View
 from hplm.tasks import TextAnswer, windows_of
+from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
@@ -48,7 +50,7 @@ class Request:
         self.mark = Mark(number, self.tenant_number, tenant.id).packed()
         self.top_k = min(ticket.top_k, len(tenant.labels))
         self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
-        self.rung = 0  # of the tenant's tiers, for its texts; 0: the dearest
+        self.rung = 0  # of the plans of its exits, for its texts; 0: the dearest
         self.priority = ticket.priority
         self.arrival_ns = ticket.arrival_ns
         self.received_ns = ticket.received_ns
@@ -129,12 +131,29 @@ class Request:
 FIRST = np.zeros(1, dtype=np.int64)
 
 
+class Records(NamedTuple):
+    """Where a tenant's weights are."""
+
+    head: Record
+    adapter: Record | None
+    exits: Record | None
+
+
+class Guess(NamedTuple):
+    """What a text would have answered at an exit, had it left there."""
+
+    exit: int
+    confidence: float
+    logits: Array  # answer rows x outputs
+
+
 class Text:
     """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     __slots__ = (
-        *("addresses", "arrival_ns", "backbone", "bytes", "deadline_ns", "index", "is_one_row", "passage", "priority", "read"),
-        *("reading", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window", "windows"),
+        *("addresses", "arrival_ns", "backbone", "bytes", "deadline_ns", "guess", "index", "is_one_row", "passage", "plan"),
+        *("priority", "read", "reading", "records", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window"),
+        "windows",
     )
 
     def __init__(
@@ -166,8 +185,14 @@ class Text:
         self.priority = request.priority
         self.tenant: int = request.tenant_number
         self.backbone = request.backbone
-        self.slot_key: tuple[Record, Record | None] = request.tenant.head_record, request.tenant.adapter
-        self.tokens = len(addresses)  # its work: that all layers compute
+        tenant = request.tenant
+        self.slot_key: tuple[Record, Record | None] = tenant.head_record, tenant.adapter
+        self.records = Records(*self.slot_key, tenant.exits.record if tenant.exits is not None else None)
+        self.plan = tenant.exits.plans[request.rung] if tenant.exits is not None else None
+        self.guess: Guess | None = None  # of an audited text: its answer at an exit where it could have left
+        self.tokens = len(addresses)  # its expected work, in tokens that all layers compute
+        if self.plan is not None:
+            self.tokens = max(1, round(self.tokens * self.plan.cost))
         self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
         if self.is_one_row and not spans[0, 0]:
             self.read, self.reading = FIRST, FIRST
@@ -176,3 +201,20 @@ class Text:
         # A text without a token that is read reads its first token, for its first row.
         self.read = rows if len(rows) else FIRST  # the rows that read a token
         self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
+
+    @property
+    def exits(self) -> Exits:
+        """The exits of its tenant, which has some."""
+        exits = self.request.tenant.exits
+        assert exits is not None
+        return exits
+
+    def may_leave(self, exit: int) -> bool:
+        """Whether an exit is open for it."""
+        return self.plan is not None and self.guess is None and self.plan.is_open(exit)
+
+    def rows(self, logits: Array, outputs: int) -> Array:
+        """Returns logits with a row for each of its spans: zeros for rows without a token."""
+        rows = np.zeros((len(self.spans), outputs), dtype=logits.dtype)
+        rows[self.read] = logits[:, :outputs]
+        return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import nn
 from hplm.adapters.bank import record_bytes
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
+from hplm.engine.engine import computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
@@ -142,6 +143,7 @@ class Sampler:
         pair = [text] if tenant.task_object.needs_pair else None
         found = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
         ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+        tenant = replace(tenant, exits=None)  # a profile has the work of all layers
         request = Request(ticket, view, tenant, 1, lambda request, answer: None)
         return request.texts_from(found)
 
@@ -155,7 +157,7 @@ class Sampler:
         self._stager.finish(batch)
         self._ends.clear()
         start = time.perf_counter_ns()
-        self._engine.run(batch)
+        computed(self._engine, batch)
         end = time.perf_counter_ns()
         self._stager.release(batch.held)
         by_sheet = np.array(self._ends).reshape(-1, self._layers)

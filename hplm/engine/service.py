@@ -156,7 +156,7 @@ class Service:
     def look(self) -> None:
         """Updates the instruments."""
         for number, served in enumerate(self.served):
-            served.instruments.look(self._line.levels(number), served.stager)
+            served.instruments.look(self._line.levels(number), served.stager, served.engine.watch)
 
     def close(self) -> None:
         for served in self.served:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Part, Placed, parted, parts_of
+from hplm.adapters.parts import Part, Parted, Placed, parted, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
@@ -23,24 +25,91 @@ from hplm.model.tensors import tensor_of
 from hplm.scheduling.selection import Places
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Where the adapters and heads of a batch are."""
+
+    placed: Mapping[Record, Placed]
+    slots: Mapping[Layout, Slots]
+    arrived: Mapping[Layout, Sequence[Mark]]
+
+    def parted(self, records: Sequence[Record | None]) -> list[Parted]:
+        """Divides texts by the layouts of these records of theirs."""
+        return parted([self.placed[record] if record is not None else None for record in records])
+
+    def parts(self, divided: Sequence[Parted], counts: Array, device: torch.device, dtype: torch.dtype) -> list[Part]:
+        """Divides rows likewise. `counts`: of each text."""
+        return parts_of(divided, counts, self.slots, self.arrived, device, dtype)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What the last layer and the heads need of the texts that come so far."""
+
+    reading: Tensor  # the index of the token that each answer row reads
+    adapters: list[Part]  # of answer rows
+    heads: list[Part]
+
+
+@dataclass(frozen=True)
+class Present:
+    """The texts that are in a sheet now, and how their rows are computed."""
+
+    texts: list[Text]
+    indexes: list[int]  # of these texts in the batch
+    arrangement: Arrangement
+    attend: list[Attend]  # of each stage
+    adapters: list[list[Part]]  # of each stage
+    rows_of: Array  # answer rows of each text
+    ending: Callable[[], Ending]
+
+    @cached_property
+    def end(self) -> Ending:
+        return self.ending()
+
+
 @dataclass
 class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
-    indexes: list[int]  # of the texts in the batch
-    addresses: Array  # of all these texts, end to end
+    laying: Sheets
+    weights: Weights
+    addresses: Array  # of all its texts, end to end
     lengths: Array  # tokens of each text
     homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
-    attend: list[Attend]  # of each stage
     positions: Tensor
     segments: Tensor
-    reading: Tensor  # the index of the token that each answer row reads
-    rows_of: list[int]  # answer rows of each text
-    adapters: list[list[Part]]  # of each stage
-    reading_adapters: list[Part]  # the last stage's, for answer rows only
-    heads: list[Part]
+    rows: int  # of its tensors, padding included
+    now: Present  # those of its texts that have not left
     sums: Tensor | None = None  # None: not yet gathered
-    hidden: Tensor | None = None  # that a stage has left for the next one
+    hidden: Tensor | None = None  # of the present texts: what the layers so far have computed
+
+    def taken(self) -> Tensor:
+        """Returns what the layers so far have computed, and forgets it."""
+        assert self.hidden is not None  # the layers before have left it
+        x, self.hidden = self.hidden, None
+        return x
+
+    def asked(self, exit: int) -> list[int]:
+        """Returns the numbers of the present texts that may leave at an exit."""
+        return [number for number, text in enumerate(self.now.texts) if text.may_leave(exit)]
+
+    def exit_heads(self, asked: Sequence[int], stage: int) -> list[Part]:
+        """Returns the heads of exits for the answer rows of some present texts."""
+        divided = self.weights.parted([self.now.texts[number].records.exits for number in asked])
+        return self.weights.parts(divided, self.now.rows_of[asked], self.laying.devices[stage], self.laying.dtype)
+
+    def leave(self, numbers: Sequence[int]) -> Array:
+        """Takes present texts out. Returns the rows of the others, which lie end to end from now on, without padding."""
+        stays: Array = np.ones(len(self.now.texts), dtype=bool)
+        stays[numbers] = False
+        before = self.now.arrangement
+        rows = before.tokens[np.repeat(stays, before.lengths)]
+        texts = list(compress(self.now.texts, stays))
+        indexes = list(compress(self.now.indexes, stays))
+        arrangement = Arrangement(before.texts[stays], before.lengths[stays], before.lengths[stays])
+        self.now = self.laying.present(arrangement, texts, indexes, self.weights)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -53,64 +122,83 @@ class Sheets:
     devices: Sequence[torch.device]  # of the engine's stages
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
 
-    def lay(
-        self,
-        texts: Sequence[Text],
-        placed: Mapping[Record, Placed],
-        slots: Mapping[Layout, Slots],
-        arrived: Mapping[Layout, Sequence[Mark]],
-        places: Places | None = None,
-    ) -> list[Sheet]:
-        """Returns sheets of the texts of a batch.
-
-        `placed` says where their adapters and heads are. `slots` has the weights, and `arrived` their marks.
-        """
-        arrangements = self.packing.arrange(np.array([len(text.addresses) for text in texts], dtype=np.int64), places)
+    def lay(self, texts: Sequence[Text], weights: Weights, places: Places | None = None) -> list[Sheet]:
+        """Returns sheets of the texts of a batch."""
+        lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
+        arrangements = [_by_adapter(one, texts) for one in self.packing.arrange(lengths, places)]
         if self.few_sizes:
             arrangements = [one.rounded_up() for one in arrangements]
-        return [self._sheet(one, [texts[i] for i in one.texts.tolist()], placed, slots, arrived) for one in arrangements]
+        return [self._sheet(one, [texts[i] for i in one.texts.tolist()], weights) for one in arrangements]
 
-    def _sheet(
-        self,
-        arrangement: Arrangement,
-        texts: Sequence[Text],
-        placed: Mapping[Record, Placed],
-        slots: Mapping[Layout, Slots],
-        arrived: Mapping[Layout, Sequence[Mark]],
-    ) -> Sheet:
-        lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
-        offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    def _sheet(self, arrangement: Arrangement, texts: list[Text], weights: Weights) -> Sheet:
+        lengths, tokens = arrangement.lengths, arrangement.tokens
+        offsets = tokens - np.repeat(arrangement.starts, lengths)
         # The place of each token, unless all of them lie in order, with padding behind the last one only.
-        scattered = arrangement.width is not None and arrangement.rows > len(offsets)
-        home = np.repeat(starts, lengths) + offsets if scattered else None
-        first, last = self.devices[0], self.devices[-1]
+        scattered = arrangement.width is not None and arrangement.rows > len(tokens)
+        home = tokens if scattered else None
+        first = self.devices[0]
 
         def lay(numbers: Array) -> Tensor:
             whole = np.zeros(arrangement.rows, dtype=np.int64)
             whole[slice(len(numbers)) if home is None else home] = numbers
-            return _index(whole, first)
+            return index(whole, first)
 
-        rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
-        records = [text.slot_key for text in texts]
-        adapters = parted([placed[adapter] if adapter is not None else None for _, adapter in records])
-        heads = parted([placed[head] for head, _ in records])
-        attends = {own: arrangement.attention(self.attention_heads, own, self.dtype) for own in set(self.devices)}
-        parts = {own: parts_of(adapters, rooms, slots, arrived, own, self.dtype) for own in set(self.devices)}
+        now = self.present(arrangement, texts, arrangement.texts.tolist(), weights)
+        if all(text.plan is None for text in texts):
+            _ = now.end  # all come to the end, so that it can be prepared ahead
         return Sheet(
-            indexes=arrangement.texts.tolist(),
+            laying=self,
+            weights=weights,
             addresses=np.concatenate([text.addresses for text in texts]),
             lengths=lengths,
-            homes=_index(home, first) if home is not None else None,
-            attend=[attends[own] for own in self.devices],
+            homes=index(home, first) if home is not None else None,
             positions=lay(offsets),
             segments=lay(np.concatenate([text.segments for text in texts])),
-            reading=_index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of), last),
-            rows_of=rows_of.tolist(),
+            rows=arrangement.rows,
+            now=now,
+        )
+
+    def present(self, arrangement: Arrangement, texts: list[Text], indexes: list[int], weights: Weights) -> Present:
+        rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
+        adapters = weights.parted([text.records.adapter for text in texts])
+        attends = {own: arrangement.attention(self.attention_heads, own, self.dtype) for own in set(self.devices)}
+        parts = {own: weights.parts(adapters, arrangement.rooms, own, self.dtype) for own in set(self.devices)}
+
+        def ending() -> Ending:
+            last = self.devices[-1]
+            reading = np.concatenate([text.reading for text in texts]) + np.repeat(arrangement.starts, rows_of)
+            heads = weights.parted([text.records.head for text in texts])
+            return Ending(
+                index(reading, last),
+                weights.parts(adapters, rows_of, last, self.dtype),
+                weights.parts(heads, rows_of, last, self.dtype),
+            )
+
+        return Present(
+            texts=texts,
+            indexes=indexes,
+            arrangement=arrangement,
+            attend=[attends[own] for own in self.devices],
             adapters=[parts[own] for own in self.devices],
-            reading_adapters=parts_of(adapters, rows_of, slots, arrived, last, self.dtype),
-            heads=parts_of(heads, rows_of, slots, arrived, last, self.dtype),
+            rows_of=rows_of,
+            ending=ending,
         )
 
 
-def _index(numbers: Array, device: torch.device) -> Tensor:
+def _by_adapter(arrangement: Arrangement, texts: Sequence[Text]) -> Arrangement:
+    """Returns an arrangement in which texts with one adapter are neighbours, so that adapters apply to rows where they lie.
+
+    One with a width stays as it is.
+    """
+    if arrangement.width is not None:
+        return arrangement
+    numbers: dict[tuple[Record, Record | None], int] = {}
+    chosen: list[int] = arrangement.texts.tolist()
+    own = [numbers.setdefault(texts[i].slot_key, len(numbers)) for i in chosen]
+    order = np.argsort(own, kind="stable")
+    return Arrangement(arrangement.texts[order], arrangement.lengths[order], arrangement.rooms[order])
+
+
+def index(numbers: Array, device: torch.device) -> Tensor:
+    """Returns numbers of rows as a tensor."""
     return sent(tensor_of(numbers.astype(np.int64)), device)

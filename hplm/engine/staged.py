@@ -26,7 +26,13 @@ class StagedBatch:
     ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
     number: int = 0  # of the batch, once it has started
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
+    gone: set[int] = field(default_factory=set[int])  # the indexes of texts that are answered, or soon will be
     computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
+
+    @property
+    def left(self) -> list[Text]:
+        """The texts that are still to be answered."""
+        return [text for index, text in enumerate(self.texts) if index not in self.gone]
 
     @property
     def tokens(self) -> int:

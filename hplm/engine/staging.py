@@ -18,7 +18,7 @@ import torch
 
 from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
-from hplm.adapters.layout import Layout
+from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Placed
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
@@ -26,7 +26,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
-from hplm.engine.sheets import Sheet, Sheets
+from hplm.engine.sheets import Sheet, Sheets, Weights
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
@@ -52,9 +52,12 @@ class StagingSettings:
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
 
     def devices_of(self, layout: Layout) -> list[torch.device]:
-        """Returns the device of each layer of a layout's records, if there are stages. The last stage has heads."""
+        """Returns the device of each layer of a layout's records, if there are stages.
+
+        Exits are where the layers behind them are. The last stage has heads.
+        """
         by_layer = [stage.device for stage in self.stages for _ in range(stage.first, stage.last + 1)]
-        return by_layer if layout.places else by_layer[-1:] * layout.layers
+        return by_layer if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
 
 
 class Stager:
@@ -128,9 +131,9 @@ class Stager:
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
         sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
         if sheet.homes is not None:
-            sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
-        elif len(sums) < len(sheet.positions):
-            sums = with_rows(sums, len(sheet.positions))
+            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.homes, sums)
+        elif len(sums) < sheet.rows:
+            sums = with_rows(sums, sheet.rows)
         sheet.sums = sums
 
     def _prepare(
@@ -145,7 +148,7 @@ class Stager:
             for number in self._readable(forest, texts, broken):
                 text = texts[number]
                 try:
-                    for record in filter(None, text.slot_key):
+                    for record in filter(None, text.records):
                         placed[record] = self._hold(self._bank(text, record), record, held)
                 except HplmError as error:
                     broken(text, error)
@@ -162,7 +165,7 @@ class Stager:
             staged = [texts[number] for number in kept]
             slots = {layout: self._slots[layout] for layout, _ in placed.values()}
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
-            sheets = self._sheets.lay(staged, placed, slots, arrived, places and places.of(kept))
+            sheets = self._sheets.lay(staged, Weights(placed, slots, arrived), places and places.of(kept))
             return StagedBatch(staged, forest, sheets, arrived, held)
         except BaseException:
             self.release(held)

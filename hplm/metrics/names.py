@@ -102,6 +102,21 @@ TENANT_REQUESTS = Metric(
     "Requests of the busiest tenants, by outcome; the tenant '' stands for all others",
     ("tenant", "outcome"),
 )
+EXIT_TEXTS = Metric(
+    "hplm_exit_texts_total",
+    COUNTER,
+    "Answered texts of tenants with exits, by the exit where they left; `end`: none",
+    ("exit",),
+)
+EXIT_AGREEMENT = Metric(
+    "hplm_exit_agreement",
+    GAUGE,
+    "Share of audited texts that have the full stack's answer at an exit where they could have left",
+    ("tenant", "exit"),
+)
+RAISED_EXITS = Metric(
+    "hplm_raised_exits", GAUGE, "Exits with a raised threshold: fewer texts than promised had the right answer"
+)
 GOVERNOR_RUNG = Metric(
     "hplm_governor_rung", GAUGE, "The rung of tenants that ask for more than their fair share; 1: the dearest"
 )

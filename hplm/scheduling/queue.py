@@ -111,6 +111,11 @@ class Queue(Generic[T]):
             self._to_do.notify()
             self._look_at_expiry()
 
+    def left(self, batch: Batch[T], texts: Sequence[T]) -> None:
+        """Records that these texts of a running batch are answered already."""
+        with self._to_do:
+            self._scheduler.left(batch, texts, self._now_ns())
+
     def finished(self, batch: Batch[T], adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         with self._to_do:
             self._scheduler.finished(batch, self._now_ns(), adapters, stages_ns)

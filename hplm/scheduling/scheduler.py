@@ -215,6 +215,11 @@ class Scheduler(Generic[T]):
         batch.released_ns = now_ns
         self._recount(now_ns)
 
+    def left(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
+        """Records that texts of a running batch are answered before its end."""
+        if self._admission:
+            batch.judge(texts, now_ns + self._answering_ns)
+
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded.
 
@@ -244,12 +249,12 @@ class Scheduler(Generic[T]):
 
         Returns False if that was done before, or cannot be.
         """
-        if batch.is_half or len(left) < 2:
+        if batch.is_half or not left or len(batch.texts) < 2:
             return False
         promised_to = {id(text): deadline for text, deadline in zip(batch.texts, batch.promised.tolist(), strict=True)}
         learned = self._backbones[batch.backbone]
-        middle = len(left) // 2
-        for texts in (list(left[:middle]), list(left[middle:])):
+        middle = (len(left) + 1) // 2
+        for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
             promised = np.array([promised_to[id(text)] for text in texts])
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
             expected = learned.expected_ns(tokens, len(texts), slot_keys)

@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.adapters.layout import Layout, adapter_layout, exit_layout, head_layout
 from hplm.errors import MISFITS, InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
-from hplm.tenants.knowledge import Adapter, Head, Knowledge
+from hplm.tenants.exits import Exits
+from hplm.tenants.knowledge import Adapter, ExitKnowledge, Head, Knowledge
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS, NAME
@@ -128,6 +129,7 @@ class Commands:
             head=None if generates else _given_head(given, self._config, tensors, len(labels)),
             adapter=_given_adapter(given, self._config, tensors),
             calibration=_calibration(given),
+            exits=_given_exits(given, self._config, task, labels),
         )
 
 
@@ -154,6 +156,18 @@ def _calibration(given: dict[str, Any]) -> Calibration | None:
         return Calibration.read(stored)
     except MISFITS as error:
         raise InvalidInput(f"'calibration' is not that of a store's calibration.json ({error})") from None
+
+
+def _given_exits(given: dict[str, Any], config: BackboneConfig, task: str, labels: Sequence[str]) -> ExitKnowledge | None:
+    if (stored := given.get("exits")) is None:
+        return None
+    try:
+        exits = Exits.read(stored)
+    except MISFITS as error:
+        raise InvalidInput(f"'exits' is not that of a store's exits.json ({error})") from None
+    layout = exit_layout(config, find_task(task).exit_outputs(labels))
+    heads = _layers(_tensors(given), layout, [f"exits.{number}." for number in range(layout.layers)])
+    return ExitKnowledge(exits, layout, heads)
 
 
 def _layers(tensors: dict[str, Tensor], layout: Layout, begins: Sequence[str]) -> list[dict[str, Tensor]]:

@@ -13,9 +13,19 @@ from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
+from hplm.tenants.exits import Exits
 
 Head = tuple[Layout, Mapping[str, Tensor]]
 Adapter = tuple[Layout, Sequence[Mapping[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class ExitKnowledge:
+    """The exits of a tenant in memory."""
+
+    exits: Exits  # without a record
+    layout: Layout
+    heads: Sequence[Mapping[str, Tensor]]  # of each exit
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Knowledge:
     adapter: Adapter | None
     version: int = 0  # its version in the store; 0: none
     calibration: Calibration | None = None
+    exits: ExitKnowledge | None = None
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
         """Raises if a backbone with these tables cannot serve the tenant. `width`: of its vectors; None: unknown."""
@@ -60,6 +71,7 @@ class Knowledge:
                 f"tenant {tenant_id!r} needs version {branch[1]} of domain {branch[0]!r}, which is not served: "
                 "add it with `hplm domain add` or `hplm domain update`"
             )
+        self._check_exits(tenant_id, size)
         layouts = [part[0] for part in (self.head, self.adapter) if part is not None]
         for layout in layouts:
             known = layouts[0].hidden if width is None else width
@@ -67,3 +79,24 @@ class Knowledge:
                 raise InvalidInput(
                     f"tenant {tenant_id!r} has width {layout.hidden}, but this backbone has {known}: train it for this backbone"
                 )
+
+    def _check_exits(self, tenant_id: str, labels: int) -> None:
+        if self.exits is None:
+            return
+        task, found = TASKS[self.task], self.exits
+        if task.same is None:
+            raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task}, which has no exits: leave them out")
+        exits, outputs = len(found.heads), task.exit_outputs(self.labels)
+        if (
+            found.layout.size != outputs
+            or len(found.exits.calibrations) != exits
+            or not found.exits.suits(labels, task.is_number)
+        ):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has {labels} labels, but its exits have others: make them anew with `hplm tenant exits`"
+            )
+        adapter = self.adapter[0] if self.adapter is not None else None
+        if found.layout.layers != exits or (adapter is not None and adapter.layers != exits):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has {exits} exits, but not as many layers: make them anew with `hplm tenant exits`"
+            )

@@ -14,8 +14,9 @@ from hplm.adapters.record import Record
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.banks import Banks
+from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key, expiry, new_key, without
-from hplm.tenants.knowledge import Adapter, Head, Knowledge
+from hplm.tenants.knowledge import Adapter, ExitKnowledge, Head, Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Change, Registry
 from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
@@ -105,7 +106,8 @@ class Manager:
         else:  # it keeps its task and labels, its keys and its limits
             tenant = replace(before, version=version, domain=domain, domain_version=domain_version, head=head, adapter=adapter)
         stored = knowledge.version if knowledge.version != version else 0
-        change.put(replace(tenant, calibration=knowledge.calibration, stored=stored))
+        exits = self._write_exits(change, uid, version, knowledge.exits)
+        change.put(replace(tenant, calibration=knowledge.calibration, exits=exits, stored=stored))
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 
     def _write(
@@ -120,6 +122,13 @@ class Manager:
         if adapter is not None:
             adapter_record = self.banks.put(change, adapter[0], uid, version, adapter[1])
         return head_record, adapter_record
+
+    def _write_exits(self, change: Change, uid: int, version: int, found: ExitKnowledge | None) -> Exits | None:
+        if found is None:
+            return None
+        size = size_for(found.layout.size)
+        heads = [grown(head, size) for head in found.heads]
+        return replace(found.exits, record=self.banks.put(change, replace(found.layout, size=size), uid, version, heads))
 
     def roll_back(self, tenant_id: str) -> TenantChange:
         with self.registry.change("tenant rollback") as change:

@@ -22,6 +22,7 @@ from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
+from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Tenant:
     in_flight: int = 0  # requests in flight; 0: no limit
     homes: int = 1  # replicas that share its quotas: each grants an equal part
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
+    exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
     @property
@@ -75,22 +77,26 @@ class Tenant:
             raise InvalidInput(f"tenant {self.id!r} generates text and has no head: ask its backbone to generate")
         return self.head
 
-    @property
+    @cached_property
     def costs(self) -> tuple[float, ...]:
-        """The expected work of a token in each of its tiers, the dearest first: 1.0 is a pass through all layers."""
-        return (1.0,)
+        """The expected work of a token by each of its plans, the dearest first: 1.0 is a pass through all layers."""
+        return tuple(plan.cost for plan in self.exits.plans) if self.exits is not None else (1.0,)
 
     @property
     def has_quotas(self) -> bool:
         return any(getattr(self, quota) for quota in QUOTAS)
 
     def records(self) -> list[Record]:
-        return [record for record in (self.head, self.adapter) if record is not None]
+        exits = self.exits.record if self.exits is not None else None
+        return [record for record in (self.head, self.adapter, exits) if record is not None]
 
     def moved(self, moved: Mapping[Record, Record]) -> Tenant:
         """Returns the tenant with its records in other places."""
         head, adapter = (record and moved.get(record, record) for record in (self.head, self.adapter))
-        return replace(self, head=head, adapter=adapter)
+        exits = self.exits
+        if exits is not None and exits.record is not None:
+            exits = replace(exits, record=moved.get(exits.record, exits.record))
+        return replace(self, head=head, adapter=adapter, exits=exits)
 
 
 class Snapshot:
@@ -199,6 +205,7 @@ def read_tenant(entry: dict[str, Any]) -> Tenant:
     fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
     calibration = entry.get("calibration")
     fields["calibration"] = Calibration.read(calibration) if calibration is not None else None
+    fields["exits"] = Exits.read(entry["exits"]) if entry.get("exits") is not None else None
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
     tenant = Tenant(**fields)
     if not _is_tenant(tenant):
@@ -219,6 +226,10 @@ def _is_branch(branch: Branch) -> bool:
     return type(branch.domain) is str and type(branch.version) is type(branch.base) is int
 
 
+def _are_exits(tenant: Tenant, exits: Exits) -> bool:
+    return exits.record is not None and exits.suits(len(tenant.labels), tenant.task_object.is_number)
+
+
 def _is_tenant(tenant: Tenant) -> bool:
     """Whether all fields have their types. They are checked here, once, because a wrong one fails far from its file."""
     words: list[object] = [tenant.id, tenant.domain, tenant.task, *tenant.labels]
@@ -233,6 +244,7 @@ def _is_tenant(tenant: Tenant) -> bool:
     rates = (tenant.rate, tenant.burst, tenant.texts_rate, tenant.tokens_rate)
     return (
         (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
+        and (tenant.exits is None or _are_exits(tenant, tenant.exits))
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and tenant.homes >= 1

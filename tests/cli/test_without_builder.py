@@ -34,6 +34,7 @@ NEED_A_STORE = {
     "export": ["--store", "x"],
     "evaluate": ["--id", "x", "--test", "x", "--store", "x"],
     "calibrate": ["--id", "x", "--texts", "x", "--store", "x"],
+    "tenant exits": ["x", "--texts", "x", "--store", "x"],
     "place emit": ["--placement", "x", "--repository", "x", "--to", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -140,14 +141,14 @@ class Failing:
     def enter(self, staged, stage):
         self._world.computes(staged)
         self._world.passes("enter", staged.texts)
-        self._whole.enter(staged, stage)
+        yield from self._whole.enter(staged, stage)
         self._world.waiting[stage + 1] += 1
 
     def run(self, staged):
         self._world.computes(staged)
         without_numbers = self._world.passes("run", staged.texts) == "no numbers"
-        logits = self._whole.run(staged)
-        return [own * np.nan for own in logits] if without_numbers else logits
+        for computed in self._whole.run(staged):
+            yield replace(computed, logits=[own * np.nan for own in computed.logits]) if without_numbers else computed
 
     def __len__(self):
         return len(self._whole)

@@ -80,7 +80,7 @@ def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker
     read, run = [], Engine.run
 
     def watched(self, batch):
-        read.extend(sum(sheet.rows_of) for sheet in batch.sheets)
+        read.extend(sum(sheet.now.rows_of) for sheet in batch.sheets)
         return run(self, batch)
 
     monkeypatch.setattr(Engine, "run", watched)

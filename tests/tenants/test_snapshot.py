@@ -24,6 +24,8 @@ def test_a_saved_snapshot_is_loaded_unchanged(toy, tmp_path):
         "bottleneck-4x2-attention_out+ffn_out-gelu-bf16.bank",
         "bottleneck-4x2.bank",
         "bottleneck-8x2.bank",
+        "exit-16.bank",
+        "exit-64.bank",
         "head-16-bf16.bank",
         "head-16.bank",
         "head-64.bank",
