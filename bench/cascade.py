@@ -80,7 +80,7 @@ def cascade(
     """
     store, asked = stored(folder, files, questions, texts, epochs, minutes, keep)
     precision = served_precision(store, dtype, resolve_device("auto"))
-    found = [judged(store, id, question, precision, folder) for id, question in asked.items()]
+    found = [judged(store, id, question, precision) for id, question in asked.items()]
     yield from rows_of({"dtype": precision.name, **offline(found)}, TARGETS)
     with _servers(store, list(asked), precision.name, folder) as (exits, full):
         yield from rows_of(_Turns(found, exits, full, seconds, rounds).figures(), TARGETS)

@@ -22,7 +22,6 @@ from builder.store.exits import layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store
 from builder.tables.root import RootOptions, build_root
-from builder.training.labelled import Labelled
 from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from demo.building import minilm
@@ -37,7 +36,6 @@ from hplm.tenants.exits import NEVER, Exits
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
 WORDS = 64  # of a public text
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
-CHOOSING, MOST_CHOOSING = 3, 600  # one of so many test texts chooses when texts leave, and so many at most
 
 
 class Question(NamedTuple):
@@ -127,19 +125,13 @@ class Judged:
         return self.way(best[1])
 
 
-def judged(store: Store, id: str, question: Question, precision: Precision, folder: Path) -> Judged:
+def judged(store: Store, id: str, question: Question, precision: Precision) -> Judged:
     """Makes a tenant's exits if they are missing in this precision. The texts that judge them have chosen nothing."""
     tenant, task, device = find_tenant(store, id), training_task(question.task), resolve_device("auto")
     say(f"exits of {id} in {precision.name}, and their answers")
-    examples = task.read(question.test).examples
-    cut = min(MOST_CHOOSING, len(examples) // CHOOSING)
-    file = folder / "choosing" / f"{id}.jsonl"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("".join(question.test.read_text("utf-8").splitlines(keepends=True)[:cut]), "utf-8")
-    seen = [question.train, question.dev]
-    found, _ = build_exits(store, id, file, precision, device, seen=seen, show_progress=False)
+    found, _ = build_exits(store, id, question.dev, precision, device, seen=[question.train], show_progress=False)
     weights, layout = store.tenant_weights(tenant), layout_of(store, tenant)
-    parts = [Labelled(file, examples[:cut]), Labelled(question.test, examples[cut:])]
+    parts = [task.read(question.dev), task.read(question.test)]
     states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in parts]
     full = calibration_by(parts[0].examples, tenant.labels, states[0].logits)
     (choosing, _), (test, answers) = (
@@ -150,5 +142,5 @@ def judged(store: Store, id: str, question: Question, precision: Precision, fold
         for own in states
     )  # fmt: skip
     labels = np.array([[answer.labels[0] for answer in of_exit] for of_exit in answers])
-    texts, wanted = zip(*((one.text, one.labels[0]) for one in examples[cut:]), strict=True)
+    texts, wanted = zip(*((one.text, one.labels[0]) for one in parts[1].examples), strict=True)
     return Judged(id, found.exits, choosing, test, list(texts), list(wanted), labels, float(states[1].lengths.mean()))
