@@ -16,8 +16,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Measurement:
     watches: list[str]  # paths whose changes make the figures stale
     claims: tuple[Claim, ...]
     paper: str = ""
+    sides: tuple[str, ...] = ()  # what the README compares by it
+    compared: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])  # a figure of each side, by what it says
 
 
 def measurements() -> list[Measurement]:
@@ -144,14 +146,23 @@ def tables(results: dict[str, Any]) -> str:
 
 def headlines(results: dict[str, Any]) -> str:
     """Returns the figures of the README in Markdown."""
-    lines = []
+    lines, tables = [], []
     for one in measurements():
+        if one.command not in results:
+            continue
+        figures = results[one.command]["figures"]
         for claim in one.claims:
-            if claim.headline and one.command in results:
-                value = results[one.command]["figures"][claim.figure]
+            if claim.headline:
+                value = figures[claim.figure]
                 digits = 0 if value >= 0.1 else 2
                 lines.append(f"| {100 * value:.{digits}f} % {claim.headline} | `{one.command}` |")
-    return "\n".join(["| | measured by |\n|---|---|", *lines])
+        if one.sides:
+            rows = [
+                f"| {says} | {' | '.join(shown(figures[path]) for path in paths)} |" for says, paths in one.compared.items()
+            ]
+            tables.append("\n".join([f"| | {' | '.join(one.sides)} |", "|---" * (1 + len(one.sides)) + "|", *rows]))
+            tables.append(f"Measured by `{one.command}` on two cores ({results[one.command]['cpu']}).")
+    return "\n\n".join([*tables, "\n".join(["| | measured by |\n|---|---|", *lines])])
 
 
 def _bold(word: str) -> str:
@@ -186,7 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write the kept results into the pages")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only commands that have one of these words")
     given = parser.parse_args(arguments)
-    wanted = [one for one in measurements() if not given.only or set(given.only) & set(one.command.split())]
+    wanted = [one for one in measurements() if not given.only or any(word in one.command for word in given.only)]
+    if not wanted:
+        parser.error(f"no command has the word {' or '.join(given.only)}: `python -m bench.claims` prints all commands")
     results: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     try:
         for one in wanted if given.run else ():

@@ -76,3 +76,11 @@ def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monk
         commit(file)
         assert claims.stale(one, result)
         result = {"commit": git("rev-parse", "HEAD").strip()}
+
+
+def test_only_takes_a_part_of_a_command_and_says_when_nothing_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    claims.main(["--only", "comparison"])
+    assert "research.comparison.compare" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        claims.main(["--only", "absent"])
+    assert "no command has the word absent" in capsys.readouterr().err
