@@ -253,7 +253,7 @@ class Scheduler(Generic[T]):
             return False
         promised_to = {id(text): deadline for text, deadline in zip(batch.texts, batch.promised.tolist(), strict=True)}
         learned = self._backbones[batch.backbone]
-        middle = (len(left) + 1) // 2
+        middle = len(left) // 2
         for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
             promised = np.array([promised_to[id(text)] for text in texts])
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
