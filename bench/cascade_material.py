@@ -46,7 +46,7 @@ class Question(NamedTuple):
 
 
 def stored(
-    folder: Path, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float | None
+    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float | None
 ) -> tuple[Store, dict[str, Question]]:
     """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
     known = folder / "tasks.json"
@@ -63,8 +63,8 @@ def stored(
     if not (folder / "store/plot/root/1").exists():
         say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
         corpora = sorted({own.train.with_name("corpus.txt") for own in every.values()})
-        options = RootOptions(name="minilm", lower=2, keep=keep)
-        build_root(str(minilm()), corpora, folder / "store", options, Budget(minutes=minutes), device)
+        options = RootOptions(lower=2, keep=keep)
+        build_root(model or str(minilm()), corpora, folder / "store", options, Budget(minutes=minutes), device)
     store = Store(folder / "store")
     for id, own in questions.items():
         if not store.tenant_folder(id, 1).exists():
