@@ -17,7 +17,7 @@ from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.exits.thresholds import CANDIDATES, Answered, Estimate
+from builder.exits.thresholds import Answered, Estimate
 from builder.store.exits import layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store
@@ -35,6 +35,7 @@ from hplm.tenants.exits import NEVER, Exits
 
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
 WORDS = 64  # of a public text
+TRIED = 40  # thresholds of a single exit
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
 
 
@@ -117,7 +118,7 @@ class Judged:
         """Returns what the one exit and threshold do that spare most within a loss of `most` points."""
         closed, best = [NEVER] * len(self.choosing.confidences), (1.0, [NEVER] * len(self.choosing.confidences))
         for number, own in enumerate(self.choosing.confidences):
-            for threshold in np.unique(np.quantile(own, np.linspace(0, 1, CANDIDATES))).tolist():
+            for threshold in np.unique(np.quantile(own, np.linspace(0, 1, TRIED))).tolist():
                 tried = [*closed[:number], threshold, *closed[number + 1 :]]
                 left = self.choosing.left_at(tried)
                 if 100 * self.choosing.losses_of(left).mean() <= most:

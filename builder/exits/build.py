@@ -31,7 +31,7 @@ from hplm.tenants.exits import Exits
 PURPOSE = "choosing when texts leave"
 LEARN = 0.5  # of the given texts, if the tenant's training has no file, as after an import
 DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's number has to be
-DROPS = (0.5, 1.0, 2.0)  # points that plans may lose, the dearest first
+DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 
 def build_exits(
@@ -125,7 +125,7 @@ def _made(
     near = delta if delta is not None else DELTA * float(judged.logits.std())
     calibrations = calibrations_for(task, outputs, judged.logits, full, near)
     answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
-    plans = [chosen(answered, drop) for drop in drops]
+    plans = chosen(answered, drops)
     kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
     report = {
         "tenant": tenant.id,

@@ -18,7 +18,8 @@ from builder.training.model import TenantModel
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.model.layer import unchanged
-from hplm.model.means import means_of
+from hplm.model.means import with_means
+from hplm.model.tensors import array_of
 
 MOST_ROWS = 60_000  # that exits learn from: a text of `tag` has many
 
@@ -72,8 +73,9 @@ def _through(body: PlotBody, model: TenantModel, pack: Pack) -> Iterator[Tensor]
     attend = body.attention(pack, x.device)
     every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), x.device)
     adapts = model.adapts(every, every) or [unchanged] * len(body.upper_layers)
-    text_of_row = torch.from_numpy(np.repeat(np.arange(len(pack.lengths)), pack.rows_of))
+    reading, rows_of, lengths = array_of(pack.reading.cpu()), np.array(pack.rows_of), np.array(pack.lengths)
+    starts = np.cumsum(lengths) - lengths
     for layer, adapt in zip(body.upper_layers, adapts, strict=True):
-        yield torch.cat([x[pack.reading], means_of(x, pack.lengths)[text_of_row]], dim=1).float()
+        yield with_means(x, reading, rows_of, starts, lengths)
         x = layer(x, attend, adapt)
     yield model.read(x[pack.reading].float())

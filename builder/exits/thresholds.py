@@ -12,8 +12,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.tenants.exits import NEVER, Plan
 
-CANDIDATES = 40  # thresholds that are tried for an exit
-PRICES = np.geomspace(0.02, 200, 40)  # of a text with another answer, in passes through all layers
+PRICES = np.geomspace(0.02, 200, 120)  # of a text with another answer, in passes through all layers
 ROUNDS = 4  # over the exits, for each price
 CERTAINTY = 1.96  # standard errors of an interval that holds the truth in 95 of 100 cases
 
@@ -81,50 +80,77 @@ class Chosen:
     agrees: float  # the share of all texts with the full stack's answer
 
 
-def chosen(answered: Answered, most: float) -> Chosen:
-    """Returns the plan that spares most within a loss of `most` points.
+def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
+    """Returns for each drop the plan that spares most and loses that many points at most.
 
-    What it loses is measured twice: half of the texts choose, and the other half is judged. The plan is chosen by all texts.
+    What it loses is measured twice: half of the texts choose, and the other half is judged. All texts choose the plan.
     """
     texts = answered.confidences.shape[1]
     order = np.random.default_rng(0).permutation(texts)
     halves = order[::2], order[1::2]
-    left = np.empty(texts, dtype=np.int64)
+    left = np.empty((len(drops), texts), dtype=np.int64)
     for mine, others in (halves, halves[::-1]):
-        left[others] = answered.part(others).left_at(thresholds(answered.part(mine), most))
-    agrees = answered.agrees[left, np.arange(texts)]
-    return Chosen(
-        answered.plan(thresholds(answered, most)), Estimate.of(answered.losses_of(left)), round(float(agrees.mean()), 4)
-    )
+        judged = answered.part(others)
+        for number, thresholds in enumerate(_within(answered.part(mine), drops)):
+            left[number, others] = judged.left_at(thresholds)
+    return [
+        Chosen(
+            answered.plan(thresholds),
+            Estimate.of(answered.losses_of(own)),
+            round(float(answered.agrees[own, np.arange(texts)].mean()), 4),
+        )
+        for thresholds, own in zip(_within(answered, drops), left, strict=True)
+    ]
 
 
-def thresholds(answered: Answered, most: float) -> list[float]:
-    """Returns the thresholds that spare most within a loss of `most` points, a standard error included.
+def _within(answered: Answered, drops: Sequence[float]) -> list[list[float]]:
+    """Returns for each drop the thresholds that spare most, and whose loss with its standard error is not larger."""
+    tried: list[tuple[float, float, list[float]]] = []  # cost, loss, thresholds
+    for thresholds in by_price(answered):
+        left = answered.left_at(thresholds)
+        losses = answered.losses_of(left)
+        likely = 100 * float(losses.mean() + losses.std() / sqrt(len(losses)))  # the best thresholds are also the luckiest ones
+        tried.append((answered.cost_of(thresholds, left), likely, thresholds))
+    return [min(one for one in tried if one[1] <= drop)[2] for drop in drops]
 
-    For each price of a loss, one exit's threshold after the other is set to what costs least in all.
-    """
-    exits = len(answered.confidences)
-    steps = np.linspace(0, 1, CANDIDATES)
-    tried = [[NEVER, *np.unique(np.quantile(own, steps)).tolist()] for own in answered.confidences]
-    best, found = [NEVER] * exits, 1.0
-    now = [NEVER] * exits
+
+def by_price(answered: Answered) -> list[list[float]]:
+    """Returns thresholds for each price of a loss, the highest price first: no text leaves at the first, which is infinite."""
+    now = [NEVER] * len(answered.confidences)
+    found = [list(now)]
     for price in PRICES[::-1]:
         for _ in range(ROUNDS):
             before = list(now)
-            for number in reversed(range(exits)):
-                worths = [_worth(answered, [*now[:number], one, *now[number + 1 :]], price) for one in tried[number]]
-                now[number] = tried[number][int(np.argmin(worths))]
+            _improve(now, answered, float(price))
             if now == before:
                 break
-        left = answered.left_at(now)
-        cost = answered.cost_of(now, left)
-        losses = answered.losses_of(left)
-        likely = float(losses.mean() + losses.std() / sqrt(len(losses)))  # the best thresholds are also the luckiest ones
-        if 100 * likely <= most and cost < found:
-            best, found = list(now), cost
-    return best
+        found.append(list(now))
+    return found
 
 
-def _worth(answered: Answered, thresholds: Sequence[float], price: float) -> float:
-    left = answered.left_at(thresholds)
-    return answered.cost_of(thresholds, left) + price * float(answered.losses_of(left).mean())
+def _improve(thresholds: list[float], answered: Answered, price: float) -> None:
+    """Sets one exit's threshold after the other to what costs least in all, from the last one to the first."""
+    weights, losses = answered.weights / answered.weights.sum(), price * answered.losses / len(answered.weights)
+    stays = weights * answered.costs[-1] + losses[-1]  # what each text costs if it goes on
+    for number in reversed(range(len(thresholds))):
+        reaches = answered.left_at([*thresholds[:number], *[NEVER] * (len(thresholds) - number)]) == len(thresholds)
+        sure, leaves, looks = (
+            answered.confidences[number],
+            weights * answered.costs[number] + losses[number],
+            answered.look * weights,
+        )
+        thresholds[number] = _best(sure[reaches], (stays - leaves)[reaches], float(looks[reaches].sum()))
+        if thresholds[number] < NEVER:
+            stays = np.where(sure >= thresholds[number], leaves, stays) + looks
+
+
+def _best(sure: Array, gains: Array, looks: float) -> float:
+    """Returns the threshold that gains most, or NEVER if it is not worth the looks. `gains`: of texts that leave."""
+    if not len(sure):
+        return NEVER
+    order = np.argsort(-sure, kind="stable")
+    sure = sure[order]
+    may_end = np.append(sure[1:] < sure[:-1], True)  # texts that are equally sure leave together
+    total = np.where(may_end, np.cumsum(gains[order]), -np.inf)
+    last = int(total.argmax())
+    return float(sure[last : last + 2].mean()) if total[last] > looks else NEVER

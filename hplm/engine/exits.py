@@ -28,20 +28,24 @@ Key = tuple[str, int, int, int, int]  # id, uid and version of the tenant, rung 
 def confidences_of(texts: Sequence[Text], logits: Sequence[Array], number: int) -> Array:
     """Returns how sure each answer of an exit is; UNKNOWN where that cannot be told. `logits`: those of each text."""
     found = np.full(len(texts), UNKNOWN)
-    alike: dict[int, list[int]] = {}
+    alone: list[int] = []  # texts with one label
     for index, text in enumerate(texts):
         tenant = text.request.tenant
-        task, calibration = tenant.task_object, text.exits.calibrations[number]
+        task = tenant.task_object
         if task.read_each is not None and text.is_one_row:
-            alike.setdefault(len(tenant.labels), []).append(index)
+            alone.append(index)
             continue
         rows = text.rows(logits[index], task.exit_outputs(tenant.labels))
         if np.isfinite(rows).all():
-            found[index] = task.confidence(calibration, rows, text.spans, tenant.labels)
-    for labels, indexes in alike.items():
-        own = np.concatenate([logits[index][:, :labels] for index in indexes])
-        sure = np.array(confidences([texts[index].exits.calibrations[number] for index in indexes], own))
-        found[indexes] = np.where(np.isfinite(own).all(axis=1), sure, UNKNOWN)
+            found[index] = task.confidence(text.exits.calibrations[number], rows, text.spans, tenant.labels)
+    if alone:
+        own = np.concatenate([logits[index] for index in alone])
+        is_finite = np.isfinite(own).all(axis=1)
+        labels = np.array([len(texts[index].request.tenant.labels) for index in alone])
+        own[np.arange(own.shape[1]) >= labels[:, None]] = -np.inf
+        with np.errstate(invalid="ignore"):
+            sure = np.array(confidences([texts[index].exits.calibrations[number] for index in alone], own))
+        found[alone] = np.where(is_finite, sure, UNKNOWN)
     return found
 
 

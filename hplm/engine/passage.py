@@ -14,9 +14,10 @@ from torch import Tensor
 from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
+from hplm.engine.request import Text
 from hplm.engine.sheets import Present, Sheet, index
 from hplm.model.layer import QKV, Layer
-from hplm.model.means import means_of
+from hplm.model.means import with_means
 from hplm.model.tensors import array_of
 
 
@@ -57,27 +58,24 @@ class Passage:
     def _at_exit(self, exit: int, x: Tensor) -> Generator[Computed, None, Tensor]:
         """Yields the texts that leave at an exit, and returns the rows of the others."""
         asked, now = self.sheet.asked(exit), self.sheet.now
-        if not asked:
+        if not len(asked):
             return x
-        logits = read(self._seen(asked, x), self.sheet.exit_heads(asked, self.stage), exit)
+        texts = [now.texts[number] for number in asked.tolist()]
+        logits = read(self._seen(asked, texts, x), self.sheet.exit_heads(asked, self.stage), exit)
         parts = [array_of(part) for part in logits.cpu().split_with_sizes(now.rows_of[asked].tolist())]
-        leaves = self.watch.leaving([now.texts[number] for number in asked], parts, exit)
-        leaving = list(compress(asked, leaves))
-        if not leaving:
+        leaves = self.watch.leaving(texts, parts, exit)
+        leaving = asked[leaves]
+        if not len(leaving):
             return x
-        yield Computed([now.indexes[number] for number in leaving], list(compress(parts, leaves)), exit)
+        yield Computed([now.indexes[number] for number in leaving.tolist()], list(compress(parts, leaves)), exit)
         return x.index_select(0, index(self.sheet.leave(leaving), self.device))
 
-    def _seen(self, asked: Sequence[int], x: Tensor) -> Tensor:
+    def _seen(self, asked: Array, texts: Sequence[Text], x: Tensor) -> Tensor:
         """Returns the rows that an exit reads: each token that an answer is about, with the mean of its text's tokens."""
-        arranged, texts = self.sheet.now.arrangement, [self.sheet.now.texts[number] for number in asked]
-        starts: list[int] = arranged.starts[asked].tolist()
-        rows = np.concatenate([text.reading + start for text, start in zip(texts, starts, strict=True)])
-        of_texts_and_padding = np.column_stack([arranged.lengths, arranged.rooms - arranged.lengths]).ravel()
-        means = means_of(x, of_texts_and_padding.tolist())[::2]
-        texts_of_rows = np.repeat(asked, [len(text.reading) for text in texts])
-        seen = x.index_select(0, index(rows, self.device)), means.index_select(0, index(texts_of_rows, self.device))
-        return torch.cat(seen, dim=1).float()
+        now = self.sheet.now
+        starts, rows_of = now.arrangement.starts[asked], now.rows_of[asked]
+        reading = np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)
+        return with_means(x, reading, rows_of, starts, now.arrangement.lengths[asked])
 
 
 def _adapt_last(now: Present, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:

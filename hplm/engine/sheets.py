@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Part, Parted, Placed, parted, parts_of
+from hplm.adapters.parts import Homes, Part, Placed, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
@@ -33,13 +34,23 @@ class Weights:
     slots: Mapping[Layout, Slots]
     arrived: Mapping[Layout, Sequence[Mark]]
 
-    def parted(self, records: Sequence[Record | None]) -> list[Parted]:
-        """Divides texts by the layouts of these records of theirs."""
-        return parted([self.placed[record] if record is not None else None for record in records])
+    def homes(self, records: Sequence[Record | None]) -> Homes:
+        return Homes.of([self.placed[record] if record is not None else None for record in records])
 
-    def parts(self, divided: Sequence[Parted], counts: Array, device: torch.device, dtype: torch.dtype) -> list[Part]:
-        """Divides rows likewise. `counts`: of each text."""
-        return parts_of(divided, counts, self.slots, self.arrived, device, dtype)
+    def parts(self, homes: Homes, counts: Array, device: torch.device, dtype: torch.dtype) -> list[Part]:
+        """Divides rows by the layouts of their records. `counts`: rows of each text."""
+        return parts_of(homes, counts, self.slots, self.arrived, device, dtype)
+
+
+class RecordHomes(NamedTuple):
+    """Where the weights of some texts are: the homes of their `Records`."""
+
+    head: Homes
+    adapter: Homes
+    exits: Homes
+
+    def some(self, texts: Array) -> RecordHomes:
+        return RecordHomes(*(homes.some(texts) for homes in self))
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class Present:
     texts: list[Text]
     indexes: list[int]  # of these texts in the batch
     arrangement: Arrangement
+    homes: RecordHomes
     attend: list[Attend]  # of each stage
     adapters: list[list[Part]]  # of each stage
     rows_of: Array  # answer rows of each text
@@ -90,16 +102,16 @@ class Sheet:
         x, self.hidden = self.hidden, None
         return x
 
-    def asked(self, exit: int) -> list[int]:
+    def asked(self, exit: int) -> Array:
         """Returns the numbers of the present texts that may leave at an exit."""
-        return [number for number, text in enumerate(self.now.texts) if text.may_leave(exit)]
+        return np.array([number for number, text in enumerate(self.now.texts) if text.may_leave(exit)], dtype=np.int64)
 
-    def exit_heads(self, asked: Sequence[int], stage: int) -> list[Part]:
+    def exit_heads(self, asked: Array, stage: int) -> list[Part]:
         """Returns the heads of exits for the answer rows of some present texts."""
-        divided = self.weights.parted([self.now.texts[number].records.exits for number in asked])
-        return self.weights.parts(divided, self.now.rows_of[asked], self.laying.devices[stage], self.laying.dtype)
+        homes, rows_of = self.now.homes.exits.some(asked), self.now.rows_of[asked]
+        return self.weights.parts(homes, rows_of, self.laying.devices[stage], self.laying.dtype)
 
-    def leave(self, numbers: Sequence[int]) -> Array:
+    def leave(self, numbers: Array) -> Array:
         """Takes present texts out. Returns the rows of the others, which lie end to end from now on, without padding."""
         stays: Array = np.ones(len(self.now.texts), dtype=bool)
         stays[numbers] = False
@@ -108,7 +120,8 @@ class Sheet:
         texts = list(compress(self.now.texts, stays))
         indexes = list(compress(self.now.indexes, stays))
         arrangement = Arrangement(before.texts[stays], before.lengths[stays], before.lengths[stays])
-        self.now = self.laying.present(arrangement, texts, indexes, self.weights)
+        homes = self.now.homes.some(stays)
+        self.now = self.laying.present(arrangement, texts, indexes, homes, self.weights)
         return rows
 
 
@@ -143,7 +156,8 @@ class Sheets:
             whole[slice(len(numbers)) if home is None else home] = numbers
             return index(whole, first)
 
-        now = self.present(arrangement, texts, arrangement.texts.tolist(), weights)
+        homes = RecordHomes(*map(weights.homes, zip(*(text.records for text in texts), strict=True)))
+        now = self.present(arrangement, texts, arrangement.texts.tolist(), homes, weights)
         if all(text.plan is None for text in texts):
             _ = now.end  # all come to the end, so that it can be prepared ahead
         return Sheet(
@@ -158,26 +172,27 @@ class Sheets:
             now=now,
         )
 
-    def present(self, arrangement: Arrangement, texts: list[Text], indexes: list[int], weights: Weights) -> Present:
+    def present(
+        self, arrangement: Arrangement, texts: list[Text], indexes: list[int], homes: RecordHomes, weights: Weights
+    ) -> Present:
         rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
-        adapters = weights.parted([text.records.adapter for text in texts])
         attends = {own: arrangement.attention(self.attention_heads, own, self.dtype) for own in set(self.devices)}
-        parts = {own: weights.parts(adapters, arrangement.rooms, own, self.dtype) for own in set(self.devices)}
+        parts = {own: weights.parts(homes.adapter, arrangement.rooms, own, self.dtype) for own in set(self.devices)}
 
         def ending() -> Ending:
             last = self.devices[-1]
             reading = np.concatenate([text.reading for text in texts]) + np.repeat(arrangement.starts, rows_of)
-            heads = weights.parted([text.records.head for text in texts])
             return Ending(
                 index(reading, last),
-                weights.parts(adapters, rows_of, last, self.dtype),
-                weights.parts(heads, rows_of, last, self.dtype),
+                weights.parts(homes.adapter, rows_of, last, self.dtype),
+                weights.parts(homes.head, rows_of, last, self.dtype),
             )
 
         return Present(
             texts=texts,
             indexes=indexes,
             arrangement=arrangement,
+            homes=homes,
             attend=[attends[own] for own in self.devices],
             adapters=[parts[own] for own in self.devices],
             rows_of=rows_of,

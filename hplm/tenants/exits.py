@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from hplm.adapters.record import Record
-from hplm.levels.calibration import DIRICHLET, INTERVAL, TEMPERATURE, Calibration
+from hplm.levels.calibration import INTERVAL, TEMPERATURE, Calibration
 
 MOST_PLANS = 16  # each request looks at all of them
 NEVER = 2.0  # the threshold of a closed exit: no answer is so sure
@@ -66,8 +66,8 @@ class Exits:
 
         Others would fail a batch, with the texts of other tenants.
         """
-        kinds = (INTERVAL,) if is_number else (TEMPERATURE, DIRICHLET)
-        return all(calibration.kind in kinds and calibration.suits(labels) for calibration in self.calibrations)
+        kind = INTERVAL if is_number else TEMPERATURE
+        return all(calibration.kind == kind and calibration.suits(labels) for calibration in self.calibrations)
 
     def described(self) -> dict[str, Any]:
         """Returns what `read` takes."""

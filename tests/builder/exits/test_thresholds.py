@@ -10,7 +10,7 @@ import torch
 
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import States
-from builder.exits.thresholds import Answered, Estimate, chosen, thresholds
+from builder.exits.thresholds import Answered, Estimate, chosen
 from builder.training.model import Diverged
 from builder.training.tasks import training_task
 from hplm.adapters.layout import exit_layout
@@ -31,27 +31,28 @@ def made_up(useful=(True, True), look=0.01, seed=0):
 
 
 @pytest.mark.parametrize("most", [0.5, 2.0, 5.0])
-def test_the_allowed_loss_is_kept_and_spares_work(most):
-    answered = made_up()
-    found = thresholds(answered, most)
-    left = answered.left_at(found)
-    assert 100 * answered.losses_of(left).mean() <= most
-    assert answered.cost_of(found, left) < 1
+def test_the_allowed_loss_is_kept_on_further_texts_and_spares_work(most):
+    (found,) = chosen(made_up(), [most])
+    further = [made_up(seed=seed) for seed in range(1, 6)]
+    left = [texts.left_at(found.plan.thresholds) for texts in further]
+    lost = [100 * texts.losses_of(own).mean() for texts, own in zip(further, left, strict=True)]
+    assert most / 3 < np.mean(lost) < most + 0.5
+    assert found.plan.cost < 1 - most / 100
 
 
 def test_more_allowed_loss_never_costs_more_work():
     answered = made_up()
-    costs = [chosen(answered, most).plan.cost for most in (0.0, 0.5, 1.0, 2.0, 5.0, 20.0, 100.0)]
+    costs = [found.plan.cost for found in chosen(answered, (0.0, 0.5, 1.0, 2.0, 5.0, 20.0, 100.0))]
     assert costs == sorted(costs, reverse=True) and costs[-1] < 0.05
 
 
 @pytest.mark.parametrize("useful", [(False, True), (True, False)])
 def test_an_exit_that_does_not_pay_is_closed(useful):
-    plan = chosen(made_up(useful), 1.0).plan
+    plan = chosen(made_up(useful), [1.0])[0].plan
     closed = useful.index(False)
     assert plan.leaves[1 - closed] > 0.02
     assert plan.leaves[closed] < 0.02  # at most a few texts on which it was right by chance
-    dear = chosen(made_up(look=2.0), 1.0).plan  # looking costs more than all layers
+    dear = chosen(made_up(look=2.0), [1.0])[0].plan  # looking costs more than all layers
     assert dear.thresholds == (NEVER, NEVER) and dear.cost == 1
 
 
@@ -69,16 +70,21 @@ def test_a_text_leaves_at_the_first_exit_that_is_sure_enough():
 
 
 def test_halves_judge_each_other():
-    """Exits whose confidence says nothing find lucky thresholds in small samples: other texts show what these lose."""
-    rng, own, judged = np.random.default_rng(0), [], []
-    for _ in range(12):
-        agrees = np.vstack([rng.uniform(size=(2, 100)) < 0.97, np.ones(100, bool)])
-        answered = Answered(rng.uniform(0.5, 1, (2, 100)), agrees, 1.0 - agrees, COSTS, 0.01, np.ones(100))
-        found = chosen(answered, 1.0)
-        own.append(100 * answered.losses_of(answered.left_at(found.plan.thresholds)).mean())
-        judged.append(found.loss.points)
-        assert found.agrees == pytest.approx(1 - found.loss.points / 100, abs=1e-3)
-    assert max(own) <= 1.0 < np.mean(judged)
+    """Exits whose confidence says nothing find lucky thresholds in small samples. What is printed is what further texts lose."""
+    rng, own, found, further = np.random.default_rng(0), [], [], []
+
+    def answered(texts):
+        agrees = np.vstack([rng.uniform(size=(2, texts)) < 0.97, np.ones(texts, bool)])
+        return Answered(rng.uniform(0.5, 1, (2, texts)), agrees, 1.0 - agrees, COSTS, 0.01, np.ones(texts))
+
+    for _ in range(24):
+        some, others = answered(200), answered(5000)
+        (plan,) = chosen(some, [1.0])
+        assert plan.agrees == pytest.approx(1 - plan.loss.points / 100, abs=1e-3)
+        found.append(plan.loss.points)
+        for losses, texts in ((own, some), (further, others)):
+            losses.append(100 * texts.losses_of(texts.left_at(plan.plan.thresholds)).mean())
+    assert np.mean(own) <= 1.0 < np.mean(further) < np.mean(found) + 0.1
 
 
 def test_an_interval_holds_the_truth_in_95_of_100_cases():
