@@ -60,15 +60,15 @@ class Passage:
         asked, now = self.sheet.asked(exit), self.sheet.now
         if not len(asked):
             return x
-        texts = [now.texts[number] for number in asked.tolist()]
+        numbers: list[int] = asked.tolist()
+        texts = [now.texts[number] for number in numbers]
         logits = read(self._seen(asked, texts, x), self.sheet.exit_heads(asked, self.stage), exit)
         parts = [array_of(part) for part in logits.cpu().split_with_sizes(now.rows_of[asked].tolist())]
         leaves = self.watch.leaving(texts, parts, exit)
-        leaving = asked[leaves]
-        if not len(leaving):
+        if not leaves.any():
             return x
-        yield Computed([now.indexes[number] for number in leaving.tolist()], list(compress(parts, leaves)), exit)
-        return x.index_select(0, index(self.sheet.leave(leaving), self.device))
+        yield Computed([now.indexes[number] for number in compress(numbers, leaves)], list(compress(parts, leaves)), exit)
+        return x.index_select(0, index(self.sheet.leave(asked[leaves]), self.device))
 
     def _seen(self, asked: Array, texts: Sequence[Text], x: Tensor) -> Tensor:
         """Returns the rows that an exit reads: each token that an answer is about, with the mean of its text's tokens."""

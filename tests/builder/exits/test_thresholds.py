@@ -70,7 +70,7 @@ def test_a_text_leaves_at_the_first_exit_that_is_sure_enough():
 
 
 def test_halves_judge_each_other():
-    """Exits whose confidence says nothing find lucky thresholds in small samples. What is printed is what further texts lose."""
+    """Where confidence says nothing, small samples find lucky thresholds. What is printed is what further texts lose."""
     rng, own, found, further = np.random.default_rng(0), [], [], []
 
     def answered(texts):
