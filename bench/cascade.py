@@ -1,4 +1,4 @@
-"""`hplm bench cascade`: texts that leave early at exits, beside the full stack alone and simpler ways to spare layers."""
+"""`hplm bench cascade`: texts that leave early at exits, beside the full stack alone."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def cascade(
 ) -> Rows:
     """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
-    Two servers of the same store, one without exits, answer in turn. Simpler ways: as many texts leave at random (`random`),
-    or at one exit with one threshold (`single`). What judges a way has not chosen it.
+    Two servers of the same store, one without exits, answer in turn. `random`: as many texts leave, whichever they are. What
+    judges a way has not chosen it.
 
     :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
@@ -89,22 +89,21 @@ def cascade(
 
 
 def offline(found: Sequence[Judged]) -> dict[str, Any]:
-    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside simpler ways."""
+    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside random texts."""
     own = {one.id: one.way(one.plan(0)) for one in found}
     full = {one.id: float(one.right[-1].mean()) for one in found}
     figures: dict[str, Any] = {"full_accuracy": float(np.mean(list(full.values()))), **_described(list(own.values()))}
     figures["tenants"] = {id: {"full_accuracy": full[id], **_described([way])} for id, way in own.items()}
-    for rung, most in enumerate(DROPS):
+    for rung in range(len(DROPS)):
         ways = {
             "exits": [one.way(one.plan(rung)) for one in found],
             "random": [one.random(one.plan(rung)) for one in found],
-            "single": [one.single(most) for one in found],
         }
         for name, each in ways.items():
             mean = _described(each)
             figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = mean["points_lost"]
-            if not rung and name != "exits":
-                figures[name] = {"work": mean["work"], "points_lost": mean["points_lost"]}
+            if not rung and name == "random":
+                figures[name] = {"points_lost": mean["points_lost"]}
     return figures
 
 

@@ -17,7 +17,7 @@ from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.exits.thresholds import Answered, Estimate
+from builder.exits.thresholds import Answered, Estimate, Leaving
 from builder.store.exits import layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store
@@ -31,11 +31,10 @@ from demo.public import stored_public_data
 from demo.tasks import TASKS
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
-from hplm.tenants.exits import NEVER, Exits
+from hplm.tenants.exits import Exits
 
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
 WORDS = 64  # of a public text
-TRIED = 40  # thresholds of a single exit
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
 
 
@@ -88,7 +87,6 @@ class Judged:
 
     id: str
     exits: Exits
-    choosing: Answered
     test: Answered
     texts: list[str]  # of the test
     wanted: list[str]
@@ -99,31 +97,21 @@ class Judged:
     def right(self) -> Array:
         return (self.labels == np.array(self.wanted)).astype(float)
 
-    def plan(self, rung: int) -> Sequence[float]:
-        """Returns the thresholds of a plan, the dearest first; of the cheapest, if there are fewer."""
-        return self.exits.plans[min(rung, len(self.exits.plans) - 1)].thresholds
+    def plan(self, rung: int) -> Leaving:
+        """Returns where texts leave by a plan, the dearest first; by the cheapest, if there are fewer."""
+        plan = self.exits.plans[min(rung, len(self.exits.plans) - 1)]
+        return Leaving(plan.exit, plan.threshold)
 
-    def way(self, thresholds: Sequence[float]) -> Way:
-        left, texts = self.test.left_at(thresholds), np.arange(len(self.texts))
+    def way(self, leaving: Leaving) -> Way:
+        left, texts = self.test.left_at(leaving), np.arange(len(self.texts))
         lost = Estimate.of(self.right[-1] - self.right[left, texts])
-        return Way(self.test.cost_of(thresholds, left), lost, float(self.test.agrees[left, texts].mean()))
+        return Way(self.test.cost_of(leaving), lost, float(self.test.agrees[left, texts].mean()))
 
-    def random(self, thresholds: Sequence[float]) -> Way:
-        """Returns what is expected if as many texts leave at each exit, whichever they are."""
-        left, right = self.test.left_at(thresholds), self.right.mean(axis=1)
+    def random(self, leaving: Leaving) -> Way:
+        """Returns what is expected if as many texts leave, whichever they are."""
+        left, right = self.test.left_at(leaving), self.right.mean(axis=1)
         lost = 100 * float(right[-1] - right[left].mean())
-        return Way(self.test.cost_of(thresholds, left), Estimate(lost, 0.0))
-
-    def single(self, most: float) -> Way:
-        """Returns what the one exit and threshold do that spare most within a loss of `most` points."""
-        closed, best = [NEVER] * len(self.choosing.confidences), (1.0, [NEVER] * len(self.choosing.confidences))
-        for number, own in enumerate(self.choosing.confidences):
-            for threshold in np.unique(np.quantile(own, np.linspace(0, 1, TRIED))).tolist():
-                tried = [*closed[:number], threshold, *closed[number + 1 :]]
-                left = self.choosing.left_at(tried)
-                if 100 * self.choosing.losses_of(left).mean() <= most:
-                    best = min(best, (self.choosing.cost_of(tried, left), tried))
-        return self.way(best[1])
+        return Way(self.test.cost_of(leaving), Estimate(lost, 0.0))
 
 
 def judged(store: Store, id: str, question: Question, precision: Precision) -> Judged:
@@ -133,15 +121,10 @@ def judged(store: Store, id: str, question: Question, precision: Precision) -> J
     found, _ = build_exits(store, id, question.dev, precision, device, seen=[question.train], show_progress=False)
     weights, layout = store.tenant_weights(tenant), layout_of(store, tenant)
     parts = [task.read(question.dev), task.read(question.test)]
-    states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in parts]
-    full = calibration_by(parts[0].examples, tenant.labels, states[0].logits)
-    (choosing, _), (test, answers) = (
-        answered_by(
-            tenant, task, own, [outputs_of(head, layout, exit) for head, exit in zip(found.heads, own.exits, strict=True)],
-            found.exits.calibrations, full, store.config,
-        )
-        for own in states
-    )  # fmt: skip
+    choosing, test = (states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in parts)
+    full = calibration_by(parts[0].examples, tenant.labels, choosing.logits)
+    outputs = [outputs_of(head, layout, own) for head, own in zip(found.heads, test.exits, strict=True)]
+    answered, answers = answered_by(tenant, task, test, outputs, found.exits.calibrations, full, store.config)
     labels = np.array([[answer.labels[0] for answer in of_exit] for of_exit in answers])
     texts, wanted = zip(*((one.text, one.labels[0]) for one in parts[1].examples), strict=True)
-    return Judged(id, found.exits, choosing, test, list(texts), list(wanted), labels, float(states[1].lengths.mean()))
+    return Judged(id, found.exits, answered, list(texts), list(wanted), labels, float(test.lengths.mean()))

@@ -15,7 +15,7 @@ from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, States, states_of
-from builder.exits.thresholds import Chosen, chosen
+from builder.exits.thresholds import Chosen, Leaving, chosen
 from builder.store.calibrations import calibration_of
 from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
 from builder.store.store import Store, TenantFile
@@ -127,6 +127,7 @@ def _made(
     answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
     plans = chosen(answered, drops)
     kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
+    lefts = [answered.left_at(Leaving(one.plan.exit, one.plan.threshold)) for one in kept]
     report = {
         "tenant": tenant.id,
         "version": tenant.version,
@@ -137,18 +138,18 @@ def _made(
         "precision": asked["precision"],
         "delta": near if task.is_number else None,
         "plans": [
-            described(one) | {"lost": lost_by(task, choosing.examples, answers, answered.left_at(one.plan.thresholds))}
-            if is_labelled else described(one)
-            for one in kept
+            described(one) | ({"lost": lost_by(task, choosing.examples, answers, left)} if is_labelled else {})
+            for one, left in zip(kept, lefts, strict=True)
         ],
-    }  # fmt: skip
+    }
     return StoredExits(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), heads, asked, report)
 
 
 def described(one: Chosen) -> dict[str, Any]:
     return {
         "cost": one.plan.cost,
-        "leaves": list(one.plan.leaves),
+        "exit": one.plan.exit,
+        "leaves": one.plan.leaves,
         "agrees": one.agrees,
         "expected_loss": one.loss.points,
         "expected_loss_off": one.loss.off,

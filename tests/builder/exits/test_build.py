@@ -25,7 +25,6 @@ from builder.training.tasks import training_task
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import Broken, InvalidInput
-from hplm.tenants.exits import NEVER
 from hplm.tenants.manager import Manager
 from testing.exits import random_exits
 from testing.random_store import random_tenant
@@ -115,7 +114,7 @@ def states(store, tenant, file, texts):
 def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
     tenant, texts = store.tenant("pair"), TEXTS[:20]
     layers = store.config.upper_layers
-    found = random_exits(store, tenant, [0.0 if number == exit else NEVER for number in range(layers)])
+    found = random_exits(store, tenant, exit, 0.0)
     seen = states(store, tenant, tmp_path / "texts.jsonl", texts)
     expected = seen.logits
     if exit is not None:
