@@ -203,7 +203,8 @@ class _Turns:
         for what, own in found.items():
             exits, full = (float(np.mean(own[name])) for name in ways)
             figures[what] = {"exits": exits, "full": full, "over_full": exits / full if full else None}
-        figures["mixed"] = {"exits_and_full": together, "over_alone": together * (1 / alone + 1 / beside) / 2}
+        expected = 2 / (1 / alone + 1 / beside)
+        figures["mixed"] = {"req_per_s": together, "over_alone": together / alone, "over_expected": together / expected}
         return {**figures, "served": self._served(asked[:COMPARED])}
 
     def _asked(self) -> list[_Asked]:

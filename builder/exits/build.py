@@ -73,16 +73,21 @@ def build_exits(
     return found, True
 
 
-def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> None:
-    if tenant.task == "span":
+def check_task(tenant_id: str, task: str | None) -> None:
+    """Refuses tasks that have no exits."""
+    if task == "span":
         raise InvalidInput(
-            f"tenant {tenant.id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
+            f"tenant {tenant_id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
             "leave together, and an answer may lie in any of them"
         )
-    if tenant.task == "generate":
+    if task == "generate":
         raise InvalidInput(
-            f"tenant {tenant.id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
+            f"tenant {tenant_id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
         )
+
+
+def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> None:
+    check_task(tenant.id, tenant.task)
     if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
         raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
     if delta is not None and (tenant.task != "regress" or not 0 < delta < float("inf")):

@@ -211,8 +211,9 @@ def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, c
     train = made(tmp_path, "classify", 150, seed=1)
     command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]
     command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--json", "--exits"]
-    assert main([str(word) for word in [*command, tmp_path / "absent"]]) == 1
-    assert mentions(capsys.readouterr().err, tmp_path / "absent") and store.tenant("acme") is None
+    for task, texts, named in (("classify", tmp_path / "absent", tmp_path / "absent"), ("span", file, "no exits")):
+        assert main([str(word) for word in [*command, texts, "--task", task]]) == 1
+        assert mentions(capsys.readouterr().err, named) and store.tenant("acme") is None
     assert main([str(word) for word in [*command, file]]) == 0
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert told["exits"]["texts"] == len(TEXTS)
