@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.arrays import Array
-from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, error_in
+from hplm.errors import DeadlineMissed, Draining, Internal, error_in
 from hplm.tasks import TASKS
 from hplm.tenants.snapshot import Tenant
-
-# A response as a backbone has given it, or new outputs, for which shared memory needs to have space.
-Answer: TypeAlias = "pb_utils.InferenceResponse | dict[str, Array]"
 
 
 @dataclass(frozen=True)
@@ -63,17 +59,12 @@ class Forwarded:
 
     @property
     def timeout_us(self) -> int:
-        """The request's timeout, from its arrival; 0 means no timeout. Raises if it is over."""
-        return timeout_us(self.arrival_ns, self.deadline_ns)
-
-
-def timeout_us(arrival_ns: int, deadline_ns: int) -> int:
-    """Returns the time from arrival to deadline; 0 if there is none. Raises DeadlineMissed when it is over."""
-    if not deadline_ns:
-        return 0
-    if deadline_ns <= time.monotonic_ns():
-        raise DeadlineMissed.after(arrival_ns, deadline_ns)
-    return (deadline_ns - arrival_ns) // 1000
+        """The request's timeout, from its arrival; 0 means no timeout. Raises DeadlineMissed when it is over."""
+        if not self.deadline_ns:
+            return 0
+        if self.deadline_ns <= time.monotonic_ns():
+            raise DeadlineMissed.after(self.arrival_ns, self.deadline_ns)
+        return (self.deadline_ns - self.arrival_ns) // 1000
 
 
 def ask(
@@ -97,16 +88,13 @@ def ask(
     )
 
 
-def error_of(answer: pb_utils.InferenceResponse, model: str) -> tuple[type[HplmError], str]:
-    """Returns the error in an answer of another model. Triton does not pass on its code, but the word in its message."""
-    message = answer.error().message()
-    known = error_in(message)
-    if known is None and not pb_utils.is_model_ready(model):
-        return Draining, Draining(f"backbone {model!r} is being unloaded or loaded: send the request again").wire()
-    return known or Internal, message
-
-
 def refusal(answer: pb_utils.InferenceResponse, model: str) -> pb_utils.InferenceResponse:
-    """Returns the error in an answer as the client gets it."""
-    error, message = error_of(answer, model)
-    return replies.failure_with(error.status, message)
+    """Returns the error in a backbone's answer as the client gets it.
+
+    Triton does not pass on its code, but the word in its message.
+    """
+    message = answer.error().message()
+    error = error_in(message)
+    if error is None and not pb_utils.is_model_ready(model):
+        error, message = Draining, Draining(f"backbone {model!r} is being unloaded or loaded: send the request again").wire()
+    return replies.failure_with((error or Internal).status, message)

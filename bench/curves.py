@@ -45,7 +45,7 @@ def draw(curves: Curves, title: str, path: Path, log: str = "") -> None:
             if which in log:
                 scale("log")
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        if "y" not in log:
+        if "y" not in log and axes.dataLim.ymin >= 0:
             axes.set_ylim(bottom=0)
         axes.grid(color=GRID)
         axes.spines[["top", "right"]].set_visible(False)

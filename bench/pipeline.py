@@ -19,7 +19,7 @@ from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark,
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine
+from hplm.engine.engine import Engine, computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.request import Request, Text
@@ -164,7 +164,7 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, batch_tex
         batch = stager.stage(texts[number * batch_texts :][:batch_texts], broken=_raise)
         staged = time.perf_counter()
         assert batch is not None  # or `_raise` has raised
-        list(engine.run(batch))
+        computed(engine, batch)
         whole.append(time.perf_counter() - start)
         staging.append(staged - start)
         stager.release(batch.held)

@@ -12,7 +12,6 @@ import numpy as np
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from bench import schedule_cascades
 from bench.decoders import lengths_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
@@ -160,9 +159,6 @@ def _encoders(case: Case) -> Rows:
     yield from _packings(case)
     yield from _fairness(case, machine)
     yield from _admission(case)
-    streams = {str(rate): case.stream(rate, 20) for rate in RATES}
-    yield from rows_of(schedule_cascades.in_time(case.seed, streams, machine, UNBOUNDED), at="cascades/")
-    yield from rows_of(schedule_cascades.latency(case.seconds, case.cv, case.seed, UNBOUNDED), at="cascade_latency/")
     staged = Machine(one_stage(EngineCost(score=0).packed), CAPACITY, staging_ns=3_000_000, noise=0.05)
     load = case.stream(1.0, 20).draw(case.seed)
     for early in (0.0, 1.0, 2.0, 5.0, 10.0, None):

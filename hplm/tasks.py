@@ -13,7 +13,6 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.levels import ensemble
 from hplm.levels.calibration import UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
 from hplm.model.tokenizer import first_tokens, words_of
@@ -35,8 +34,7 @@ class TextAnswer:
     logits: Array  # rows x classes, fp32
     spans: Array  # rows x 2, int32
     confidence: float = UNKNOWN  # the probability that it is right
-    level: int = 1  # of its tenant's levels, the last that was asked; 1 is the shallowest
-    onward: str = ""  # what another backbone is to read of the text; "": nothing, the answer is final
+    level: int = 1  # of its tenant's levels, the one that has answered; 1 is the shallowest
 
     @property
     def is_one_label(self) -> bool:
@@ -46,9 +44,6 @@ class TextAnswer:
 
 # Takes logits and spans of texts with one row each, the labels of each, and the calibration of each, if its confidence counts.
 ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], list[TextAnswer]]
-
-# A weight for each row fits where every row is a text. With it, `spans` may be those of all texts.
-Combine = Callable[[Array, Array, "Array | float", Array], Array]
 
 
 @dataclass(frozen=True)
@@ -62,11 +57,11 @@ class Task:
     read_each: ReadEach | None = None  # `read_answer`, many at once
     # Takes logits, spans and labels, and returns what the confidence rests on. None: answers have no confidence.
     evidence: Callable[[Array, Array, Sequence[str]], Evidence | None] | None = None
-    # Takes logits of the levels before and of this one, the weight of this one, and spans; returns logits of both together.
-    combined: Combine | None = None
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
+    same: Callable[[TextAnswer, TextAnswer, float], bool] | None = None  # whether two answers agree; None: it has no exits
+    is_number: bool = False  # an answer is a number; two agree if they are no further apart than a distance
     generates: bool = False  # a decoder answers with new text: there is no head, and there are no labels
 
     def head_size(self, labels: int) -> int:
@@ -75,6 +70,10 @@ class Task:
             return 0
         fixed = len(self.fixed_labels)
         return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
+
+    def exit_outputs(self, labels: Sequence[str]) -> int:
+        """Returns the outputs of an exit's head. One of numbers also says how far off its number may be."""
+        return len(labels) + self.is_number
 
     @property
     def reads_first_token(self) -> bool:
@@ -273,6 +272,21 @@ def best_span(logits: Array) -> tuple[int, int]:
     return found
 
 
+# Functions for `same`. They take two answers, and a distance.
+
+
+def same_labels(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+    return one.labels == other.labels
+
+
+def same_set(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+    return set(one.labels) == set(other.labels)
+
+
+def same_number(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+    return abs(float(one.logits[0, 0]) - float(other.logits[0, 0])) <= delta
+
+
 # Functions for `evidence`.
 
 
@@ -294,26 +308,6 @@ def both_ends(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
     return _ends(logits, spans, labels)[1]
 
 
-# Functions for `combined`.
-
-
-def combined_classes(before: Array, now: Array, weight: Array | float, spans: Array) -> Array:
-    return ensemble.of_classes(before, now, weight)
-
-
-def combined_labels(before: Array, now: Array, weight: Array | float, spans: Array) -> Array:
-    return ensemble.of_labels(before, now, weight)
-
-
-def combined_numbers(before: Array, now: Array, weight: Array | float, spans: Array) -> Array:
-    return ensemble.of_numbers(before, now, weight)
-
-
-def combined_ends(before: Array, now: Array, weight: Array | float, spans: Array) -> Array:
-    """Joins two answers to one question: logits and spans are those of all windows of its passage."""
-    return ensemble.of_ends(before, now, float(weight), _heads(spans))
-
-
 def names_of(labels: Sequence[str], indexes: Array) -> list[str]:
     chosen: list[int] = indexes.tolist()
     return [labels[i] for i in chosen]
@@ -333,18 +327,17 @@ TASKS: dict[str, Task] = {
             best_label,
             read_each=best_label_of_each,
             evidence=first_row,
-            combined=combined_classes,
+            same=same_labels,
             allows_top_k=True,
         ),
-        Task("multilabel", first_token, holding_labels, evidence=least_certain_label, combined=combined_labels),
-        Task("tag", each_word, best_label, evidence=least_certain_word, combined=combined_classes),
-        Task("regress", first_token, value, evidence=first_row, combined=combined_numbers, fixed_labels=("value",)),
+        Task("multilabel", first_token, holding_labels, evidence=least_certain_label, same=same_set),
+        Task("tag", each_word, best_label, evidence=least_certain_word, same=same_labels),
+        Task("regress", first_token, value, evidence=first_row, same=same_number, is_number=True, fixed_labels=("value",)),
         Task(
             "span",
             passage_tokens,
             piece_of_passage,
             evidence=both_ends,
-            combined=combined_ends,
             fixed_labels=("start", "end"),
             further_label="none",
             needs_pair=True,

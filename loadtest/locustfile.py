@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--metrics", "", "HOST:PORT of the server's metrics (default: two ports after that of --host)")
     add("--lengths", "normal:20,20", "tokens of a text: a number, normal:MEAN,VARIANCE, or real for uncut texts")
     add("--deadline", "0", "milliseconds, or LOW-HIGH for a uniform distribution; 0: no deadline")
-    add("--rung", 0, "rung of the tenants' ladders that answers; 1: the dearest plan; 0: the server chooses", type=int)
+    add("--rung", 0, "rung that answers; 1: the dearest; 0: the server chooses", type=int)
     add("--texts", "", "file of texts, one a line or JSONL (default: the standard library's docstrings)")
     add("--trace", "", "JSONL file of requests for Replay")
     add("--patience", 30.0, "seconds that an answer without a deadline may take", type=float)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,10 @@ import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from builder.store.calibrations import Calibrated
-from builder.store.levels import LevelFile, save_level, stack_digest
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import Layout
-from hplm.levels.calibration import Calibration
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import ABSENT
@@ -112,17 +108,6 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
     store.save_tenant(tenant, *random_weights(store.config, tenant, spread, seed), {})
 
 
-def random_level(
-    store: Store, tenant: TenantFile, stack: str, spread: float, seed: int, calibration: Calibration | None = None
-) -> None:
-    """Makes a level of a tenant's version, in the form of its own level."""
-    config = store.stack(stack).config
-    form = {name: getattr(tenant, name) for name in ("rank", "adapter", "places", "function", "head_function", "dtype")}
-    file = LevelFile(stack, config.upper_layers, stack_digest(store, stack), **form)
-    calibrated = Calibrated(calibration or Calibration(), {}, {})
-    save_level(store, tenant, file, random_weights(config, tenant, spread, seed), calibrated, {}, Path.touch)
-
-
 def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Weights:
     """Returns an adapter and a head in the form of the tenant's. `spread`: the standard deviation of their numbers."""
     generator = torch.Generator().manual_seed(seed)
@@ -135,12 +120,6 @@ def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, se
         ]
 
     return (layers(adapter) if adapter is not None else None), (layers(head)[0] if head is not None else {})
-
-
-def random_stack(store: Store, name: str, layers: int, seed: int) -> None:
-    """Saves a shorter upper stack."""
-    _, stack = random_backbone(replace(store.config, upper_layers=layers), seed)
-    store.save_stack(name, stack, {})
 
 
 def random_table(

@@ -5,6 +5,8 @@ It reads the same stored files as the engine, but computes in another way: witho
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +19,14 @@ from torch.nn import functional as F
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
+from hplm.engine.exits import is_audited
+from hplm.engine.lookup import Lookup
 from hplm.model.eightbit import weight_levels
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
-from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
 
 
@@ -78,8 +81,12 @@ class Reference:
         return self.backbone.tokenizer()
 
     @cached_property
-    def _stacks(self) -> dict[str, UpperStack]:
-        return {FULL: self.backbone.upper(), **self.backbone.stacks()}
+    def _lookup(self) -> Lookup:
+        return Lookup(self.backbone)
+
+    @cached_property
+    def _upper(self) -> UpperStack:
+        return self.backbone.upper()
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
@@ -91,13 +98,20 @@ class Reference:
         if tenant.task == "span":
             return torch.cat([window.logits for window in self.windows(text, tenant_id, pair, truncate)])
         encoded = self._tokenizer.encode(text, pair, truncate)
-        logits, _ = self._computed(encoded.tokens, encoded.segments, tenant)
+        read = _tokens_of_words(text, encoded) if tenant.task == "tag" else [0]
+        leaves_at = [i for i in read if i is not None] or [0]
+        if tenant.exits is not None and self._is_audited(text, tenant, pair, truncate):
+            leaves_at = []
+        logits = self._computed(encoded.tokens, encoded.segments, tenant, leaves_at)
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
-        read = _tokens_of_words(text, encoded)
         return torch.stack([torch.zeros(len(tenant.labels)) if i is None else logits[i] for i in read])
+
+    def _is_audited(self, text: str, tenant: Tenant, pair: str | None, truncate: bool) -> bool:
+        found = self._lookup.resolve(self.backbone.view, tenant, [text], None if pair is None else [pair], truncate)
+        return is_audited(found.addresses)
 
     @torch.no_grad()
     def windows(self, text: str, tenant_id: str, pair: str | None, truncate: bool = False) -> list[PassageWindow]:
@@ -106,47 +120,49 @@ class Reference:
         encoded, found, start = self._tokenizer.encode(text, pair, truncate, in_windows=True), [], 0
         for length in encoded.lengths.tolist():
             window = slice(start, start + length)
-            logits, _ = self._computed(encoded.tokens[window], encoded.segments[window], tenant)
+            logits = self._computed(encoded.tokens[window], encoded.segments[window], tenant)
             passage = [i for i in range(start, start + length) if encoded.segments[i] == 1 and not encoded.special[i]]
             found.append(PassageWindow(logits[[0, *(i - start for i in passage)]], encoded.offsets[passage].tolist()))
             start += length
         return found
 
-    @torch.no_grad()
-    def at_level(
-        self, text: str, tenant_id: str, number: int, kept: list[int] | None = None, pair: str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns what a level says of each token, and the attention that each receives. `kept`: the tokens that it reads."""
-        tenant, encoded = self.backbone.view.snapshot.find(tenant_id), self._tokenizer.encode(text, pair)
-        return self._computed(encoded.tokens, encoded.segments, tenant, number, kept)
-
-    def _computed(
-        self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, number: int = -1, kept: list[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns what the head of a level says of each token, and the attention that each token receives."""
-        level = tenant.all_levels[number]
-        config, upper = self.backbone.config, self._stacks[level.stack]
-        adapters = adapters_of(self.backbone, level.adapter, len(upper.layers))
+    def _computed(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, read: Sequence[int] = ()) -> Tensor:
+        """Returns what the tenant's head says of each token, or that of the first exit that is sure of all tokens in `read`."""
+        config, upper = self.backbone.config, self._upper
+        adapters = adapters_of(self.backbone, tenant.adapter, len(upper.layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = _norm(x, upper.norm)
-        if kept is not None:
-            x = x[kept]
-        received = torch.zeros(len(x))
-        for layer, own in zip(upper.layers, adapters, strict=True):
+        if (left := self._at_exit(0, x, tenant, read)) is not None:
+            return left
+        for number, (layer, own) in enumerate(zip(upper.layers, adapters, strict=True), start=1):
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
-            seen, attended = _attention(query, key, value, config.heads)
-            received += attended
+            seen = _attention(query, key, value, config.heads)
             x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
             x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
+            if (left := self._at_exit(number, x, tenant, read)) is not None:
+                return left
 
-        bank = self.backbone.bank(level.head.bank)
-        (head,) = bank.weights(level.head)
+        bank = self.backbone.bank(tenant.head_record.bank)
+        (head,) = bank.weights(tenant.head_record)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
-        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)], received
+        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
+
+    def _at_exit(self, exit: int, x: Tensor, tenant: Tenant, read: Sequence[int]) -> Tensor | None:
+        """Returns the logits of each token at an exit; None if there is none, or if it is not sure of all tokens in `read`."""
+        exits = tenant.exits
+        if exits is None or exits.record is None or not read or exit >= len(exits.calibrations):
+            return None
+        weights = self.backbone.bank(exits.record.bank).weights(exits.record)[exit]
+        seen = torch.cat([x, x.mean(dim=0, keepdim=True).expand_as(x)], dim=1)
+        inner = torch.relu(seen @ weights["dense"].float().T + weights["dense_bias"].float())
+        outputs = inner @ weights["weight"].float().T + weights["bias"].float()
+        labels, calibration = len(tenant.labels), exits.calibrations[exit]
+        sure = _sure(outputs[list(read)].double(), labels, tenant.task, calibration.temperature, calibration.delta)
+        return outputs[:, :labels] if sure >= exits.plans[0].thresholds[exit] else None
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
@@ -248,17 +264,27 @@ def adapters_of(backbone: Backbone, record: Record | None, layers: int) -> list[
     return [Own(bank.layout, weights) for weights in bank.weights(record)]
 
 
+def _sure(rows: Tensor, labels: int, task: str, temperature: float, delta: float) -> float:
+    """Returns how sure an exit is of the answer to these rows of its head's outputs."""
+    if task == "regress":  # the probability that the number is off by at most delta
+        return 1 - math.exp(-delta / (temperature * math.exp(float(rows[0, 1]))))
+    if task == "multilabel":
+        return float(torch.sigmoid(rows[0, :labels].abs().min() / temperature))
+    best = torch.softmax(rows[:, :labels], dim=1).max(dim=1).values
+    return float(torch.softmax(rows[int(best.argmin()), :labels] / temperature, dim=0).max())
+
+
 def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
     """Returns the first token of each word of the text; None for a word without a token."""
     of_text = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 0 and not encoded.special[i]]
     return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Returns what each token reads from all tokens, and the attention that each token receives."""
+def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Returns what each token reads from all tokens."""
     query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in (query, key, value))
     weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
-    return (weights @ value).transpose(0, 1).flatten(1), weights.sum((0, 1))
+    return (weights @ value).transpose(0, 1).flatten(1)
 
 
 def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:

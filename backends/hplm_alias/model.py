@@ -21,20 +21,15 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from backends.across import Across
-from backends.forwarded import DECODER, ENCODER, Answer, Forwarded, Kind, ask, refusal
+from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.sampling import READERS
-from hplm.metrics.meter import Meter
-from hplm.metrics.publisher import Publisher
-from hplm.parameters import asked_number
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
 from hplm.tenants.state import EXPORTED_TENANTS
-from hplm.tenants.ticket import ACROSS
 
 log = logging.getLogger(__name__)
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
@@ -53,7 +48,7 @@ class Lane:
         name: str,
         at_once: int,
         refusals: replies.Refusals,
-        forward: Callable[[Forwarded], Answer],
+        forward: Callable[[Forwarded], pb_utils.InferenceResponse],
     ) -> None:
         self._refusals = refusals
         self._forward = forward
@@ -84,10 +79,7 @@ class Lane:
                 response = _cancelled() if cancelled else self._forward(forwarded)
             except Exception as error:
                 response = replies.failure(error, DOING)
-            if isinstance(response, dict):
-                replies.send_outputs(forwarded.sender, response)
-            else:
-                forwarded.sender.send(response)
+            forwarded.sender.send(response)
         return True
 
     def _expire(self) -> bool:
@@ -117,14 +109,11 @@ class TritonPythonModel:
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
         self._refusals = replies.Refusals(DOING)
-        meter = Meter()
-        self._across = Across(self._directory, meter, self._mark.parameters)
-        self._publisher = Publisher(pb_utils.MetricFamily, meter, args["model_name"])
         self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
         self._ending = threading.Event()
         self._looking = repeat(self._cancel_unwanted, "cancelled")
         self._lanes = {
-            ENCODER: Lane("texts", AT_ONCE, self._refusals, self._forward_texts),
+            ENCODER: Lane("texts", AT_ONCE, self._refusals, _forward),
             DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals, self._forward_prompt),
         }
 
@@ -153,20 +142,14 @@ class TritonPythonModel:
         timeout_us = replies.timeout_us(request, parameters)
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
-        for name in (ACROSS, PROMPT, CANCEL):
+        for name in (PROMPT, CANCEL):
             parameters.pop(name, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
         self._lanes[kind].offer(
             Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns, received_ns)
         )
 
-    def _forward_texts(self, forwarded: Forwarded) -> Answer:
-        link, rung = forwarded.found.link, asked_number(forwarded.parameters, "hplm_rung", 0, 2**16 - 1)
-        if link is None or rung:  # a rung is a plan within the backbone
-            return _forward(forwarded)
-        return self._across.forward(forwarded, link)
-
-    def _forward_prompt(self, forwarded: Forwarded) -> Answer:
+    def _forward_prompt(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
         name = secrets.token_hex(8)
         forwarded.parameters[PROMPT] = name
         self._prompts[name] = forwarded
@@ -193,7 +176,6 @@ class TritonPythonModel:
         self._ending.set()
         self._looking.join()
         self._refusals.close()
-        self._publisher.close()
         self._held.close()
 
 

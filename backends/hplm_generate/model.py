@@ -216,8 +216,7 @@ class TritonPythonModel:
             replies.send_outputs(sender, {"text_output": _strings([json.dumps(ids)])})
             return
         tenant = admit(view.snapshot, parameters, time.time())
-        if rung := asked_number(parameters, "hplm_rung", 0, 2**16 - 1):
-            tenant.plan(rung)  # raises unless it is 1: decoders have no ladders
+        asked_number(parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
         prompt = self._prompt(request)
         given = replies.optional_texts(request, "sampling_parameters")
         sampling = sampling_of(parameters, given[0] if given else None)

@@ -26,10 +26,10 @@ from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.arrival import Arrivals, Mark
-from hplm.tenants.authorize import admit, follow
+from hplm.tenants.authorize import admit
 from hplm.tenants.models import upper_of
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import ACROSS, ARRIVES, FROM, LEAVES, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
+from hplm.tenants.ticket import PROBE_TICKET, TICKET_BYTES, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -82,14 +82,11 @@ class TritonPythonModel:
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return
         view = self._views.view
-        is_forwarded = self._mark.is_on(parameters)
-        across = parameters.get(ACROSS) if is_forwarded else None  # of others it means nothing
-        tenant = follow(view.snapshot, parameters) if across == TO else admit(view.snapshot, parameters, time.time())
-        link = tenant.link if across == FROM else None
+        tenant = admit(view.snapshot, parameters, time.time())
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         self._service.meter.observe(names.BEFORE_SECONDS, [(received_ns - arrival_ns) / 1e9])
-        default_us = 0 if across == TO else tenant.deadline_us or self._deadline_us  # those of the first backbone have counted
-        timeout_us = min(replies.timeout_us(request, parameters) or default_us, LONGEST_TIMEOUT_US)
+        timeout_us = replies.timeout_us(request, parameters) or tenant.deadline_us or self._deadline_us
+        timeout_us = min(timeout_us, LONGEST_TIMEOUT_US)
         deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
         if deadline_ns and deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
@@ -105,15 +102,13 @@ class TritonPythonModel:
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
-            across=ARRIVES if across == TO else LEAVES if link is not None else 0,
             waited_ns=received_ns - arrival_ns,
         )
-        if ticket.rung:
-            tenant.plan(ticket.rung)  # raises if its ladder has none
         texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
-        reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"), link)
+        reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"))
         respond = partial(self._send, sender, ticket)
         # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
+        is_forwarded = self._mark.is_on(parameters)
         self._service.submit(LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, refuse_at_once=is_forwarded))
 
     def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:

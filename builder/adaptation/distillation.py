@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from builder.adaptation.fit import fit
-from builder.adaptation.goal import Goal, GoalReport
+from builder.adaptation.goal import Goal
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Lesson, Lessons, Reading, Student, TextPack
 from builder.adaptation.teacher import Teacher
@@ -44,7 +44,19 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class AdaptationReport(GoalReport):
+class AdaptationReport:
+    documents: int
+    held_out_tokens: int
+    seed: int
+    kept: bool  # False: the result explains held-out texts worse than the start, and was dropped
+    first_loss: float  # the mean over the first tenth of the steps; 0 without steps
+    last_loss: float
+    curve: list[list[float]]
+    explained: list[list[float]]  # on the way to `until`: steps, and the shares explained after them
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
     at_start: Explained
     fitted: Explained  # after the closed-form start, before the first step
     at_end: Explained

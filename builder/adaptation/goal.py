@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from builder.adaptation.learning import Budget, Course, round_of
 
 ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
-
-
-@dataclass(frozen=True)
-class GoalReport:
-    """The part of a report that is the same for every adaptation that explains held-out texts."""
-
-    documents: int
-    held_out_tokens: int
-    seed: int
-    kept: bool  # False: the result explains held-out texts worse than the start, and was dropped
-    first_loss: float  # the mean over the first tenth of the steps; 0 without steps
-    last_loss: float
-    curve: list[list[float]]
-    explained: list[list[float]]  # on the way to `until`: steps, and the shares explained after them
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
 
 
 class Goal:
@@ -47,7 +28,7 @@ class Goal:
         return self.is_reached
 
     def reported(self) -> dict[str, Any]:
-        """Returns the fields of `GoalReport` that the course knows."""
+        """Returns the fields of a report that the course knows."""
         course = self._course
         return {
             "first_loss": course.first_loss,

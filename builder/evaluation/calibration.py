@@ -15,7 +15,6 @@ from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
 from builder.store.store import Store, TenantFile
-from builder.store.weights import Weights
 from builder.training.finetuning import Ground, rows_of
 from builder.training.labelled import Example
 from builder.training.model import TenantModel
@@ -26,9 +25,7 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.evidence import Evidence
 from hplm.levels.fitting import Cases, fitted
 from hplm.levels.reliability import Bin, bins_of, calibration_error
-from hplm.model.stacks import UpperStack
 
-PURPOSE = "a calibration"
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
 
@@ -47,33 +44,32 @@ def calibrate_tenant(
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
     tenant = find_tenant(store, tenant_id)
-    texts = UnseenTexts(store, tenant, file, seen, PURPOSE)
+    texts = UnseenTexts(store, tenant, file, seen, "a calibration")
     _check_delta(tenant, texts.task, delta)
+    asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
     known = read_calibrated(store, tenant)
-    if known is not None and known.asked == asked_of(texts, precision, delta):
+    if known is not None and known.asked == asked:
         return known, False
-    calibrated = calibrated_on(store, tenant, store.tenant_weights(tenant), texts, precision, device, delta, show_progress)
+    calibrated = _calibrated(store, tenant, texts, asked, precision, device, delta, show_progress)
     save_calibrated(store, tenant, calibrated)
     return calibrated, True
 
 
-def calibrated_on(
+def _calibrated(
     store: Store,
     tenant: TenantFile,
-    weights: Weights,
     texts: UnseenTexts,
+    asked: dict[str, Any],
     precision: Precision,
     device: torch.device,
     delta: float | None,
     show_progress: bool,
-    upper: UpperStack | None = None,
 ) -> Calibrated:
-    """Fits a calibration to a tenant's answers. `upper`: the stack that the weights belong to; None: the full one."""
-    asked, task, file = asked_of(texts, precision, delta), texts.task, texts.file
-    fresh = texts.fresh
+    """Fits a calibration to a tenant's answers."""
+    task, file, fresh = texts.task, texts.file, texts.fresh
     if task.is_number and delta is None:
         delta = _usual_delta(texts)
-    read = opened(store, tenant, weights, fresh, device, precision, show_progress, upper)
+    read = opened(store, tenant, store.tenant_weights(tenant), fresh, device, precision, show_progress)
     cases = _cases(tenant, task, *read, delta)
     if len(cases) < FEWEST:
         raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
@@ -116,11 +112,6 @@ def reported_bins(described: dict[str, Any]) -> list[Bin]:
     return [Bin(**one) for one in described["bins"]]
 
 
-def asked_of(texts: UnseenTexts, precision: Precision, delta: float | None) -> dict[str, Any]:
-    """Returns what a calibration with these texts is made of."""
-    return {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
-
-
 def _usual_delta(texts: UnseenTexts) -> float:
     """Returns the largest error of a right number, where none is given."""
     delta = WIDTH * float(np.std([example.value for example in texts.fresh.examples]))
@@ -133,18 +124,18 @@ def _cases(
     tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, ground: Ground, delta: float | None
 ) -> Cases:
     labels = tenant.labels
-    found: list[Judged] = []
+    found: list[_Judged] = []
     for (spans, logits), example in zip(rows_of(body, model, ground, ground.texts)[0], ground.texts.examples, strict=True):
         if not np.isfinite(logits).all():
             raise Broken(f"tenant {tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-        if (own := judged(task, labels, example, logits, spans, delta or 0.0)) is not None:
+        if (own := _judged(task, labels, example, logits, spans, delta or 0.0)) is not None:
             found.append(own)
     classes = [own.right_class for own in found] if task.right_class is not None else None
     return Cases.of([own.evidence for own in found], [own.is_right for own in found], classes)
 
 
 @dataclass(frozen=True)
-class Judged:
+class _Judged:
     """An answer, as a calibration sees it."""
 
     evidence: Evidence
@@ -152,9 +143,9 @@ class Judged:
     right_class: int  # of the evidence; -1 where the task has none
 
 
-def judged(
+def _judged(
     task: TrainingTask, labels: Sequence[str], example: Example, logits: np.ndarray, spans: np.ndarray, delta: float
-) -> Judged | None:
+) -> _Judged | None:
     """Returns None if no word of the text can be read. `delta`: the largest error of a right number."""
     served = task.served
     own = served.evidence(logits, spans, labels) if served.evidence is not None else None
@@ -162,7 +153,7 @@ def judged(
         return None
     if task.right_class is not None:
         wanted = task.right_class(example, own, labels)
-        return Judged(own, wanted == int(own.chosen[0]), wanted)
+        return _Judged(own, wanted == int(own.chosen[0]), wanted)
     assert task.is_right is not None  # as `UnseenTexts` checks
     answer = served.answer(logits, spans, labels, passage=example.pair or "")
-    return Judged(own, task.is_right(example, answer, delta), -1)
+    return _Judged(own, task.is_right(example, answer, delta), -1)

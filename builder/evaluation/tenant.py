@@ -19,7 +19,7 @@ from builder.training.labelled import Labelled
 from builder.training.labels import check_labels
 from builder.training.model import TenantModel
 from builder.training.scores import Scores
-from builder.training.tasks import training_task
+from builder.training.tasks import TrainingTask, training_task
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.eightbit import to_eight_bits
@@ -91,8 +91,11 @@ class ServedBody(PlotBody):
         super().__init__(upper.to(precision.dtype).eval(), heads)
         self._dtype = precision.dtype
 
+    def entering(self, sums: Tensor) -> Tensor:
+        return sums.to(self._dtype)
+
     def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        return super().from_sums(sums.to(self._dtype), pack, adapters).float()
+        return super().from_sums(self.entering(sums), pack, adapters).float()
 
 
 def opened(
@@ -103,20 +106,16 @@ def opened(
     device: torch.device,
     precision: Precision,
     show_progress: bool,
-    upper: UpperStack | None = None,
+    task: TrainingTask | None = None,
 ) -> tuple[ServedBody, TenantModel, Ground]:
-    """Returns a tenant ready to answer labelled texts as it is served, and the texts, looked up.
-
-    `upper`: the stack that the weights belong to; None: the full one.
-    """
-    upper = upper if upper is not None else store.upper()
-    config = upper.config
-    reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
+    """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
+    config = store.config
+    reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
     texts = reader.read(labelled, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
     model.load(*weights)
     ground = Ground(config, reader, texts, texts, task, tenant.labels, device)
-    return ServedBody(upper, config.heads, precision).to(device), model.to(device), ground
+    return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), ground
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:

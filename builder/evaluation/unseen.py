@@ -1,16 +1,16 @@
-"""Labelled texts that a tenant's training has not seen: others would make its answers look better than they are."""
+"""Texts that a tenant's training has not seen: others would make its answers look better than they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
-from builder.training.history import learned_by
-from builder.training.labelled import Labelled, key_of
+from builder.training.history import PARTS, learned_by
+from builder.training.labelled import Labelled, has_labels, key_of, read_labelled, read_text
 from builder.training.labels import check_labels
 from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
@@ -24,27 +24,35 @@ class UnseenTexts:
     The same holds for the versions that it was trained on.
     """
 
-    def __init__(self, store: Store, tenant: TenantFile, file: Path, seen: Sequence[Path], purpose: str) -> None:
-        """`seen`: more files of texts to leave out, also moved ones. `purpose` is a word for errors."""
+    def __init__(
+        self,
+        store: Store,
+        tenant: TenantFile,
+        file: Path,
+        seen: Sequence[Path],
+        purpose: str,
+        parts: Sequence[str] = PARTS,
+        with_labels: bool = True,
+    ) -> None:
+        """`seen`: more files of texts to leave out, also moved ones. `purpose` is a word for errors.
+
+        `parts`: of the training's data, those that are left out. `with_labels`: whether the texts must have labels.
+        """
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
             raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
         check_file(file)
         self.file = file
         self.digest = digest_of(file)
+        self.is_labelled = with_labels or has_labels(file)
         self._tenant = tenant
         self._purpose = purpose
-        self._used = {digest_of(path): path for path in (*_used_files(store, tenant, seen), *seen)}
+        self._used = {digest_of(path): path for path in (*learned_by(store, tenant, seen, parts), *seen)}
 
     @property
     def seen(self) -> list[str]:
         """The digests of the files whose texts are left out."""
         return sorted(self._used)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files whose texts are left out."""
-        return list(self._used.values())
 
     @cached_property
     def fresh(self) -> Labelled:
@@ -55,14 +63,10 @@ class UnseenTexts:
         if len(found) < FEWEST:
             raise InvalidInput(
                 f"{self.file}: {len(labelled.examples) - len(found):,} of its {len(labelled.examples):,} texts occur in the "
-                f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: {self._purpose} needs "
-                f"{FEWEST} texts or more that have chosen nothing else"
+                f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: {self._purpose} "
+                f"needs {FEWEST} texts or more that have chosen nothing else"
             )
         return Labelled(self.file, found)
-
-    def check(self) -> None:
-        """Raises if too few texts are left."""
-        _ = self.fresh
 
     @property
     def left_out(self) -> int:
@@ -70,11 +74,8 @@ class UnseenTexts:
 
     @cached_property
     def _labelled(self) -> Labelled:
+        if not self.is_labelled:
+            return read_labelled(self.file, read_text)
         labelled = self.task.read(self.file)
         check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return labelled
-
-
-def _used_files(store: Store, tenant: TenantFile, seen: Sequence[Path]) -> Iterator[Path]:
-    for learned in learned_by(store, tenant, seen):
-        yield from (path for path in (learned.train, learned.dev) if path is not None)

@@ -68,8 +68,6 @@ def write_version(store: Store, tenants: list[TenantFile], version_folder: Path)
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
             copy_file(store.folder / file, folder / file)
-        for name in store.stacks():
-            copy_file(store.stack_file(name), folder / Backbone.STACKS / store.stack_file(name).name)
         branches = assign_addresses(store.table(*branch) for branch in _needed(store, tenants))
         tables = [store.folder / "plot" / branch.folder for branch in branches]
         check_copies(tables, folder)
@@ -174,8 +172,6 @@ def export_digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -
     """Returns a digest of the export's content, by which a live state recognises its export."""
     content = hashlib.sha256(repr((branches, tenants)).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
-    for stack in sorted((folder / Backbone.STACKS).glob("*")):
-        content.update(stack.name.encode() + stack.read_bytes())
     for branch in branches:
         for name in ("meta.json", "checksums"):
             content.update((folder / Backbone.TABLES / branch.folder / name).read_bytes())

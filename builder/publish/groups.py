@@ -25,7 +25,6 @@ from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
-from hplm.tenants.link import Link
 from hplm.tenants.models import BACKBONES, upper_config, upper_name
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.tables import newest_version
@@ -76,30 +75,16 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
 
 
 def gaps(placement: Placement, repository: Path, state: Path | None = None) -> list[str]:
-    """Returns sentences: which tenants no group serves, and which ones have links that lead out of their group."""
-    units: dict[tuple[str, str], str | None] = {}
-    linked: list[tuple[str, Tenant, Link]] = []
-    for backbone in dict.fromkeys(unit.backbone for unit in placement.units):
-        for tenant in Backbone(repository / backbone / "1", state).view.snapshot.tenants:
-            units[backbone, tenant.id] = _unit_of(placement, backbone, tenant)
-            if tenant.link is not None:
-                linked.append((backbone, tenant, tenant.link))
+    """Returns a sentence that names the tenants which no group serves; none if there are none."""
     served = {unit for group in placement.groups for unit in group.units}
-    unserved = [f"{backbone}/{tenant}" for (backbone, tenant), unit in units.items() if unit not in served]
-    found = [f"no group serves {len(unserved)} tenants: {_some(unserved)}"] if unserved else []
-    for group in placement.groups:
-        leading = [
-            f"{backbone}/{tenant.id} to {link.backbone}/{link.tenant}"
-            for backbone, tenant, link in linked
-            if units[backbone, tenant.id] in group.units and units.get((link.backbone, link.tenant)) not in group.units
-        ]
-        if leading:
-            found.append(f"group {group.name!r} does not serve where {len(leading)} links lead: {_some(leading)}")
-    return found
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + ("" if len(names) <= NAMED else ", ...")
+    unserved = [
+        f"{backbone}/{tenant.id}"
+        for backbone in dict.fromkeys(unit.backbone for unit in placement.units)
+        for tenant in Backbone(repository / backbone / "1", state).view.snapshot.tenants
+        if _unit_of(placement, backbone, tenant) not in served
+    ]
+    more = ", ..." if len(unserved) > NAMED else ""
+    return [f"no group serves {len(unserved)} tenants: {', '.join(unserved[:NAMED])}{more}"] if unserved else []
 
 
 def _unit_of(placement: Placement, backbone: str, tenant: Tenant) -> str | None:
@@ -220,8 +205,6 @@ def _tenants_of(placement: Placement, group: Group, backbone: str, snapshot: Sna
 def _write_version(served: Backbone, tenants: list[Tenant], folder: Path) -> None:
     for file in (Backbone.CONFIG, Backbone.TOKENIZER, Backbone.UPPER):
         copy_file(served.folder / file, folder / file)
-    for stack in sorted((served.folder / Backbone.STACKS).glob("*")):
-        copy_file(stack, folder / Backbone.STACKS / stack.name)
     tables = _tables(served, tenants)
     branches = assign_addresses(tables)
     for table, branch in zip(tables, branches, strict=True):

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from builder.publish.export import check_copies, copy_file
 from builder.store.calibrations import calibration_of
-from builder.store.levels import StoredLevel, ladder_of, levels_of
-from builder.store.links import link_of
+from builder.store.exits import layout_of, read_exits
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
-from hplm.tenants.knowledge import Knowledge, LevelKnowledge
+from hplm.tenants.knowledge import ExitKnowledge, Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -65,7 +64,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
-            manager.put(change, tenant.id, _checked(manager, store, tuned[tenant.id]))
+            manager.put(change, tenant.id, knowledge_of(store, tuned[tenant.id]))
         gone = {tenant.id for tenant in going}
         done = DomainChange(
             generation=change.generation,
@@ -92,7 +91,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
 def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
     """Reads a tenant from a store in the form that a manager takes."""
     adapter, head = store.tenant_weights(tenant)
-    layout = tenant.adapter_layout(store.config)
+    layout, found = tenant.adapter_layout(store.config), read_exits(store, tenant)
     return Knowledge(
         domain=tenant.domain,
         domain_version=tenant.domain_version,
@@ -102,19 +101,7 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         adapter=(layout, adapter) if layout is not None and adapter is not None else None,
         version=tenant.version,
         calibration=calibration_of(store, tenant),
-        levels=tuple(_level(level) for level in levels_of(store, tenant)),
-        ladder=ladder_of(store, tenant) or (),
-        link=link_of(store, tenant),
-    )
-
-
-def _level(level: StoredLevel) -> LevelKnowledge:
-    (adapter, head), layout = level.weights(), level.adapter_layout
-    return LevelKnowledge(
-        stack=level.stack,
-        head=(level.head_layout, head),
-        adapter=(layout, adapter) if layout is not None and adapter is not None else None,
-        calibration=level.calibrated.calibration,
+        exits=ExitKnowledge(found.exits, layout_of(store, tenant), found.heads) if found is not None else None,
     )
 
 
@@ -125,14 +112,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     _check_same(manager, store, found.domain, found.domain_version)
-    return _checked(manager, store, found)
-
-
-def _checked(manager: Manager, store: Store, tenant: TenantFile) -> Knowledge:
-    """Returns a tenant's knowledge. Refuses levels on stacks that the export does not have."""
-    knowledge = knowledge_of(store, tenant)
-    check_stacks(manager, store, [level.stack for level in knowledge.levels])
-    return knowledge
+    return knowledge_of(store, found)
 
 
 def _check_same(manager: Manager, store: Store, domain: str, version: int) -> None:
@@ -153,16 +133,6 @@ def _check_store(manager: Manager, store: Store) -> None:
     )
     if not same:
         raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
-
-
-def check_stacks(manager: Manager, store: Store, names: Iterable[str]) -> None:
-    """Refuses stacks that the export does not have, or has with other weights: a level on one of them would answer wrongly."""
-    for name in names:
-        served, ours = manager.folder / Backbone.STACKS / f"{name}.safetensors", store.stack_file(name)
-        if not served.is_file() or not filecmp.cmp(ours, served, shallow=False):
-            raise InvalidInput(
-                f"{manager.folder} does not have stack {name!r} of {store.folder}: export the store again, and serve that"
-            )
 
 
 @contextmanager

@@ -152,9 +152,7 @@ input [
   { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ]  allow_ragged_batch: true }
 ]
 output [
-$answers,
-  # The part of a text that another backbone is to read, only for the model hplm; all others get "".
-  { name: "ONWARD"      data_type: TYPE_STRING  dims: [ 1 ] }
+$answers
 ]
 
 # KIND_MODEL: the backend chooses its device itself, see the parameter.

@@ -1,24 +1,22 @@
-"""Writes trained tenants, and their levels, as records of banks."""
+"""Writes trained tenants as records of banks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from builder.store.calibrations import calibration_of
-from builder.store.levels import ladder_of, levels_of
-from builder.store.links import link_of
+from builder.store.exits import layout_of, outputs_of, read_exits
 from builder.store.store import Store, TenantFile
-from builder.store.weights import Weights
 from hplm.adapters.bank import write_bank
 from hplm.adapters.heads import grown, size_for
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
-from hplm.model.config import BackboneConfig
-from hplm.tenants.level import Level
+from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 
 
@@ -31,13 +29,13 @@ class Records:
 
     def add(self, tenant: TenantFile, uid: int) -> Tenant:
         """Adds a tenant's records, and returns the tenant as snapshots hold it."""
-        store, levels = self._store, levels_of(self._store, tenant)
-        head, adapter = self._pair(tenant, uid, store.config, store.tenant_weights(tenant))
-        of_levels: list[Level] = []
-        for level in levels:
-            own_head, own_adapter = self._pair(level.tenant, uid, level.config, level.weights())
-            assert own_head is not None  # every level has one
-            of_levels.append(Level(level.stack, own_head, own_adapter, level.calibrated.calibration))
+        config, (adapter, head) = self._store.config, self._store.tenant_weights(tenant)
+        layout, adapter_record, head_record = tenant.adapter_layout(config), None, None
+        if layout is not None and adapter is not None:
+            adapter_record = self._record(layout, uid, tenant.version, adapter)
+        if head:
+            size = size_for(len(tenant.labels))
+            head_record = self._record(tenant.head_layout(config, size), uid, tenant.version, [grown(head, size)])
         return Tenant(
             id=tenant.id,
             uid=uid,
@@ -46,30 +44,23 @@ class Records:
             domain_version=tenant.domain_version,
             task=tenant.task,
             labels=tuple(tenant.labels),
-            head=head,
-            adapter=adapter,
-            calibration=calibration_of(store, tenant),
-            levels=tuple(of_levels),
-            ladder=ladder_of(store, tenant) or (),
-            link=link_of(store, tenant),
+            head=head_record,
+            adapter=adapter_record,
+            calibration=calibration_of(self._store, tenant),
+            exits=self._exits(tenant, uid),
         )
+
+    def _exits(self, tenant: TenantFile, uid: int) -> Exits | None:
+        found = read_exits(self._store, tenant)
+        if found is None:
+            return None
+        size = size_for(outputs_of(tenant))
+        heads = [grown(head, size) for head in found.heads]
+        return replace(found.exits, record=self._record(layout_of(self._store, tenant, size), uid, tenant.version, heads))
 
     def write(self, folder: Path) -> None:
         for layout, entries in self._entries.items():
             write_bank(folder / layout.file_name, layout, entries)
-
-    def _pair(
-        self, tenant: TenantFile, uid: int, config: BackboneConfig, weights: Weights
-    ) -> tuple[Record | None, Record | None]:
-        """Adds the records of a head and an adapter on a stack of this configuration, and returns them."""
-        adapter, head = weights
-        layout, adapter_record, head_record = tenant.adapter_layout(config), None, None
-        if layout is not None and adapter is not None:
-            adapter_record = self._record(layout, uid, tenant.version, adapter)
-        if head:
-            size = size_for(len(tenant.labels))
-            head_record = self._record(tenant.head_layout(config, size), uid, tenant.version, [grown(head, size)])
-        return head_record, adapter_record
 
     def _record(self, layout: Layout, uid: int, version: int, layers: Sequence[Mapping[str, Tensor]]) -> Record:
         entries = self._entries[layout]

@@ -1,13 +1,9 @@
-"""The calibration of a tenant's version, or of one of its levels: `calibration.json` beside its weights.
-
-Only it, `profile.json`, `ladder.json` and levels may be replaced, no other file of a version.
-"""
+"""The calibration of a tenant's version: `calibration.json` beside its weights. It and the exits may be replaced."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from builder.store.resumable import write_json
@@ -28,21 +24,16 @@ class Calibrated:
 
 def read_calibrated(store: Store, tenant: TenantFile) -> Calibrated | None:
     """Returns the calibration of this version of a tenant; None if it has none."""
-    return calibrated_in(store.tenant_folder(tenant.id, tenant.version), len(tenant.labels))
-
-
-def calibrated_in(folder: Path, labels: int, way_out: str = WAY_OUT) -> Calibrated | None:
-    """Returns the calibration in a folder, of logits of this number of labels; None if there is none."""
-    path = folder / FILE
+    path = store.tenant_folder(tenant.id, tenant.version) / FILE
     try:
         stored = json.loads(path.read_text("utf-8"))
         found = Calibrated(Calibration.read(stored["calibration"]), dict(stored["asked"]), dict(stored["report"]))
     except FileNotFoundError:
         return None
     except MISFITS as error:
-        raise Broken(f"{path} does not describe a calibration ({error}): {way_out}") from None
-    if not found.calibration.suits(labels):
-        raise Broken(f"{path} is of a tenant with another number of labels than {labels}: {way_out}")
+        raise Broken(f"{path} does not describe a calibration ({error}): {WAY_OUT}") from None
+    if not found.calibration.suits(len(tenant.labels)):
+        raise Broken(f"{path} is of a tenant with another number of labels than {len(tenant.labels)}: {WAY_OUT}")
     return found
 
 
@@ -52,8 +43,5 @@ def calibration_of(store: Store, tenant: TenantFile) -> Calibration | None:
 
 
 def save_calibrated(store: Store, tenant: TenantFile, found: Calibrated) -> None:
-    write_calibrated(store.tenant_folder(tenant.id, tenant.version), found)
-
-
-def write_calibrated(folder: Path, found: Calibrated) -> None:
-    write_json(folder / FILE, {"calibration": asdict(found.calibration), "asked": found.asked, "report": found.report})
+    content = {"calibration": asdict(found.calibration), "asked": found.asked, "report": found.report}
+    write_json(store.tenant_folder(tenant.id, tenant.version) / FILE, content)

@@ -34,7 +34,6 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
     version = store.latest("root")
     paths = [store.folder / name for name in ("store.json", "backbone.json", "tokenizer.json", "upper.safetensors")]
     paths += [path for path in store.lower_files("root", version) if path.exists()]
-    paths += [path for name in store.stacks() for path in store.stack_files(name) if path.exists()]
     for folder in (store.counts_folder("root", version), store.table_folder("root", version)):  # a decoder may lack counts
         paths += sorted(folder.glob("*"))
     needed = sum(path.stat().st_size for path in paths)

@@ -5,10 +5,9 @@
     lower/<domain>-<version>.safetensors        the lower stack that made a table, for further builds
     lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
-    stacks/<name>.safetensors  .json  .png      a shorter upper stack, and how it learned
     counts/<domain>/<version>/                  the count of each n-gram, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
-                                                levels/<stack>/  ladder.json
+                                                calibration.json  exits.json  exits.safetensors
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """

@@ -6,37 +6,28 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from builder.store.calibrations import FILE as CALIBRATION
 from builder.store.calibrations import read_calibrated
-from builder.store.levels import UNFINISHED, WAY_OUT, ladder_of, levels_of, stored_levels
-from builder.store.links import link_of
+from builder.store.exits import FILE as EXITS
+from builder.store.exits import read_exits
 from builder.store.store import Store, TenantFile
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
 from hplm.plot.table import TableMeta
-from hplm.tenants.verification import Part, Progress, check_file, check_stack, check_table, versions
+from hplm.tenants.verification import Part, Progress, check_file, check_table, versions
 
 TENANT = "tenant.json"
+CHECKED = ("*.safetensors", "report.json", CALIBRATION, EXITS)  # of a version; earlier versions of hplm left others
 
 
 def store_parts(folder: Path) -> list[Part]:
     store = Store(folder)
     files = [folder / "tokenizer.json", folder / "upper.safetensors", *sorted(folder.glob("lower/*.safetensors"))]
-    of_tenants = [*folder.glob("tenants/*/*/*.*"), *folder.glob("tenants/*/*/levels/*/*.*")]
-    files += [path for path in sorted(of_tenants) if path.suffix in (".json", ".safetensors")]
-    files = [file for file in files if file.name != TENANT and not _is_unfinished(file, folder)]
-    files += [store.stack_file(name, ".json") for name in store.stacks()]
-    stacks = [Part("file", store.stack_file(name), check_stack) for name in store.stacks()]
+    of_tenants = sorted(path for name in CHECKED for path in folder.glob(f"tenants/*/*/{name}"))
+    files += [path for path in of_tenants if path.parent.name.isdecimal()]  # others are unfinished
     tables = [Part("table", table, _check_branch(folder)) for table in versions(folder / "plot")]
     counts = [Part("counts", meta.parent, check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
-    return tables + counts + [Part("file", file, check_file) for file in files] + stacks + _tenant_parts(store)
-
-
-def _is_unfinished(file: Path, store: Path) -> bool:
-    """Whether a build or a removal was killed while it wrote or removed this."""
-    place = file.relative_to(store).parts
-    return file.suffix == ".writing" or (
-        place[0] == "tenants" and not (place[2].isdecimal() and not file.parent.name.endswith(UNFINISHED))
-    )
+    return tables + counts + [Part("file", file, check_file) for file in files] + _tenant_parts(store)
 
 
 def _tenant_parts(store: Store) -> list[Part]:
@@ -58,17 +49,11 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
         for name in (*["head.safetensors"] * tenant.has_head, *["adapter.safetensors"] * bool(tenant.rank)):
             if not (path.parent / name).exists():
                 yield f"tenant {tenant.id}: {path.parent / name} is missing: build or copy it again"
-        try:
-            opened = Store(store)
-            read_calibrated(opened, tenant)
-            for level in levels_of(opened, tenant) if stands else stored_levels(opened, tenant):
-                for name in ("head.safetensors", *["adapter.safetensors"] * bool(level.file.rank)):
-                    if not (level.folder / name).exists():
-                        yield f"tenant {tenant.id}: {level.folder / name} is missing: {WAY_OUT}"
-            ladder_of(opened, tenant)
-            link_of(opened, tenant)
-        except HplmError as error:
-            yield f"tenant {tenant.id}: {error}"
+        for read in (read_calibrated, read_exits):
+            try:
+                read(Store(store), tenant)
+            except HplmError as error:
+                yield f"tenant {tenant.id}: {error}"
         table = store / "plot" / tenant.domain / str(tenant.domain_version)
         if stands and not table.is_dir():
             yield f"tenant {tenant.id} stands on {table}, which is missing: copy that table again, or build the tenant again"

@@ -1,4 +1,4 @@
-"""Files with an adapter and a head, of a tenant or of one of its levels."""
+"""Files with the adapter and the head of a tenant."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class BuildFolder:
         """`clear` removes what a build left outside of this folder, when the folder was removed to start again."""
         self.folder = folder
         self._paths, self._clear = corpus, clear
-        plan = plan_of(corpus, options)
+        plan = _plan_of(corpus, options)
         file = folder / PLAN
         begun = json.loads(file.read_text("utf-8")) if file.exists() else None
         if begun is None or (begun != plan and _nothing_made(folder)):
@@ -152,7 +152,7 @@ def parent_version_begun(folder: Path, parent: str) -> int | None:
 
 def was_just_finished(folder: Path, corpus: list[Path], options: dict[str, Any]) -> bool:
     """Returns whether this build finished its branch but was interrupted before it removed its folder."""
-    return (folder / PLAN).exists() and json.loads((folder / PLAN).read_text("utf-8")) == plan_of(corpus, options)
+    return (folder / PLAN).exists() and json.loads((folder / PLAN).read_text("utf-8")) == _plan_of(corpus, options)
 
 
 def put_away(folder: Path) -> None:
@@ -169,7 +169,7 @@ def _nothing_made(folder: Path) -> bool:
     return all(path.name.startswith(PLAN) for path in folder.iterdir())
 
 
-def plan_of(corpus: list[Path], options: dict[str, Any]) -> dict[str, Any]:
+def _plan_of(corpus: list[Path], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the plan of a build, as a file returns it: its options, and its corpus as it is now."""
     for path in corpus:
         check_file(path)

@@ -45,6 +45,10 @@ class PlotBody(nn.Module):
     def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
 
+    def entering(self, sums: Tensor) -> Tensor:
+        """Returns rows of the tables as the layers take them."""
+        return sums
+
     def attention(self, pack: Pack, device: torch.device) -> Attend:
         return PackedAttention(pack.lengths, self._heads, device)
 

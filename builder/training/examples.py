@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tqdm import tqdm
 from builder.packed_batches import positions_of
 from builder.store.store import Store
 from builder.training.labelled import Example, Labelled
+from builder.training.objectives import UNREAD
 from builder.training.tasks import TrainingTask
 from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
@@ -95,15 +96,6 @@ class Reader:
                 texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
         lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
         return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
-
-    def words(self, labelled: Labelled, task: TrainingTask) -> list[np.ndarray]:
-        """Returns for each example the number of each token's word, as `Encoded.words`."""
-        return [self._encode(task, example, f"{labelled.path}:{example.line}")[0].words for example in labelled.examples]
-
-    def places(self, labelled: Labelled, task: TrainingTask) -> list[np.ndarray]:
-        """Returns for each example the code points of each token, as `Encoded.places`."""
-        where = labelled.path
-        return [self._encode(task, one, f"{where}:{one.line}")[0].places(one.text) for one in labelled.examples]
 
     def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
         members = [texts.texts[i] for i in chosen]
@@ -225,3 +217,8 @@ def _alike(labelled: Labelled, by: str) -> dict[object, list[int]]:
         key = (example.text, example.pair) if by == "both" else getattr(example, by)
         groups.setdefault(key, []).append(number)
     return groups
+
+
+def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """Returns targets of a text without labels: nothing is learned from them."""
+    return np.full(len(spans), UNREAD, dtype=np.int64)

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
-from builder.training.examples import Divided
 from hplm.errors import InvalidInput
 
-
-@dataclass(frozen=True)
-class Learned:
-    """The files of one version's training."""
-
-    train: Path | None
-    dev: Path | None
-    divided: Divided | None  # how the training file was divided, if it is also the dev file
+PARTS = ("training", "dev")
 
 
-def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path] = ()) -> Iterator[Learned]:
-    """Yields the files of the version's training, then of the version that it was trained on, and so on.
+def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: Sequence[str] = PARTS) -> Iterator[Path]:
+    """Yields the training and dev files of the version, then of the version that it was trained on, and so on.
 
-    An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now.
+    An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now. `parts`: which
+    data are meant.
     """
     for path in moved:
         check_file(path)
@@ -34,14 +26,13 @@ def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path] = ()) -> 
     version = tenant.version
     while version:
         report = store.report(store.tenant_version(tenant.id, version))
-        train, dev = (_found(tenant.id, version, report.get(part), by_digest) for part in ("training", "dev"))
-        yield Learned(train, dev, Divided.of(report))
+        for part in parts:
+            if part in report:
+                yield _found(tenant.id, version, report[part], by_digest)
         version = report.get("from_version", 0)
 
 
-def _found(tenant_id: str, version: int, part: dict[str, Any] | None, by_digest: dict[str, Path]) -> Path | None:
-    if part is None:
-        return None
+def _found(tenant_id: str, version: int, part: dict[str, Any], by_digest: dict[str, Path]) -> Path:
     if part["digest"] in by_digest:
         return by_digest[part["digest"]]
     path = Path(part["file"])

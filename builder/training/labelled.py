@@ -147,6 +147,19 @@ def read_label(entry: dict, where: str, line: int) -> Example:
     return Example(line, *_texts(entry, where), labels=(_label(_field(entry, "label", where), where),))
 
 
+def read_text(entry: dict, where: str, line: int) -> Example:
+    """Reads a text without its labels, if it has any. A tagged one is its words, joined by single spaces."""
+    if "tokens" in entry:
+        return Example(line, " ".join(map(str, _list(entry, "tokens", where))))
+    return Example(line, *_texts(entry, where))
+
+
+def has_labels(path: Path) -> bool:
+    """Whether a file of texts has labels: those of its first line speak for all."""
+    number, line = next(_lines(path), (1, "{}"))
+    return bool(_object(line, f"{path}:{number}").keys() & {"label", "labels", "tags", "answers"})
+
+
 def read_labels(entry: dict, where: str, line: int) -> Example:
     labels = [_label(label, where) for label in _list(entry, "labels", where)]
     return Example(line, *_texts(entry, where), labels=tuple(dict.fromkeys(labels)))

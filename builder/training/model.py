@@ -58,7 +58,12 @@ class TenantModel(nn.Module):
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
         hidden = body(pack, self.adapts(every, read) or None)
-        return self._head.read(hidden, read, dict(self.head.items())).float() * self.spread + self.mean
+        return self.read(hidden)
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """Returns the head's logits of hidden rows."""
+        rows = Tiles(np.zeros(len(hidden), dtype=np.int64), hidden.device)
+        return self._head.read(hidden, rows, dict(self.head.items())).float() * self.spread + self.mean
 
     def adapts(self, every: Tiles, read: Tiles) -> list[Adapt]:
         """Returns a function a layer. After its attention, the last layer has only the rows that the head reads."""

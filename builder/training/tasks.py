@@ -24,10 +24,13 @@ from builder.training.labels import check_answerable, check_values, labels_in, m
 from builder.training.objectives import (
     end_loss,
     end_targets,
+    holding_distance,
     holding_loss,
     holding_targets,
+    label_distance,
     label_loss,
     label_targets,
+    value_distance,
     value_loss,
     value_targets,
 )
@@ -79,6 +82,8 @@ class TrainingTask:
     right_class: RightClass | None = None  # for a calibration, where an answer's evidence is one choice between classes
     is_right: IsRight | None = None  # where it is something else
     is_number: bool = False  # an answer is a number, and right within a distance
+    # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
+    distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def read(self, path: Path) -> Labelled:
         return read_labelled(path, self.read_line)
@@ -109,6 +114,7 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
             label_scores,
             one_label_a_row=True,
             right_class=right_label,
+            distance=label_distance,
         ),
         TrainingTask(
             TASKS["multilabel"],
@@ -118,9 +124,17 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
             holding_scores,
             fewest_labels=1,
             right_class=right_holding,
+            distance=holding_distance,
         ),
         TrainingTask(
-            TASKS["tag"], read_tags, label_targets, label_loss, tag_scores, one_label_a_row=True, right_class=right_label
+            TASKS["tag"],
+            read_tags,
+            label_targets,
+            label_loss,
+            tag_scores,
+            one_label_a_row=True,
+            right_class=right_label,
+            distance=label_distance,
         ),
         TrainingTask(
             TASKS["regress"],
@@ -132,6 +146,7 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
             scale=mean_and_spread,
             is_right=is_near,
             is_number=True,
+            distance=value_distance,
         ),
         TrainingTask(
             TASKS["span"],

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from builder.store.levels import level_names
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
@@ -101,11 +100,6 @@ def build_tenant(
         store.chain(domain, material.domain_version)  # fails if the domain was deleted meanwhile
         store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
         put_away(working)
-        if before is not None and (left := level_names(store, before)):
-            say(
-                f"tenant {tenant_id}: version {before.version} has levels on {', '.join(left)}; version {version} has none "
-                "until `hplm cascade build` builds them"
-            )
         return tenant
 
 
@@ -123,7 +117,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
                 f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
             )
         store.remove_tenant(tenant_id)
-        put_away(working)  # what interrupted builds of its levels have left
+        put_away(working)
     return versions
 
 

@@ -52,7 +52,6 @@ def test_a_table_for_people(server, capsys):
     assert lines("a text", "--tenant", "sure")[-1].endswith(" 0.7500")
     assert lines("a text", "--tenant", "acme")[-1].endswith(" v7")
     assert lines("a text", "--tenant", "sure", "--rung", "2")[-1].endswith("level 2, confidence 0.7500")
-    assert lines("a text", "--tenant", "sure", "--level")[-1].endswith("level 1, confidence 0.7500")
     long = lines("x" * 100, "--tenant", "acme", "--top-k", "2")
     assert len(long) == 4 and all(line.endswith("x" * 47 + "…") for line in long[1:3])
     assert lines("one", "--pair", "two", "--tenant", "acme")[:2] == ["LABEL     SCORE  SPAN", "one|two  1.0000   0-7"]

@@ -79,15 +79,13 @@ def fits(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, .
 class InPlace(InRuns):
     def __init__(self, slots: Array) -> None:
         super().__init__(slots, torch.device("cpu"))
-        slots, starts = self._slots, self._starts
-        if len(starts) == 1 and len(slots) <= MOST_ROWS:
-            self._bounds, self._slot_of = np.array([0, len(slots)]), slots[:1].astype(np.int64)
-            return
-        counts = np.diff(starts, append=len(slots))
-        pieces = -(-counts // MOST_ROWS)  # of each run
-        number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        cuts = np.repeat(starts, pieces) + np.repeat(counts, pieces) * number // np.repeat(pieces, pieces)
-        self._bounds, self._slot_of = np.append(cuts, len(slots)), slots[cuts].astype(np.int64)
+        cuts = self._starts
+        counts = np.diff(cuts, append=len(self._slots))
+        if counts.max() > MOST_ROWS:
+            pieces = -(-counts // MOST_ROWS)  # of each run
+            number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+            cuts = np.repeat(cuts, pieces) + np.repeat(counts, pieces) * number // np.repeat(pieces, pieces)
+        self._bounds, self._slot_of = np.append(cuts, len(self._slots)), self._slots[cuts].astype(np.int64)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = spread.new_empty(len(spread), weight.shape[1])

@@ -24,6 +24,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(BANK_DTYPES, (torch.float16, tor
 PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTION_OUT, "ffn_in": FFN_IN, "ffn_out": FFN_OUT}
 GATED_PROJECTIONS = {**PROJECTIONS, "ffn_gate": FFN_IN}  # of layers with a gate
 
+EXIT = "exit"  # the kind of the heads of exits
+EXIT_WIDTH = 32  # of what lies between the two layers of an exit's head
+
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
 Shapes = dict[str, tuple[int, ...]]
 
@@ -299,7 +302,31 @@ class TwoLayerHead(Kind):
         return groups.collect(groups.linear(inner, weights["weight"], weights["bias"]))
 
 
-KINDS: dict[str, Kind] = {"bottleneck": Bottleneck(), "lora": LowRank(), "head": Head(), "head2": TwoLayerHead()}
+class ExitHead(Kind):
+    """W . relu(D . x), of rows with a token and the mean of its text's tokens. Layer k of a record is the head of exit k."""
+
+    drawn = ("dense", "weight")
+
+    def shapes(self, layout: Layout) -> Shapes:
+        return {
+            "dense": (layout.intermediate, 2 * layout.hidden),
+            "dense_bias": (layout.intermediate,),
+            "weight": (layout.size, layout.intermediate),
+            "bias": (layout.size,),
+        }
+
+    def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        inner = groups.linear(groups.spread(x), weights["dense"], weights["dense_bias"]).relu_()
+        return groups.collect(groups.linear(inner, weights["weight"], weights["bias"]))
+
+
+KINDS: dict[str, Kind] = {
+    "bottleneck": Bottleneck(),
+    "lora": LowRank(),
+    "head": Head(),
+    "head2": TwoLayerHead(),
+    EXIT: ExitHead(),
+}
 
 
 def adapter_layout(
@@ -327,3 +354,8 @@ def head_layout(config: BackboneConfig, labels: int, function: str | None = None
     if function is None:
         return Layout("head", labels, config.hidden, 1, dtype=dtype)
     return Layout("head2", labels, config.hidden, 1, function=function, dtype=dtype)
+
+
+def exit_layout(config: BackboneConfig, outputs: int, dtype: str = "fp16") -> Layout:
+    """Returns the layout of the heads of a tenant's exits: one before each layer."""
+    return Layout(EXIT, outputs, config.hidden, config.upper_layers, intermediate=EXIT_WIDTH, dtype=dtype)

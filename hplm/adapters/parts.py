@@ -33,48 +33,42 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parted:
-    """The texts of a batch whose records have one layout."""
+class Homes:
+    """Where the records of some texts are."""
 
-    layout: Layout
+    layouts: Sequence[Layout]
+    layout_of: Array  # the number of each text's layout; -1: it has no record
     slots: Array
-    texts: Array | None  # None: all
 
+    @classmethod
+    def of(cls, placed: Sequence[Placed | None]) -> Homes:
+        numbers: dict[Layout, int] = {}
+        found = [(numbers.setdefault(one[0], len(numbers)), one[1]) if one is not None else (-1, 0) for one in placed]
+        layout_of, slots = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return cls(list(numbers), layout_of, slots)
 
-def parted(placed: Sequence[Placed | None]) -> list[Parted]:
-    """Divides texts by the layout of their records."""
-    of_layout: dict[Layout, list[tuple[int, int]]] = {}
-    for index, slot in enumerate(placed):
-        if slot is not None:
-            of_layout.setdefault(slot[0], []).append((index, slot[1]))
-    found: list[Parted] = []
-    for layout, texts in of_layout.items():
-        index, slots = np.array(texts).T
-        found.append(Parted(layout, slots, None if len(texts) == len(placed) else index))
-    return found
+    def some(self, texts: Array) -> Homes:
+        return Homes(self.layouts, self.layout_of[texts], self.slots[texts])
 
 
 def parts_of(
-    divided: Sequence[Parted],
+    homes: Homes,
     counts: Array,
     slots: Mapping[Layout, Slots],
     arrived: Mapping[Layout, Sequence[Mark]],
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[Part]:
-    """Divides the rows by layout. `counts` has the rows of each text, `slots` the weights, and `arrived` their marks."""
+    """Divides rows by layout. `counts` has the rows of each text, `slots` the weights, and `arrived` their marks."""
     parts: list[Part] = []
-    for one in divided:
-        own = counts if one.texts is None else counts[one.texts]
+    for number, layout in enumerate(homes.layouts):
+        mine = homes.layout_of == number
+        own = counts * mine
         if not own.any():
             continue
-        groups = one.layout.group(np.repeat(one.slots, own), device, one.layout.computed_in(dtype))
-        rows = None
-        if one.texts is not None:
-            mine = np.zeros(len(counts), dtype=bool)
-            mine[one.texts] = True
-            rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
-        parts.append(Part(one.layout, groups, slots[one.layout].layers, arrived[one.layout], rows))
+        groups = layout.group(np.repeat(homes.slots, own), device, layout.computed_in(dtype))
+        rows = None if mine.all() else sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
+        parts.append(Part(layout, groups, slots[layout].layers, arrived[layout], rows))
     return parts
 
 

@@ -10,7 +10,7 @@ from hplm.cli.options import CORPUS, build_step, device_of, learn_option
 from hplm.cli.tables import table_built
 from hplm.options import MIN_TOKENS, TABLE_DTYPES
 
-ROOT_MINUTES, DOMAIN_MINUTES, STACK_MINUTES = 10.0, 5.0, 10.0  # to adapt the lower layers, or to learn a shorter stack
+ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -18,7 +18,6 @@ def register(commands: argparse._SubParsersAction) -> None:
     steps = build.add_subparsers(dest="step", required=True, metavar="STEP")
     _root(steps)
     _domain(steps)
-    _stack(steps)
     build_tenant.register(steps)
 
 
@@ -51,7 +50,13 @@ def _root(steps: argparse._SubParsersAction) -> None:
         "continue with the same prediction head (default: %(default)s)",
     )
     _table(root, ROOT_MINUTES, " (a decoder with --lower 0 needs none)")
-    _goal(root, "the original model's output")
+    root.add_argument(
+        "--until",
+        type=float,
+        metavar="SHARE",
+        help="end as soon as this share of the variance of the original model's output is explained on held-out texts, such as "
+        "0.94; --minutes and --steps remain limits (default: learn until one of these)",
+    )
 
 
 def _domain(steps: argparse._SubParsersAction) -> None:
@@ -69,21 +74,6 @@ def _domain(steps: argparse._SubParsersAction) -> None:
     _table(domain, DOMAIN_MINUTES)
 
 
-def _stack(steps: argparse._SubParsersAction) -> None:
-    stack = build_step(steps, "stack", run_stack, "train an upper stack of fewer layers to give what the full one gives")
-    stack.add_argument("--name", required=True, help="name of the stack")
-    stack.add_argument(
-        "--layers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of its layers, fewer than the full upper stack has (default: %(default)s)",
-    )
-    stack.add_argument("--corpus", type=Path, nargs="+", action="extend", default=[], required=True, help=CORPUS)
-    _limits(stack, "train the stack", STACK_MINUTES)
-    _goal(stack, "the full upper stack's output")
-
-
 def _table(step: argparse.ArgumentParser, minutes: float, without: str = "") -> None:
     """Adds the options of the steps that build a table. `without`: when no corpus is needed."""
     step.add_argument(
@@ -99,28 +89,16 @@ def _table(step: argparse.ArgumentParser, minutes: float, without: str = "") -> 
     step.add_argument(
         "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"
     )
-    _limits(step, "adapt the lower layers", minutes)
-
-
-def _limits(step: argparse.ArgumentParser, what: str, minutes: float) -> None:
     step.add_argument(
-        "--minutes", type=float, help=f"most time to {what}; 0: none (default: {minutes:g}, or no limit with --steps)"
+        "--minutes",
+        type=float,
+        help=f"most time to adapt the lower layers; 0: none (default: {minutes:g}, or no limit with --steps)",
     )
     step.add_argument(
         "--steps",
         type=int,
         metavar="N",
-        help=f"most steps to {what}: without --minutes, the same number on every machine (default: no limit)",
-    )
-
-
-def _goal(step: argparse.ArgumentParser, output: str) -> None:
-    step.add_argument(
-        "--until",
-        type=float,
-        metavar="SHARE",
-        help=f"end as soon as this share of the variance of {output} is explained on held-out texts, such as 0.94; --minutes "
-        "and --steps remain limits (default: learn until one of these)",
+        help="most steps to adapt the lower layers: without --minutes, the same number on every machine (default: no limit)",
     )
 
 
@@ -146,25 +124,6 @@ def run_domain(args: argparse.Namespace) -> dict:
     budget = Budget(_minutes(args, DOMAIN_MINUTES), args.steps)
     table = build_domain(Store(args.store), args.name, args.corpus, options, budget, device_of(args))
     return table_built(args, table, f"domain {args.name}")
-
-
-def run_stack(args: argparse.Namespace) -> dict:
-    from builder.adaptation.learning import Budget
-    from builder.store.store import Store
-    from builder.tables.stack import StackOptions, build_stack
-
-    store, options = Store(args.store), StackOptions(args.layers, args.seed)
-    budget = Budget(_minutes(args, STACK_MINUTES), args.steps, args.until)
-    report = build_stack(store, args.name, args.corpus, options, budget, device_of(args))
-    full, layers = store.config.upper_layers, report["layers"]
-    if not args.json:
-        print(
-            f"stack {args.name}: {layers} of {full} layers; they explain {report['at_end']:.3f} of the variance of the full "
-            f"stack's output on held-out texts, before learning {report['at_start']:.3f}"
-        )
-        print(f"how it was trained: {store.stack_file(args.name, '.json')}")
-    kept = ("started_from", "at_start", "at_end", "steps", "seconds")
-    return {"stack": args.name, "layers": layers, "full": full, **{name: report[name] for name in kept}}
 
 
 def _minutes(args: argparse.Namespace, default: float) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli.options import TaskNames, build_step, device_of, refuse_given
+from hplm.cli.tenant_exits import make_exits
 from hplm.errors import InvalidInput
 from hplm.options import BANK_DTYPES
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 TRAINING = (
     *("train", "dev", "from_version", "fresh", "adapter", "places", "dtype", "rank", "epochs", "patience", "learning_rate"),
-    *("upper_rate", "batch_texts", "dropout", "grid"),
+    *("upper_rate", "batch_texts", "dropout", "grid", "exits"),
 )
 
 
@@ -42,6 +43,10 @@ def register(steps: argparse._SubParsersAction) -> None:
         action="store_true",
         help="start anew, from random weights",
     )
+    tenant.add_argument(
+        "--exits", type=Path, metavar="TEXTS",
+        help="then make its exits by these texts, which need no labels; `hplm tenant exits` has more options",
+    )  # fmt: skip
     _form_options(tenant)
     _training_options(tenant)
     tenant.set_defaults(default_of=tenant.get_default)
@@ -128,6 +133,10 @@ def run(args: argparse.Namespace) -> dict:
         return _plain_tenant(args, store)
     if args.train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
+    if args.exits is not None:
+        from builder.tables.text_files import check_file
+
+        check_file(args.exits)  # and not after the training
     form = {name: getattr(args, name) for name in ("adapter", "places", "rank", "dtype")}
     tenant = build_tenant(
         store,
@@ -158,7 +167,8 @@ def run(args: argparse.Namespace) -> dict:
         print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts{before}")
         print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
     made = {"tenant": tenant.id, "version": tenant.version, "from_version": report["from_version"]}
-    return {**made, "task": tenant.task, "labels": tenant.labels, "dev": dev}
+    made |= {"task": tenant.task, "labels": tenant.labels, "dev": dev}
+    return made | ({"exits": make_exits(args, store, tenant.id, args.exits)} if args.exits is not None else {})
 
 
 def _plain_tenant(args: argparse.Namespace, store: Store) -> dict:

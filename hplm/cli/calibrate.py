@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hplm.cli.options import held_out_options
+from hplm.options import ENGINE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -18,7 +18,18 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
     command.add_argument("--id", required=True, help="name of the tenant")
-    held_out_options(command)
+    command.add_argument(
+        "--texts", type=Path, required=True,
+        help="labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out",
+    )  # fmt: skip
+    command.add_argument(
+        "--seen", type=Path, nargs="+", default=[], metavar="FILE",
+        help="more files with texts to leave out, and files of the training that were moved",
+    )  # fmt: skip
+    command.add_argument(
+        "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
+        help="precision that will serve; auto measures as `hplm export` does, which prints the result (default: %(default)s)",
+    )  # fmt: skip
     command.add_argument(
         "--delta", type=float, help="for numbers: the largest error of a right one (default: half the standard deviation)"
     )

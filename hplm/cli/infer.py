@@ -34,12 +34,7 @@ def register(commands: Any) -> None:
         "--rung",
         type=int,
         metavar="N",
-        help="answer by this plan of the tenant's ladder, 1 is the dearest (default: by load)",
-    )
-    command.add_argument(
-        "--level",
-        action="store_true",
-        help="say which of the tenant's levels has answered, 1 is the shallowest; so does --rung",
+        help="answer by this rung of the tenant, 1 is the dearest, and say which level has answered (default: by load)",
     )
     command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command.set_defaults(run=run)
@@ -56,7 +51,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             truncate=args.truncate,
             confidence=True,
             rung=args.rung,
-            level=args.level or args.rung is not None,
+            level=args.rung is not None,
         )
     if not args.json:
         print(table(answer, args.text if args.pair is None else None))

@@ -20,7 +20,7 @@ from hplm.registered import COMMANDS, load, registered
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = (
     *("build", "import_", "export", "begin", "serve", "watch", "drain", "follow", "route", "cluster", "doctor"),
-    *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "cascade", "place"),
+    *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "place"),
 )
 BUILDER = "builder"  # not in the container image
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.errors import InvalidInput
-from hplm.options import ENGINE_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -44,22 +43,6 @@ def learn_option(parser: argparse.ArgumentParser) -> None:
         help="how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output "
         "(default: %(default)s)",
     )
-
-
-def held_out_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of commands that read labelled texts which a tenant's training has not seen."""
-    parser.add_argument(
-        "--texts", type=Path, required=True,
-        help="labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seen", type=Path, nargs="+", default=[], metavar="FILE",
-        help="more files with texts to leave out, and files of the training that were moved",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
-        help="precision that will serve; auto measures as `hplm export` does, which prints the result (default: %(default)s)",
-    )  # fmt: skip
 
 
 def device_of(args: argparse.Namespace) -> torch.device:

@@ -60,18 +60,18 @@ def _measured(server: TritonServer, backbone: str, tenant: str) -> RoundTrip:
 
 
 def _open_tenant(repository: Path, state: Path | None, backbone: str) -> str:
-    """Returns a tenant that answers everybody, without limits, with all layers, and from one text."""
+    """Returns a tenant that answers everybody, without limits, and from one text."""
     from hplm.tenants.listing import served_tenants
     from hplm.tenants.snapshot import LIMITS
 
     def suits(tenant: Tenant) -> bool:
         is_free = not tenant.keys and not any(getattr(tenant, limit) for limit in LIMITS)
-        return is_free and not tenant.ladder and not tenant.task_object.needs_pair
+        return is_free and not tenant.task_object.needs_pair
 
     found = next((tenant.id for _, tenant in served_tenants(repository, state, backbone) if suits(tenant)), None)
     if found is None:
         raise InvalidInput(
-            f"backbone {backbone!r} has no tenant without keys, limits and ladder that reads one text, to measure the way "
+            f"backbone {backbone!r} has no tenant without keys and limits that reads one text, to measure the way "
             "through a server with: leave out --wire"
         )
     return found

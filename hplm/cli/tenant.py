@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hplm.cli import tenant_exits
 from hplm.cli.served import begun_manager, check_state, print_late, served_options
 from hplm.errors import InvalidInput
 
@@ -32,6 +33,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     delete.add_argument(
         "--store", type=Path, help="delete all versions of the tenant from this store instead; served ones stay as they are"
     )
+    tenant_exits.register(actions)
     _register_keys(actions)
     limit = _action(actions, "limit", run_limit, "set a tenant's quotas and the times that its answers may take")
     limit.epilog = (
@@ -97,15 +99,10 @@ def run_list(args: argparse.Namespace) -> dict:
         for row in rows:
             print(
                 f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
-                f"{row['task']}  {len(row['labels'])} labels{_levels(row)}{_homes(row)}{'' if row['open'] else '  with keys'}"
+                f"{row['task']}  {len(row['labels'])} labels{_homes(row)}{'' if row['open'] else '  with keys'}"
                 f"{'  quarantined' if row['quarantined'] else ''}"
             )
     return {"tenants": rows}
-
-
-def _levels(row: dict) -> str:
-    levels = f"  levels {', '.join(row['levels'])} in {row['plans']} plans" if row["levels"] else ""
-    return f"{levels}  unsure texts go on to {row['link']}" if row["link"] else levels
 
 
 def _homes(row: dict) -> str:

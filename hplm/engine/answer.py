@@ -9,7 +9,6 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.tasks import TextAnswer
-from hplm.tenants.link import ONWARD
 
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
@@ -35,8 +34,6 @@ class Filled:
             outputs[CONFIDENCE] = np.array([[text.confidence] for text in self.texts], dtype=np.float32)
         if LEVEL in wanted:
             outputs[LEVEL] = np.array([[text.level] for text in self.texts], dtype=np.int32)
-        if ONWARD in wanted:
-            outputs[ONWARD] = _objects([text.onward.encode() for text in self.texts]).reshape(-1, 1)
         if "VERSION" in wanted:
             outputs["VERSION"] = _objects([b"%d" % version for version in versions]).reshape(-1, 1)
         return outputs

@@ -12,14 +12,13 @@ from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 from hplm.tenants.banks import open_bank
 from hplm.tenants.snapshot import LIVE, Snapshot
-from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_STACKS, EXPORTED_UPPER
+from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_UPPER
 
 log = logging.getLogger(__name__)
 
 
 class Backbone(Views):
     UPPER = EXPORTED_UPPER
-    STACKS = EXPORTED_STACKS
     BANKS = EXPORTED_BANKS
 
     @property
@@ -31,16 +30,6 @@ class Backbone(Views):
         upper = UpperStack(self.config)
         upper.load_state_dict(load_weights(self.folder / self.UPPER, WAY_OUT))
         return upper
-
-    def stacks(self) -> dict[str, UpperStack]:
-        """Returns the shorter upper stacks by name. A broken one fails only requests that need it."""
-        stacks: dict[str, UpperStack] = {}
-        for file in sorted((self.folder / self.STACKS).glob("*.safetensors")):
-            try:
-                stacks[file.stem] = UpperStack.shorter(file, self.config, WAY_OUT)
-            except HplmError as error:
-                log.error("%s", error)
-        return stacks
 
     def bank(self, name: str) -> Bank:
         if name.startswith(LIVE):

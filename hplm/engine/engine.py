@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
+from hplm.engine.exits import Watch
+from hplm.engine.passage import Computed, Passage, read
 from hplm.engine.sheets import Sheet
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.importance import Received
-from hplm.model.layer import QKV, Adapt, Attend, Layers
+from hplm.model.layer import Adapt, Attend
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
-from hplm.model.stacks import UpperStack, through, turn_of
+from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
-from hplm.tenants.level import FULL
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
@@ -83,27 +79,8 @@ def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto"
     return Precision(torch.float32, eight_bits=True)
 
 
-@dataclass(frozen=True)
-class Computed:
-    """The texts of a batch that one stack has computed."""
-
-    indexes: list[int]  # of the texts in the batch
-    logits: list[Array]  # of each text: its answer rows x the size of its sheet's largest head, fp32
-    received: dict[int, Array]  # how much attention the tokens of watched texts have received
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The layers of a stack that a stage computes."""
-
-    layers: Layers
-    first: int  # the number of the first one in the stack
-    device: torch.device
-    is_last: bool  # whether it ends with the stack's last layer
-
-
 class Engine:
-    """All layers on one device, or the full stack's layers on those of several stages.
+    """All layers on one device, or on those of several stages.
 
     A batch passes the stages one after the other: `enter` computes all but the last one, `run` the last one or the only one.
     Another thread may compute another batch in another stage.
@@ -115,13 +92,9 @@ class Engine:
         device: torch.device,
         dtype: torch.dtype,
         eight_bits: bool = False,
-        stacks: Mapping[str, UpperStack] = MappingProxyType({}),
         stages: Sequence[Stage] = (),
     ) -> None:
-        """`stacks`: further upper stacks over the same tables, by name. The last stage computes them.
-
-        `device`: where batches enter. It is the first stage's, if there are stages.
-        """
+        """`device`: where batches enter. It is the first stage's, if there are stages."""
         check_layers(stages, len(upper.layers))
         self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
         self.device = device
@@ -129,25 +102,19 @@ class Engine:
         self.takes_few_sizes = can_prepack(device, dtype)
         if device.type == "cpu":
             keep_freed_memory()
-        self._stacks: dict[str, UpperStack] = {}
-        self._pieces: dict[str, list[Piece]] = {}
-        for name, stack in {FULL: upper, **stacks}.items():
-            whole = Stage(0, len(stack.layers) - 1, self.stages[-1].device)
-            own = self.stages if name == FULL else (whole,)
-            stack = self._stacks[name] = self._ready(stack, eight_bits, own)
-            self._pieces[name] = [
-                Piece(stack.layers[one.first : one.last + 1], one.first, one.device, one is own[-1]) for one in own
-            ]
-        self._upper = self._stacks[FULL]
+        self._upper = self._ready(upper, eight_bits)
+        self.watch = Watch()
+        self._after_layer: Callable[[], object] = lambda: None
+        self._layers = [self._upper.layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
 
-    def _ready(self, stack: UpperStack, eight_bits: bool, stages: Sequence[Stage]) -> UpperStack:
+    def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
         if eight_bits:
             to_eight_bits(stack.layers)
-        for stage in stages:
+        for stage in self.stages:
             stack.layers[stage.first : stage.last + 1].to(device=stage.device, dtype=self.dtype)
         for part in stack.children():
             if part is not stack.layers:
-                part.to(device=stages[0].device, dtype=self.dtype)
+                part.to(device=self.device, dtype=self.dtype)
         stack = stack.eval().requires_grad_(False)
         stack = prepacked(stack) if self.takes_few_sizes else stack
         if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
@@ -156,109 +123,77 @@ class Engine:
                     linear.weight.data = _transposed(linear.weight.data)
         return stack
 
-    @property
-    def depths(self) -> dict[str, int]:
-        """The layers of each stack."""
-        return {name: len(stack.layers) for name, stack in self._stacks.items()}
-
     def after_layers(self, done: Callable[[], object]) -> None:
-        """Calls `done` from now on after each layer of the full stack, when the device has computed it."""
+        """Calls `done` from now on after each layer, when the device has computed it."""
 
-        def hook(*_: object) -> None:
+        def waited() -> None:
             self._wait_for_all()
             done()
 
-        for layer in self._upper.layers:
-            layer.register_forward_hook(hook)
+        self._after_layer = waited
 
     @torch.inference_mode()
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
-        """Computes a batch, and yields the texts of each stack when they are done, the shallowest stack first.
-
-        The caller may let texts that it gets go on in the batch (`StagedBatch.go_on`), before it asks for the next ones. With
-        several stages none may: the batch has passed the others.
-        """
+        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others."""
         batch.ready.wait()
         try:
-            while sheets := batch.next_sheets():
-                yield self._run(sheets)
+            for sheet in batch.sheets:
+                yield from self._compute(sheet, len(self.stages) - 1)
+            # All heads are started before one is waited for.
+            started = [
+                (sheet.now, read(sheet.taken().float(), sheet.now.end.heads)) for sheet in batch.sheets if sheet.now.texts
+            ]
+            indexes = [index for now, _ in started for index in now.indexes]
+            parts = [part for now, logits in started for part in logits.cpu().split_with_sizes(now.rows_of.tolist())]
+            if indexes:
+                yield Computed(indexes, [array_of(part) for part in parts])
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
 
     @torch.inference_mode()
-    def enter(self, batch: StagedBatch, stage: int) -> None:
-        """Computes a batch in a stage that is not the last one. Returns when the stage's device has done it."""
+    def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
+        """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
+
+        It ends when the stage's device has done all.
+        """
         batch.ready.wait()
         try:
             for sheet in batch.sheets:
-                if sheet.stack == FULL:
-                    sheet.hidden = self._compute(sheet, stage)
+                yield from self._compute(sheet, stage)
         finally:
             self._wait(stage)
 
-    def _run(self, sheets: list[Sheet]) -> Computed:
-        started = [_read(self._compute(sheet, -1).float(), sheet.heads) for sheet in sheets]  # all, before one is waited for
-        by_text: dict[int, Array] = {}
-        received: dict[int, Array] = {}
-        for sheet, logits in zip(sheets, started, strict=True):
-            parts = logits.cpu().split_with_sizes(sheet.rows_of)
-            by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-            if sheet.watch is not None:
-                received.update(_received(sheet, sheet.watch))
-        return Computed(list(by_text), list(by_text.values()), received)
-
-    def _compute(self, sheet: Sheet, stage: int) -> Tensor:
-        """Computes a stage's layers. Returns all tokens, or behind the stack's last layer those that an answer reads."""
-        stack, piece = self._stacks[sheet.stack], self._pieces[sheet.stack][stage]
-        last = piece.first + len(piece.layers) - 1
-        adapters: list[Adapt] = [partial(adapted, sheet.adapters[stage], layer) for layer in range(piece.first, last + 1)]
-        if piece.is_last:
-            adapters[-1] = partial(_adapt_last, sheet, last)
-        positions, attend = sheet.positions.to(piece.device), sheet.attend[stage]
-        if piece.first:
-            assert sheet.hidden is not None  # the stage before has left it
-            x, sheet.hidden = sheet.hidden.to(piece.device), None
-            if sheet.watch is not None:
-                sheet.watch.go_on(attend, piece.device)
+    def _compute(self, sheet: Sheet, number: int) -> Iterator[Computed]:
+        stage = self.stages[number]
+        if stage.first:
+            x = sheet.taken().to(stage.device)
         else:
             assert sheet.sums is not None  # staging has gathered them
-            x = stack.enter(sheet.sums.to(piece.device), positions, sheet.segments.to(piece.device))
-            if any(sheet.watched):
-                sheet.watch = Received(attend, sheet.lengths.tolist(), stack.heads, sheet.rooms.tolist(), sheet.watched)
-        rows, turn = sheet.reading if piece.is_last else None, turn_of(stack.config, positions, x.dtype)
-        return through(piece.layers, x, sheet.watch or attend, adapters, rows, turn)
+            x = self._upper.enter(*(part.to(stage.device) for part in (sheet.sums, sheet.positions, sheet.segments)))
+        passage = Passage(sheet, number, stage.device, self.watch, self._after_layer)
+        return passage.run(x, list(self._layers[number]), stage.first, stage is self.stages[-1])
 
     @torch.inference_mode()
-    def seconds(
-        self, texts: int, tokens: int, rows: int | None = None, adapters: Sequence[Adapt] | None = None, watch: bool = False
-    ) -> float:
-        """Measures how long the shared layers take for `texts` texts of `tokens` tokens. Returns the best time.
-
-        `rows`: the answer rows of each text, to which the end of the last layer is limited, as in a batch; None: all tokens.
-        `watch`: adds up how much attention the tokens receive.
-        """
+    def seconds(self, texts: int, tokens: int) -> float:
+        """Measures how long the layers take for `texts` texts of `tokens` tokens. Returns the best time."""
         generator = torch.Generator().manual_seed(texts)
         x = torch.randn(texts * tokens, self._upper.norm.weight.numel(), generator=generator).to(self.device, self.dtype)
         attend = PackedAttention([tokens] * texts, self._upper.heads)
-        reading = None
-        if rows is not None:
-            reading = (torch.arange(texts)[:, None] * tokens + torch.arange(min(rows, tokens))).flatten().to(self.device)
         taken: list[float] = []
         for _ in range(MEASURED + 1):
             self._wait_for_all()
             begin = time.perf_counter()
-            watched = Received(attend, [tokens] * texts, self._upper.heads) if watch else attend
-            self.through(x, watched, adapters, reading)
+            self.through(x, attend)
             self._wait_for_all()
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up
 
-    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:
-        """Computes the shared layers alone, one stage after the other."""
-        for piece in self._pieces[FULL]:
-            own = adapters[piece.first : piece.first + len(piece.layers)] if adapters is not None else None
-            x = through(piece.layers, x.to(piece.device), attend, own, rows if piece.is_last else None)
+    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None) -> Tensor:
+        """Computes the layers alone, one stage after the other."""
+        for stage, layers in zip(self.stages, self._layers, strict=True):
+            own = adapters[stage.first : stage.last + 1] if adapters is not None else None
+            x = through(layers, x.to(stage.device), attend, own)
         return x
 
     def _wait(self, stage: int = -1) -> None:
@@ -271,15 +206,6 @@ class Engine:
             self._wait(stage)
 
 
-def _received(sheet: Sheet, watch: Received) -> Iterator[tuple[int, Array]]:
-    """Yields the watched texts of a sheet with the attention that their tokens have received."""
-    assert watch.total is not None  # a layer has run
-    total, starts = array_of(watch.total.cpu()), np.cumsum(sheet.rooms) - sheet.rooms
-    for text, start, length, watched in zip(sheet.indexes, starts.tolist(), sheet.lengths.tolist(), sheet.watched, strict=True):
-        if watched:
-            yield text, total[start : start + length]
-
-
 def _transposed(weight: Tensor) -> Tensor:
     """Returns the same weight, stored as inputs x outputs. A single short text runs a tenth faster, large batches as before.
 
@@ -289,22 +215,9 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
-def _adapt_last(sheet: Sheet, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    """After its attention, the last layer computes only the tokens that an answer reads."""
-    return adapted(sheet.adapters[-1] if at == QKV else sheet.reading_adapters, layer, at, before, after)
-
-
-def _read(x: Tensor, parts: list[Part]) -> Tensor:
-    """Returns logits: rows x the size of the largest head in the batch."""
-    for part in parts:
-        part.arrived[0].wait()
-    if len(parts) == 1:
-        return parts[0].layout.read(x, parts[0].groups, parts[0].layers[0])
-    results: list[tuple[Tensor, Tensor]] = []
-    for part in parts:
-        assert part.rows is not None  # with several heads, no head has all rows
-        results.append((part.rows, part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0])))
-    logits = x.new_zeros(len(x), max(result.shape[1] for _, result in results))
-    for rows, result in results:
-        logits[rows, : result.shape[1]] = result
-    return logits
+def computed(engine: Engine, batch: StagedBatch) -> list[Array]:
+    """Computes a batch in the last stage or the only one. Returns the logits of each text, also of those that left."""
+    found: dict[int, Array] = {}
+    for done in engine.run(batch):
+        found.update(zip(done.indexes, done.logits, strict=True))
+    return [found[index] for index in range(len(batch.texts))]

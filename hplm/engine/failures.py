@@ -25,7 +25,7 @@ def drained(text: Text) -> Draining:
 
 def no_memory(texts: Sequence[Text]) -> OutOfCapacity:
     return OutOfCapacity(
-        f"the device has no memory for a batch of {len(texts)} texts with {sum(text.length for text in texts)} tokens: "
+        f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
         "give it fewer with the parameter batch_tokens, or fewer slots"
     )
 

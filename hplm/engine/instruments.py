@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hplm.adapters.layout import Layout
-from hplm.engine.drift import Drift
+from hplm.engine.exits import Watch
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.staged import StagedBatch
@@ -18,7 +17,6 @@ from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.queue import Levels
-from hplm.tasks import TextAnswer
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
@@ -31,7 +29,6 @@ class Instruments:
         self._batches = 0
         self._busiest = Busiest(BUSIEST)
         self._chosen_at = time.monotonic()
-        self._drift = Drift()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
 
     def left(self, request: Request, answer: Answer) -> Counted:
@@ -47,7 +44,7 @@ class Instruments:
         self.meter.add_all(dict.fromkeys(counted, 1))
         if request.deadline_ns:
             self.meter.observe(names.DEADLINE_SECONDS, [(request.deadline_ns - request.arrival_ns) / 1e9])
-        self._journal.request(request, answer, outcome, now)
+        self._journal.request(request, outcome, now)
         return counted
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
@@ -58,9 +55,8 @@ class Instruments:
             request = text.request
             request.started_ns = request.started_ns or now
             request.batch = staged.number
-        new = [text for text in batch.texts if text.in_hand is None]  # the others have started before
-        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in new))
-        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in new if text.deadline_ns))
+        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
+        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
     def reached(self, texts: Iterable[Text]) -> None:
         """Notes when texts were computed, before their requests are answered."""
@@ -70,29 +66,25 @@ class Instruments:
 
     def computed(self, staged: StagedBatch) -> None:
         """Counts a computed batch, before the last of its requests are answered."""
-        self.reached(staged.texts)
+        self.reached(staged.left)
         tokens = staged.tokens
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,
             (names.BATCH_TEXTS, ()): len(staged.texts),
             (names.BATCH_TOKENS, ()): tokens,
-            (names.BATCH_PADDING, ()): sum(len(sheet.positions) for sheet in staged.sheets) - tokens,
+            (names.BATCH_PADDING, ()): sum(sheet.rows for sheet in staged.sheets) - tokens,
         }
         for stage, (start, end) in staged.stages.items():
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
         self.meter.add_all(counts)
         self._journal.batch(staged.number, staged)
 
-    def answered(self, answers: Sequence[TextAnswer], reason: str) -> None:
-        """Counts answered texts of tenants with a ladder or a link. `reason`: why no further level has answered."""
-        counts = Counter(str(answer.level) for answer in answers)
-        self.meter.add_all({(names.LEVEL_TEXTS, (level, reason)): count for level, count in counts.items()})
+    def answered(self, texts: Sequence[Text], exit: int | None) -> None:
+        """Counts the answered texts of tenants with exits, by where they have left."""
+        if count := sum(text.plan is not None for text in texts):
+            self.meter.add(names.EXIT_TEXTS, count, "end" if exit is None else str(exit))
 
-    def decided(self, answered: Sequence[Text], leaving: Sequence[Text], going_on: Sequence[Text]) -> None:
-        """Counts which texts were sure enough, which go on to another backbone, and which to their next step here."""
-        self._drift.count(answered, going_on, leaving)
-
-    def look(self, levels: Levels, stager: Stager) -> None:
+    def look(self, levels: Levels, stager: Stager, watch: Watch) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""
         now = time.monotonic()
         if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
@@ -100,7 +92,10 @@ class Instruments:
             self._chosen_at = now
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
-        self.meter.set(names.DRIFTING_STEPS, len(self._drift))
+        self.meter.set(names.RAISED_EXITS, len(watch))
+        for (tenant, exit), share in watch.agreements().items():
+            if tenant in self._busiest.chosen:
+                self.meter.set(names.EXIT_AGREEMENT, share, tenant, str(exit))
         self.meter.set(names.GOVERNOR_RUNG, levels.rung + 1)
         for term, nanoseconds in levels.cost.items():
             self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)

@@ -12,11 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, TextIO
 
-from hplm.engine.request import Answer, Request
+from hplm.engine.request import Request
 from hplm.engine.staged import StagedBatch
 from hplm.errors import InvalidInput
 
@@ -35,7 +34,7 @@ class Journal:
         self._clock_ns = 0  # when the wall clock was last written
         self._write(self._clock())
 
-    def request(self, request: Request, answer: Answer, outcome: str, now_ns: int) -> None:
+    def request(self, request: Request, outcome: str, now_ns: int) -> None:
         self._follow(
             request=request.id,
             tenant=request.tenant.id,
@@ -51,7 +50,7 @@ class Journal:
             answered=now_ns / 1e9,
             deadline=request.deadline_ns and request.deadline_ns / 1e9,
             batch=request.batch,
-            **_climb(request, answer),
+            rung=request.rung + 1,
         )
 
     def batch(self, number: int, staged: StagedBatch) -> None:
@@ -87,21 +86,6 @@ class Journal:
             except OSError as error:  # a full disk must end only the journal, not answers
                 log.error("the journal ends here, because it cannot be written: %s", error)
                 self._file = None
-
-
-def _climb(request: Request, answer: Answer) -> dict[str, Any]:
-    """Returns the rung of the request's plan, and how many of its texts each level has answered.
-
-    A tenant without a ladder and a link has neither. The plan of a link has the rung 0.
-    """
-    if not request.tenant.is_cascaded:
-        return {}
-    levels: Counter[int] = Counter()
-    if not isinstance(answer, Exception):
-        levels.update(text.level for text in answer)
-    plans = request.tenant.plans
-    rung = plans.index(request.plan) + 1 if request.plan in plans else 0
-    return {"rung": rung, "levels": dict(sorted(levels.items()))}
 
 
 def _open(path: Path) -> TextIO:

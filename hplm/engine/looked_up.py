@@ -9,7 +9,7 @@ import numpy as np
 
 from hplm.arrays import Array
 
-_SIZES = struct.Struct("<QIIIII")  # tokens, texts, answer rows, passages, whether there are words and their places
+_SIZES = struct.Struct("<QIII")  # tokens, texts, answer rows, passages
 
 
 @dataclass(slots=True)
@@ -22,9 +22,6 @@ class LookedUp:
     segments: Array  # of each token, uint8
     spans: Array  # answer rows x 3, int32
     passages: tuple[str, ...] = ()  # one for each text, if the tenant's task answers from the pair
-    words: Array | None = None  # the number of each token's word in its text, -1 of special ones, int32; None: not needed
-    # The code points of each token, tokens x 2, int32, those of a pair behind the text's; None: no word is cut out of a text.
-    places: Array | None = None
 
     @property
     def texts(self) -> int:
@@ -37,36 +34,26 @@ class LookedUp:
     def pack(self) -> bytes:
         passages = [passage.encode() for passage in self.passages]
         arrays = [self.addresses, self.lengths, self.counts, self.spans, self.segments]
-        if self.words is not None:
-            arrays.append(self.words)
-        if self.places is not None:
-            arrays.append(self.places)
         if passages:
             arrays.append(np.array([len(passage) for passage in passages], dtype=np.int32))
-        given = self.words is not None, self.places is not None
-        sizes = _SIZES.pack(self.tokens, self.texts, len(self.spans), len(passages), *given)
+        sizes = _SIZES.pack(self.tokens, self.texts, len(self.spans), len(passages))
         return b"".join((sizes, *(array.tobytes() for array in arrays), *passages))
 
     @classmethod
     def unpack(cls, packed: bytes) -> LookedUp:
         """Reads what `pack` has written. Ignores bytes behind it."""
-        tokens, texts, rows, passages, with_words, with_places = _SIZES.unpack_from(packed)
+        tokens, texts, rows, passages = _SIZES.unpack_from(packed)
         lengths = _SIZES.size + 8 * tokens
         counts = lengths + 4 * texts
         spans = counts + 4 * texts
         segments = spans + 12 * rows
-        words = segments + tokens
-        places = words + 4 * tokens * with_words
-        end = places + 8 * tokens * with_places
         return cls(
             lengths=np.frombuffer(packed, np.int32, texts, lengths),
             counts=np.frombuffer(packed, np.int32, texts, counts),
             addresses=np.frombuffer(packed, np.int64, tokens, _SIZES.size),
             segments=np.frombuffer(packed, np.uint8, tokens, segments),
             spans=np.frombuffer(packed, np.int32, 3 * rows, spans).reshape(rows, 3),
-            passages=_passages(packed, end, passages) if passages else (),
-            words=np.frombuffer(packed, np.int32, tokens, words) if with_words else None,
-            places=np.frombuffer(packed, np.int32, 2 * tokens, places).reshape(tokens, 2) if with_places else None,
+            passages=_passages(packed, segments + tokens, passages) if passages else (),
         )
 
 

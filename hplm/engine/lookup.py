@@ -14,7 +14,6 @@ from hplm.model.tokenizer import Encoded, Given
 from hplm.plot.forest import Chain
 from hplm.plot.kernel import kernel
 from hplm.plot.levels import Tally
-from hplm.tenants.link import Link
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
@@ -33,9 +32,7 @@ class Reading:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
-        link: Link | None = None,
     ) -> None:
-        """`link`: the one that unsure texts of this request follow."""
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
         for index, text in enumerate(texts):
@@ -49,11 +46,6 @@ class Reading:
         self.tokens = 0  # of the texts that were read
         self.encoded: list[Encoded] = []
         self.spans: list[Array] = []
-        # Words of an answer of its own are never left out.
-        words_go = tenant.task_object.reads_first_token
-        across = link is not None and link.prunes
-        self.words: list[Array] | None = [] if words_go and (tenant.prunes or across) else None
-        self.places: list[Array] | None = [] if words_go and across else None
         self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
@@ -88,10 +80,6 @@ class Reading:
             self.spans.append(self.tenant.task_object.rows(text, pair, encoded))
         except InvalidInput as error:
             raise InvalidInput(f"text {len(self.encoded) + 1} of {len(self.texts)}: {error}") from None
-        if self.words is not None:
-            self.words.append(encoded.words)
-        if self.places is not None:
-            self.places.append(encoded.places(text))
         encoded.forget()
         self.encoded.append(encoded)
         self.tokens += len(encoded.tokens)
@@ -117,8 +105,6 @@ class Reading:
             segments=_end_to_end([text.segments for text in self.encoded]),
             spans=_end_to_end(self.spans),
             passages=tuple(self.pairs) if self.pairs is not None and self.tenant.task_object.needs_pair else (),
-            words=_end_to_end(self.words) if self.words is not None else None,
-            places=_end_to_end(self.places) if self.places is not None else None,
         )
 
 
@@ -135,9 +121,8 @@ class Lookup:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
-        link: Link | None = None,
     ) -> LookedUp:
-        reading = Reading(view, tenant, texts, pairs, truncate, link)
+        reading = Reading(view, tenant, texts, pairs, truncate)
         (found,) = self.read([reading], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):

@@ -56,6 +56,12 @@ class Arrangement:
     def starts(self) -> Array:
         return np.cumsum(self.rooms) - self.rooms
 
+    @property
+    def tokens(self) -> Array:
+        """The places of all tokens, without padding."""
+        padding = self.rooms - self.lengths
+        return np.arange(int(self.lengths.sum())) + np.repeat(np.cumsum(padding) - padding, self.lengths)
+
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
         """`causal`: a token attends to itself and to those before it."""
         if self.width is None:

@@ -11,16 +11,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from itertools import compress
 
-from hplm.engine.dispatch import Leaving, divided
-from hplm.engine.engine import Computed
 from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
-from hplm.engine.request import InHand, Text
+from hplm.engine.passage import Computed
+from hplm.engine.request import Text
 from hplm.engine.results import read_answers
 from hplm.engine.served import Served
 from hplm.engine.staged import StagedBatch
@@ -93,12 +91,12 @@ class Pipeline:
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._end(list(dict.fromkeys(self._line.abandon())), "draining", drained)
+        self._refuse(self._line.abandon(), drained)
         self._answering.shutdown(wait=True)
 
     def refuse(self, texts: list[Text]) -> None:
         """Answers texts that lost their places in a full queue."""
-        self._end(texts, "full", full)
+        self._refuse(texts, full)
 
     def _stage_next(self) -> bool:
         """Stages one batch. Returns False when the pipeline closes.
@@ -126,8 +124,7 @@ class Pipeline:
             self._release_computed()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
-            may_go_on = not self._last and not batch.is_half  # behind several stages, through the line
-            staged = self._of(batch).stager.stage(texts, self._broken, places, may_go_on) if texts else None
+            staged = self._of(batch).stager.stage(texts, self._broken, places) if texts else None
         except Exception as error:
             self._give_up(batch, batch.texts, error)
             return False
@@ -143,7 +140,7 @@ class Pipeline:
         if texts is None:
             return False
         with self._together():
-            self._end(texts, "late", lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
+            self._refuse(texts, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
         return True
 
     def _enter_next(self, stage: int) -> bool:
@@ -158,11 +155,12 @@ class Pipeline:
                 if stage == 0:
                     self._begin(batch, staged, next_batch)
                 with self._timed(staged, stage):
-                    self._of(batch).engine.enter(staged, stage)
+                    for leaving in self._of(batch).engine.enter(staged, stage):
+                        self._leave(batch, staged, leaving)
             if stage == 0:
                 self._line.released(batch)
         except Exception as error:
-            self._give_up(batch, staged.texts, error, staged)
+            self._give_up(batch, staged.left, error, staged)
         else:
             self._before[stage + 1].put(chosen)
         return True
@@ -173,56 +171,33 @@ class Pipeline:
         if chosen is None:
             return False
         batch, staged = chosen
-        left, leaving = set(range(len(staged.texts))), Leaving([], [])
         try:
-            for computed in self._run(batch, staged):
-                self._line.computed(batch, [staged.texts[index] for index in computed.indexes])
-                leaving, going_on = self._divide(batch, staged, computed)
-                rest = left.difference(computed.indexes).union(going_on)
-                if rest:  # more is computed in this batch
-                    left = rest
-                    self._note(self._of(batch).instruments.reached, leaving.all)
-                    self._answer_beside(leaving)
-                    staged.go_on(going_on)
+            with ExitStack() as next_batch:
+                if self._last == 0:
+                    self._begin(batch, staged, next_batch)
+                end = Computed([], [])
+                with self._timed(staged, self._last):
+                    for computed in self._of(batch).engine.run(staged):
+                        if computed.exit is None:
+                            end = computed
+                        else:
+                            self._leave(batch, staged, computed)
             self._hand_back(batch, staged)  # before the line hears of it, and lets a batch be staged in their place
-            self._line.finished(batch, staged.brought, staged.stages_ns if self._last else ())
+            self._line.finished(batch, staged.brought, staged.computing_ns if self._last else ())
         except Exception as error:
-            self._give_up(batch, [staged.texts[index] for index in sorted(left)], error, staged)
+            self._give_up(batch, staged.left, error, staged)
         else:
             self._note(self._of(batch).instruments.computed, staged)
-            self._answer(leaving)
+            if end.indexes:  # not if all texts have left
+                self._answer(batch, staged, end)
         return True
 
-    def _divide(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> tuple[Leaving, list[int]]:
-        """Returns the computed texts that leave the batch, and the indexes of those that go on in it."""
-        texts = [staged.texts[index] for index in computed.indexes]
-        at_end = [text.is_at_end for text in texts]
-        leaving = Leaving(list(compress(texts, at_end)), list(compress(computed.logits, at_end)))
-        if all(at_end):
-            return leaving, []
-        undecided = [not ends for ends in at_end]
-        texts, logits = list(compress(texts, undecided)), list(compress(computed.logits, undecided))
-        try:
-            read = list(read_answers(texts, logits))
-            broken = [(text, found) for text, found in read if isinstance(found, HplmError)]
-            answers = [(text, found) for text, found in read if not isinstance(found, HplmError)]
-            sure, unsure, across = divided(answers, {staged.texts[index]: own for index, own in computed.received.items()})
-            self._note(self._of(batch).instruments.decided, *([text for text, _ in some] for some in (sure, across)), unsure)
-            may_go_on = [] if self._last else [text for text in unsure if staged.has_level_of(text)]
-            going_on = set(self._line.going_on(batch, may_go_on))
-        except Exception as error:
-            self._fail(texts, failure("answering", error))
-            return leaving, []
-        leaving.sure, leaving.across, leaving.broken = sure, across, broken
-        leaving.back = [text for text in unsure if text not in going_on]
-        return leaving, [index for index in computed.indexes if staged.texts[index] in going_on]
-
-    def _run(self, batch: Batch[Text], staged: StagedBatch) -> Iterator[Computed]:
-        with ExitStack() as next_batch:
-            if self._last == 0:
-                self._begin(batch, staged, next_batch)
-            with self._timed(staged, self._last):
-                yield from self._of(batch).engine.run(staged)
+    def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
+        """Answers texts that leave at an exit, while others of their batch compute."""
+        texts = [staged.texts[index] for index in leaving.indexes]
+        self._line.left(batch, texts)
+        self._note(self._of(batch).instruments.reached, texts)
+        self._answer(batch, staged, leaving)
 
     def _begin(self, batch: Batch[Text], staged: StagedBatch, next_batch: ExitStack) -> None:
         next_batch.callback(self._may_choose.release)
@@ -268,53 +243,37 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, leaving: Leaving) -> None:
-        if len({text.request for text in leaving.all}) == 1 and self._before[self._last].empty():
-            self._answer_now(leaving)  # the engine is idle, so this thread answers
-        else:
-            self._answer_beside(leaving)
-
-    def _answer_beside(self, leaving: Leaving) -> None:
+    def _answer(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> None:
+        staged.gone.update(computed.indexes)
+        texts, served = [staged.texts[index] for index in computed.indexes], self._of(batch)
+        is_alone = len({text.request for text in staged.texts}) == 1
+        if is_alone and len(staged.gone) == len(staged.texts) and self._before[self._last].empty():
+            self._answer_now(served, texts, computed)  # the engine is idle, so this thread answers
+            return
         try:
-            self._answering.submit(self._answer_now, leaving)
+            self._answering.submit(self._answer_now, served, texts, computed)
         except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
-            self._answer_now(leaving)
+            self._answer_now(served, texts, computed)
 
-    def _answer_now(self, leaving: Leaving) -> None:
+    def _answer_now(self, served: Served, texts: Sequence[Text], computed: Computed) -> None:
         try:
             with self._together():
-                self._done(leaving.sure, "sure")
-                self._done(leaving.across, "across")
-                broken: list[tuple[Text, HplmError]] = [*leaving.broken]
-                ended: dict[str, list[tuple[Text, InHand]]] = {"only": [], "last": []}
-                for text, found in read_answers(leaving.texts, leaving.logits):
+                for text, found in read_answers(texts, computed.logits, computed.exit):
                     if isinstance(found, HplmError):
-                        broken.append((text, found))
-                    else:
-                        ended["only" if text.in_hand is None else "last"].append((text, found))
-                for text, error in broken:
-                    _sending(text.request.fail, error)
-                for reason, answered in ended.items():
-                    self._done(answered, reason)
-                self._end(self._line.again(leaving.back), "draining", drained)
+                        _sending(text.request.fail, found)
+                        continue
+                    _sending(text.request.done, text.index, found)
+                    if text.guess is not None:
+                        self._note(served.engine.watch.audit, text, text.guess, found)
+            self._note(served.instruments.answered, texts, computed.exit)
         except Exception as error:
-            self._fail(leaving.all, failure("answering", error))
+            self._fail(texts, failure("answering", error))
 
-    def _done(self, answered: list[tuple[Text, InHand]], reason: str) -> None:
-        for text, found in answered:
-            _sending(text.request.done, text.index, found.answer)
-        if not answered:
-            return
-        for number, served in enumerate(self._served):
-            own = [found.answer for text, found in answered if text.backbone == number and text.request.tenant.is_cascaded]
-            self._note(served.instruments.answered, own, reason)
-
-    def _end(self, texts: list[Text], reason: str, error: Callable[[Text], HplmError]) -> None:
-        """Answers texts that are not computed again: with the answer in hand, or with an error where there is none."""
-        self._done([(text, text.in_hand) for text in texts if text.in_hand is not None], reason)
+    @staticmethod
+    def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
+        """Answers texts that are not computed."""
         for text in texts:
-            if text.in_hand is None:
-                _sending(text.request.fail, error(text))
+            _sending(text.request.fail, error(text))
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
@@ -336,7 +295,7 @@ class Pipeline:
         self._line.dropped(batch)
         self._fail(texts, failure(what, error))
 
-    def _fail(self, texts: list[Text], error: HplmError) -> None:
+    def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
         with self._together():
             for request in {text.request for text in texts}:
                 _sending(request.fail, error)

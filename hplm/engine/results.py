@@ -10,17 +10,20 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.engine.failures import failure
-from hplm.engine.request import InHand, Text
+from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
+from hplm.levels.calibration import Calibration
 from hplm.tasks import ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
 
 
-def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, InHand | HplmError]]:
+def read_answers(
+    texts: Sequence[Text], logits: Sequence[Array], exit: int | None = None
+) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
     """Yields the texts with their answers, in any order; of a text in windows, the last one that is computed.
 
-    `logits` of a text are rows x the size of the batch's largest head. A text that has an answer in hand gets one from both.
+    `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
     alike: dict[tuple[ReadEach, int], list[int]] = {}
     for index, text in enumerate(texts):
@@ -29,42 +32,43 @@ def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tup
         if task.read_each is not None and not text.request.top_k and text.is_one_row:
             alike.setdefault((task.read_each, len(tenant.labels)), []).append(index)
         else:
-            yield from _answer(text, logits[index])
+            yield from _answer(text, logits[index], exit)
     for (read_each, labels), indexes in alike.items():
         own = np.concatenate([logits[index][:, :labels] for index in indexes])
         if not np.isfinite(own).all():
             for index in indexes:
-                yield from _answer(texts[index], logits[index])
+                yield from _answer(texts[index], logits[index], exit)
             continue
-        yield from _answer_each(read_each, [texts[index] for index in indexes], own)
+        yield from _answer_each(read_each, [texts[index] for index in indexes], own, exit)
 
 
-def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array) -> Iterator[tuple[Text, InHand]]:
+def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer]]:
     """Yields the answers to texts with one row each."""
     spans = np.concatenate([text.spans for text in texts])
-    combined = texts[0].request.tenant.task_object.combined
-    if combined is not None and any(text.in_hand is not None for text in texts):
-        held = [text.in_hand for text in texts]
-        before = np.concatenate([own[i : i + 1] if one is None else one.logits for i, one in enumerate(held)])
-        own = combined(before, own, np.array([text.weight for text in texts]), spans)
     labels = [text.request.tenant.labels for text in texts]
-    answers = read_each(own, spans, labels, [text.calibration for text in texts])
-    for i, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-        yield text, InHand(_at_level(text, answer), own[i : i + 1])
+    answers = read_each(own, spans, labels, [_calibration(text, exit) for text in texts])
+    yield from zip(texts, (_at(exit, *pair) for pair in zip(texts, answers, strict=True)), strict=True)
 
 
-def _at_level(text: Text, answer: TextAnswer) -> TextAnswer:
-    number = text.request.plan.steps[text.step].level + 1
-    return answer if number == answer.level else replace(answer, level=number)
+def _calibration(text: Text, exit: int | None) -> Calibration | None:
+    """Returns the calibration of a text's confidence; None if nobody asks for it, or the tenant has none."""
+    own = text.request.calibration
+    return own if own is None or exit is None else text.exits.calibrations[exit]
 
 
-def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmError]]:
+def _at(exit: int | None, text: Text, answer: TextAnswer) -> TextAnswer:
+    """Returns an answer with its level: 1 is that of exit 0, and the last one is behind all layers."""
+    if text.plan is None:
+        return answer
+    return replace(answer, level=1 + (len(text.plan.thresholds) if exit is None else exit))
+
+
+def _answer(text: Text, logits: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
     """Yields the answer to a text, or nothing while other windows of it are to be computed."""
     request = text.request
     try:
         labels = request.tenant.labels
-        own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # zeros for rows without a token
-        own[text.read] = logits[:, : len(labels)]
+        own = text.rows(logits, len(labels))
         if not np.isfinite(own).all():
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         joined = request.joined(text, own)
@@ -72,12 +76,11 @@ def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmErro
             return
         own, spans = joined
         task = request.tenant.task_object
-        if text.in_hand is not None and task.combined is not None:
-            own = task.combined(text.in_hand.logits, own, text.weight, spans)
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
-        if (calibration := text.calibration) is not None:
-            answer = replace(answer, confidence=task.confidence(calibration, own, spans, labels))
-        yield text, InHand(_at_level(text, answer), own)
+        if (calibration := _calibration(text, exit)) is not None:
+            rows = own if exit is None else text.rows(logits, task.exit_outputs(labels))
+            answer = replace(answer, confidence=task.confidence(calibration, rows, spans, labels))
+        yield text, _at(exit, text, answer)
     except HplmError as error:
         log.error("%s", error)
         yield text, error

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
+from torch import nn
 
 from hplm.adapters.bank import record_bytes
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
+from hplm.engine.engine import computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
-from hplm.levels.plan import Plan, Step
 from hplm.placement.profile import Shape
-from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
@@ -72,6 +71,7 @@ class Sampler:
         if failures:
             raise failures[0]
         self._engine, self._stager = open_engine(self._backbone, settings)
+        self._layers = self._backbone.config.upper_layers
         self._lookup = Lookup(self._backbone)
         self._settings = settings
         self._most_tokens = min(most_tokens, settings.batch_tokens)
@@ -84,12 +84,11 @@ class Sampler:
     def sizes(self) -> Sizes:
         backbone, view = self._backbone, self._backbone.view
         precision = self._settings.precision
-        upper, stacks = backbone.upper(), backbone.stacks().values()
+        upper = backbone.upper()
 
-        def weights(*modules: Any) -> int:
-            tensors = [tensor for module in modules for tensor in module.parameters()]
-            products = 1 if precision.eight_bits else precision.dtype.itemsize
-            return sum(one.numel() * (products if one.ndim > 1 else precision.dtype.itemsize) for one in tensors)
+        def weights(module: nn.Module) -> int:
+            products, others = 1 if precision.eight_bits else precision.dtype.itemsize, precision.dtype.itemsize
+            return sum(one.numel() * (products if one.ndim > 1 else others) for one in module.parameters())
 
         tables: dict[str, int] = {}
         for table in view.forest.tables():
@@ -99,7 +98,7 @@ class Sampler:
         layers = [weights(layer) for layer in upper.layers]
         return Sizes(
             layers=layers,
-            entry=weights(upper, *stacks) - sum(layers),
+            entry=weights(upper) - sum(layers),
             tables=tables,
             record=sum(record_bytes(banks[record.bank].layout) for record in records) // len(view.snapshot.tenants),
             slot=self._stager.device_bytes // self._settings.slots,
@@ -109,14 +108,14 @@ class Sampler:
         """Measures each batch in each round, in random order. Calls `measured` with 1 after each of the `steps`."""
         even = [[words] * count for count, words in EVEN]
         batches = [self._batch(lengths) for lengths in even + self._mixed()]
-        taken = np.zeros((WARMING + rounds, len(batches), self._engine.depths[FULL] + 1))
+        taken = np.zeros((WARMING + rounds, len(batches), self._layers + 1))
         for own in taken:
             order: list[int] = self._rng.permutation(len(batches)).tolist()
             for number in order:
                 own[number] = self._measured(*batches[number])
                 measured(1)
         medians = np.median(taken[WARMING:], axis=0)
-        shapes = [Shape.of(np.array([text.length for text in texts])) for texts, _ in batches]
+        shapes = [Shape.of(np.array([text.tokens for text in texts])) for texts, _ in batches]
         return Samples(shapes, medians[:, :-1], medians[:, -1], len(EVEN))
 
     def _mixed(self) -> list[list[int]]:
@@ -133,7 +132,7 @@ class Sampler:
             tenant = self._tenants[len(given) % len(self._tenants)]
             text = " ".join(self._rng.choice(self._words, max(1, length - 2)).tolist())
             read = self._read(tenant, text)
-            if texts and sum(one.length for one in texts + read) > self._most_tokens:
+            if texts and sum(one.tokens for one in texts + read) > self._most_tokens:
                 break
             given.append((tenant, text))
             texts += read
@@ -144,8 +143,8 @@ class Sampler:
         pair = [text] if tenant.task_object.needs_pair else None
         found = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
         ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+        tenant = replace(tenant, exits=None)  # a profile has the work of all layers
         request = Request(ticket, view, tenant, 1, lambda request, answer: None)
-        request.plan = Plan((Step(len(tenant.levels)),))  # its own level, on the full stack
         return request.texts_from(found)
 
     def _measured(self, texts: list[Text], given: list[tuple[Tenant, str]]) -> list[int]:
@@ -158,11 +157,10 @@ class Sampler:
         self._stager.finish(batch)
         self._ends.clear()
         start = time.perf_counter_ns()
-        for _ in self._engine.run(batch):
-            pass
+        computed(self._engine, batch)
         end = time.perf_counter_ns()
         self._stager.release(batch.held)
-        by_sheet = np.array(self._ends).reshape(-1, self._engine.depths[FULL])
+        by_sheet = np.array(self._ends).reshape(-1, self._layers)
         return [*_between(start, by_sheet, end), start - begin]
 
     def _drawn_tenants(self) -> list[Tenant]:

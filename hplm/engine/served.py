@@ -19,7 +19,6 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
-from hplm.tenants.level import FULL
 from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]
     """Returns what computes batches, and what makes them ready. It brings no rows into memory."""
     precision = settings.precision
     stages = settings.stages
-    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, backbone.stacks(), stages)
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, stages)
     staging = StagingSettings(
         settings.slots,
         settings.device,
@@ -48,8 +47,6 @@ def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]
         resident_rows=settings.plot_hot if settings.on_accelerator else 0,
         packing=read_packing(settings.packing, engine.seconds),
         few_sizes=engine.takes_few_sizes,
-        depths=engine.depths,
-        batch_tokens=settings.batch_tokens,
         overlap=settings.overlap,
         stages=stages,
     )
@@ -65,7 +62,6 @@ class Served:
         self._lock(self.backbone.view.forest.tables())
         self._serving = True
         self.engine, self.stager = open_engine(self.backbone, settings)
-        self.shares = {stack: depth / self.engine.depths[FULL] for stack, depth in self.engine.depths.items()}
         self.instruments = Instruments(Journal(settings.journal, self.name))
         self.quotas = Quotas()
         self.quarantined: frozenset[str] = frozenset()  # ids of tenants

@@ -18,8 +18,7 @@ from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
 from hplm.engine.threads import Runner
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput
-from hplm.levels.plan import Plan
+from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import compute_with
 from hplm.scheduling.limits import Limits
@@ -28,7 +27,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
 from hplm.tenants.quarantine import refusal
-from hplm.tenants.ticket import LEAVES, Ticket
+from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
@@ -101,7 +100,7 @@ class Service:
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
         answered, now = partial(_leave, served, respond), self._runner.now_ns()
-        request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, served.shares, backbone, number)
+        request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, backbone, number)
         try:
             if tenant.id in served.quarantined:
                 raise refusal(tenant.id)
@@ -110,7 +109,7 @@ class Service:
             served.quotas.take(tenant, count, looked_up.tokens)
             try:
                 self._check(request, looked_up, ticket.top_k)
-                request.plan = self._plan(request, ticket, looked_up.tokens)
+                request.rung = self._rung(request, ticket.rung, looked_up.tokens)
                 request.tokens = looked_up.tokens
                 displaced = self._line.offer(request.texts_from(looked_up))
             except BaseException:
@@ -121,23 +120,11 @@ class Service:
             raise
         self._pipeline.refuse(displaced)
 
-    def _plan(self, request: Request, ticket: Ticket, tokens: int) -> Plan:
-        """Returns the plan of the rung that a request asks for, or else the one that the load allows.
-
-        Unsure texts may leave the backbone if the request comes by the model `hplm` and the load allows the dearest plan.
-        """
-        tenant = request.tenant
-        asked = tenant.plan(ticket.rung) if ticket.rung else None
-        lacking = next((level.stack for level in tenant.levels if level.stack not in request.shares), None)
-        if tenant.is_cascaded and lacking is not None:
-            raise Broken(
-                f"tenant {tenant.id!r} has a level on the stack {lacking!r}, which this export does not have or cannot read: "
-                "export the repository again"
-            )
-        allowed = self._line.rung(request.tenant_number, tokens, tenant.costs)  # a request that asks for a rung is load too
-        if ticket.across == LEAVES and tenant.link is not None and not asked and not allowed:
-            return tenant.link.plan
-        return asked or tenant.plans[allowed]
+    def _rung(self, request: Request, asked: int, tokens: int) -> int:
+        """Returns the tier that a request asks for, the cheapest if there are fewer, or else the one that the load allows."""
+        costs = request.tenant.costs
+        allowed = self._line.rung(request.tenant_number, tokens, costs)  # a request that asks for a tier is load too
+        return min(asked, len(costs)) - 1 if asked else allowed
 
     @staticmethod
     def _check(request: Request, looked_up: LookedUp, top_k: int) -> None:
@@ -169,7 +156,7 @@ class Service:
     def look(self) -> None:
         """Updates the instruments."""
         for number, served in enumerate(self.served):
-            served.instruments.look(self._line.levels(number), served.stager)
+            served.instruments.look(self._line.levels(number), served.stager, served.engine.watch)
 
     def close(self) -> None:
         for served in self.served:

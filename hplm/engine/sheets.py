@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,183 +14,206 @@ from torch import Tensor
 
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Part, Placed, parted, parts_of
+from hplm.adapters.parts import Homes, Part, Placed, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
-from hplm.model.importance import Received
 from hplm.model.layer import Attend
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.scheduling.selection import Places
-from hplm.tenants.level import FULL
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where the adapters and heads of a batch are."""
+
+    placed: Mapping[Record, Placed]
+    slots: Mapping[Layout, Slots]
+    arrived: Mapping[Layout, Sequence[Mark]]
+
+    def homes(self, records: Sequence[Record | None]) -> Homes:
+        return Homes.of([self.placed[record] if record is not None else None for record in records])
+
+    def parts(self, homes: Homes, counts: Array, device: torch.device, dtype: torch.dtype) -> list[Part]:
+        """Divides rows by the layouts of their records. `counts`: rows of each text."""
+        return parts_of(homes, counts, self.slots, self.arrived, device, dtype)
+
+
+class RecordHomes(NamedTuple):
+    """Where the weights of some texts are: the homes of their `Records`."""
+
+    head: Homes
+    adapter: Homes
+    exits: Homes
+
+    def some(self, texts: Array) -> RecordHomes:
+        return RecordHomes(*(homes.some(texts) for homes in self))
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What the last layer and the heads need of the texts that come so far."""
+
+    reading: Tensor  # the index of the token that each answer row reads
+    adapters: list[Part]  # of answer rows
+    heads: list[Part]
+
+
+@dataclass(frozen=True)
+class Present:
+    """The texts that are in a sheet now, and how their rows are computed."""
+
+    texts: list[Text]
+    indexes: list[int]  # of these texts in the batch
+    arrangement: Arrangement
+    homes: RecordHomes
+    attend: list[Attend]  # of each stage
+    adapters: list[list[Part]]  # of each stage
+    rows_of: Array  # answer rows of each text
+    ending: Callable[[], Ending]
+
+    @cached_property
+    def end(self) -> Ending:
+        return self.ending()
 
 
 @dataclass
 class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
-    stack: str  # that computes it
-    indexes: list[int]  # of the texts in the batch
-    addresses: Array  # of all these texts, end to end
-    gathered: Array  # addresses of each text
-    kept: Tensor | None  # the addresses whose tokens are computed; None: all
-    lengths: Array  # computed tokens of each text
-    tokens: Array  # the numbers of these tokens in their texts, end to end
-    rooms: Array  # the length of each text with the padding behind it
-    watched: list[bool]  # the texts of which it matters how much attention their tokens receive
+    laying: Sheets
+    weights: Weights
+    addresses: Array  # of all its texts, end to end
+    lengths: Array  # tokens of each text
     homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
-    attend: list[Attend]  # of each stage
     positions: Tensor
     segments: Tensor
-    reading: Tensor  # the index of the token that each answer row reads
-    rows_of: list[int]  # answer rows of each text
-    adapters: list[list[Part]]  # of each stage
-    reading_adapters: list[Part]  # the last stage's, for answer rows only
-    heads: list[Part]
+    rows: int  # of its tensors, padding included
+    now: Present  # those of its texts that have not left
     sums: Tensor | None = None  # None: not yet gathered
-    hidden: Tensor | None = None  # that a stage has left for the next one
-    watch: Received | None = None  # of the attention that watched texts receive, once a layer has run
+    hidden: Tensor | None = None  # of the present texts: what the layers so far have computed
 
-    def places(self) -> list[tuple[Array, Array]]:
-        """Returns for each text the rows of its computed tokens in the tensors, and their numbers in the text."""
-        starts, ends = np.cumsum(self.rooms) - self.rooms, np.cumsum(self.lengths)
-        rows: Array = np.arange(int(ends[-1])) + np.repeat(starts - (ends - self.lengths), self.lengths)
-        return list(zip(np.split(rows, ends[:-1]), np.split(self.tokens, ends[:-1]), strict=True))
+    def taken(self) -> Tensor:
+        """Returns what the layers so far have computed, and forgets it."""
+        assert self.hidden is not None  # the layers before have left it
+        x, self.hidden = self.hidden, None
+        return x
+
+    def asked(self, exit: int) -> Array:
+        """Returns the numbers of the present texts that may leave at an exit."""
+        return np.array([number for number, text in enumerate(self.now.texts) if text.may_leave(exit)], dtype=np.int64)
+
+    def exit_heads(self, asked: Array, stage: int) -> list[Part]:
+        """Returns the heads of exits for the answer rows of some present texts."""
+        homes, rows_of = self.now.homes.exits.some(asked), self.now.rows_of[asked]
+        return self.weights.parts(homes, rows_of, self.laying.devices[stage], self.laying.dtype)
+
+    def leave(self, numbers: Array) -> Array:
+        """Takes present texts out. Returns the rows of the others, which lie end to end from now on, without padding."""
+        stays: Array = np.ones(len(self.now.texts), dtype=bool)
+        stays[numbers] = False
+        before = self.now.arrangement
+        rows = before.tokens[np.repeat(stays, before.lengths)]
+        texts = list(compress(self.now.texts, stays))
+        indexes = list(compress(self.now.indexes, stays))
+        arrangement = Arrangement(before.texts[stays], before.lengths[stays], before.lengths[stays])
+        homes = self.now.homes.some(stays)
+        self.now = self.laying.present(arrangement, texts, indexes, homes, self.weights)
+        return rows
 
 
 @dataclass(frozen=True)
 class Sheets:
-    """Lays the texts of a batch into sheets: those of each stack for themselves, the shallowest stack first."""
+    """Lays the texts of a batch into sheets."""
 
     packing: Packing
     attention_heads: int
-    device: torch.device
     dtype: torch.dtype
+    devices: Sequence[torch.device]  # of the engine's stages
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
-    depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
-    most_tokens: int | None = None  # of a sheet, unless it is a single text; None: any number
-    stages: Sequence[torch.device] = ()  # the devices of the full stack's stages; none: one stage on `device`
 
-    def lay(
-        self,
-        texts: list[Text],
-        placed: Mapping[Record, Placed],
-        slots: Mapping[Layout, Slots],
-        arrived: dict[Layout, list[Mark]],
-        which: Array | None = None,
-        places: Places | None = None,
-    ) -> list[Sheet]:
-        """Returns sheets of the texts of a batch: of all, or of `which` indexes.
+    def lay(self, texts: Sequence[Text], weights: Weights, places: Places | None = None) -> list[Sheet]:
+        """Returns sheets of the texts of a batch."""
+        lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
+        arrangements = [_by_adapter(one, texts) for one in self.packing.arrange(lengths, places)]
+        if self.few_sizes:
+            arrangements = [one.rounded_up() for one in arrangements]
+        return [self._sheet(one, [texts[i] for i in one.texts.tolist()], weights) for one in arrangements]
 
-        `placed` says where their adapters and heads are. `slots` has the weights, and `arrived` their marks.
-        """
-        arrangements = self._arrangements(texts, np.arange(len(texts)) if which is None else which, places)
-        return [self._sheet(one, [texts[i] for i in one.texts.tolist()], placed, slots, arrived) for one in arrangements]
-
-    def order_of(self, stack: str) -> tuple[int, str]:
-        """Returns the place of a stack among others: shallow ones come first."""
-        return self.depths[stack], stack
-
-    def _arrangements(self, texts: list[Text], which: Array, places: Places | None) -> list[Arrangement]:
-        """Returns arrangements that name the texts by their indexes in the batch."""
-        lengths = np.array([text.length for text in texts], dtype=np.int64)
-        found: list[Arrangement] = []
-        chosen: list[int] = which.tolist()
-        for stack, own in _by_stack([texts[i].level.stack for i in chosen], self.order_of):
-            # Batch and places are chosen by the work of texts, which is less than their length on other stacks.
-            for some in _cut(which[own], lengths, self.most_tokens):
-                arranged = self.packing.arrange(lengths[some], places if stack == FULL and len(some) == len(texts) else None)
-                found += [replace(one, texts=some[one.texts]) for one in arranged]
-        return [one.rounded_up() for one in found] if self.few_sizes else found
-
-    def _sheet(
-        self,
-        arrangement: Arrangement,
-        texts: list[Text],
-        placed: Mapping[Record, Placed],
-        slots: Mapping[Layout, Slots],
-        arrived: dict[Layout, list[Mark]],
-    ) -> Sheet:
-        lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
-        offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    def _sheet(self, arrangement: Arrangement, texts: list[Text], weights: Weights) -> Sheet:
+        lengths, tokens = arrangement.lengths, arrangement.tokens
+        offsets = tokens - np.repeat(arrangement.starts, lengths)
         # The place of each token, unless all of them lie in order, with padding behind the last one only.
-        scattered = arrangement.width is not None and arrangement.rows > len(offsets)
-        home = np.repeat(starts, lengths) + offsets if scattered else None
+        scattered = arrangement.width is not None and arrangement.rows > len(tokens)
+        home = tokens if scattered else None
+        first = self.devices[0]
 
         def lay(numbers: Array) -> Tensor:
             whole = np.zeros(arrangement.rows, dtype=np.int64)
             whole[slice(len(numbers)) if home is None else home] = numbers
-            return self._index(whole)
+            return index(whole, first)
 
-        rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
-        gathered = np.array([len(text.addresses) for text in texts], dtype=np.int64)
-        positions, kept, segments = offsets, None, np.concatenate([text.segments for text in texts])
-        if any(text.kept is not None for text in texts):
-            positions = np.concatenate([np.arange(text.length) if text.kept is None else text.kept for text in texts])
-            kept = positions + np.repeat(np.cumsum(gathered) - gathered, lengths)
-            segments = segments[kept]
-        adapters = parted([placed[text.level.adapter] if text.level.adapter is not None else None for text in texts])
-        heads = parted([placed[text.level.head] for text in texts])
-        stack = texts[0].level.stack
-        devices = self._devices(stack)
-        attends = {own: arrangement.attention(self.attention_heads, own, self.dtype) for own in set(devices)}
-        parts = {own: parts_of(adapters, rooms, slots, arrived, own, self.dtype) for own in set(devices)}
+        homes = RecordHomes(*map(weights.homes, zip(*(text.records for text in texts), strict=True)))
+        now = self.present(arrangement, texts, arrangement.texts.tolist(), homes, weights)
+        if all(text.plan is None for text in texts):
+            _ = now.end  # all come to the end, so that it can be prepared ahead
         return Sheet(
-            stack=stack,
-            indexes=arrangement.texts.tolist(),
-            attend=[attends[own] for own in devices],
+            laying=self,
+            weights=weights,
             addresses=np.concatenate([text.addresses for text in texts]),
-            gathered=gathered,
-            kept=self._index(kept) if kept is not None else None,
             lengths=lengths,
-            tokens=positions,
-            rooms=rooms,
-            watched=[text.is_watched for text in texts],
-            homes=self._index(home) if home is not None else None,
-            positions=lay(positions),
-            segments=lay(segments),
-            reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of), devices[-1]),
-            rows_of=rows_of.tolist(),
-            adapters=[parts[own] for own in devices],
-            reading_adapters=parts_of(adapters, rows_of, slots, arrived, devices[-1], self.dtype),
-            heads=parts_of(heads, rows_of, slots, arrived, devices[-1], self.dtype),
+            homes=index(home, first) if home is not None else None,
+            positions=lay(offsets),
+            segments=lay(np.concatenate([text.segments for text in texts])),
+            rows=arrangement.rows,
+            now=now,
         )
 
-    def _devices(self, stack: str) -> Sequence[torch.device]:
-        """Returns the devices of the stages that compute a stack."""
-        if not self.stages:
-            return [self.device]
-        return self.stages if stack == FULL else self.stages[-1:]
+    def present(
+        self, arrangement: Arrangement, texts: list[Text], indexes: list[int], homes: RecordHomes, weights: Weights
+    ) -> Present:
+        rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
+        attends = {own: arrangement.attention(self.attention_heads, own, self.dtype) for own in set(self.devices)}
+        parts = {own: weights.parts(homes.adapter, arrangement.rooms, own, self.dtype) for own in set(self.devices)}
 
-    def _index(self, numbers: Array, device: torch.device | None = None) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int64)), device or self.device)
+        def ending() -> Ending:
+            last = self.devices[-1]
+            reading = np.concatenate([text.reading for text in texts]) + np.repeat(arrangement.starts, rows_of)
+            return Ending(
+                index(reading, last),
+                weights.parts(homes.adapter, rows_of, last, self.dtype),
+                weights.parts(homes.head, rows_of, last, self.dtype),
+            )
+
+        return Present(
+            texts=texts,
+            indexes=indexes,
+            arrangement=arrangement,
+            homes=homes,
+            attend=[attends[own] for own in self.devices],
+            adapters=[parts[own] for own in self.devices],
+            rows_of=rows_of,
+            ending=ending,
+        )
 
 
-def _by_stack(stacks: Sequence[str], order_of: Callable[[str], tuple[int, str]]) -> Iterator[tuple[str, Array]]:
-    """Yields each stack in order, with the indexes of its texts."""
-    different = set(stacks)
-    if len(different) == 1:
-        yield stacks[0], np.arange(len(stacks))
-        return
-    names = np.array(stacks, dtype=object)
-    for stack in sorted(different, key=order_of):
-        yield stack, np.flatnonzero(names == stack)
+def _by_adapter(arrangement: Arrangement, texts: Sequence[Text]) -> Arrangement:
+    """Returns an arrangement in which texts with one adapter are neighbours, so that adapters apply to rows where they lie.
+
+    One with a width stays as it is.
+    """
+    if arrangement.width is not None:
+        return arrangement
+    numbers: dict[tuple[Record, Record | None], int] = {}
+    chosen: list[int] = arrangement.texts.tolist()
+    own = [numbers.setdefault(texts[i].slot_key, len(numbers)) for i in chosen]
+    order = np.argsort(own, kind="stable")
+    return Arrangement(arrangement.texts[order], arrangement.lengths[order], arrangement.rooms[order])
 
 
-def _cut(texts: Array, lengths: Array, most: int | None) -> list[Array]:
-    """Cuts texts into parts of at most so many tokens, those of like lengths together. One longer text is a part."""
-    if most is None or int(lengths[texts].sum()) <= most:
-        return [texts]
-    ordered = texts[np.argsort(-lengths[texts], kind="stable")]
-    parts: list[list[int]] = []
-    room = 0
-    for text, length in zip(ordered.tolist(), lengths[ordered].tolist(), strict=True):
-        if not parts or length > room:
-            parts.append([])
-            room = most
-        parts[-1].append(text)
-        room -= length
-    return [np.array(part) for part in parts]
+def index(numbers: Array, device: torch.device) -> Tensor:
+    """Returns numbers of rows as a tensor."""
+    return sent(tensor_of(numbers.astype(np.int64)), device)

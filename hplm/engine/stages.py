@@ -1,9 +1,7 @@
-"""Stages of an engine: consecutive layers of the full upper stack, each stage on a device of its own.
+"""Stages of an engine: consecutive layers of the upper stack, each stage on a device of its own.
 
 They are written as `0-1@cpu:0 2-3@cpu:1`: the first and the last layer of each stage, and its device. `cpu:1` is a core, to
 which the stage's thread is pinned. A batch passes all stages, and the next batch may begin when the first one is free.
-
-Shorter stacks are not cut: the last stage computes them, since it has the heads.
 """
 
 from __future__ import annotations

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy as np
 import torch
 
 from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
-from hplm.adapters.layout import Layout
+from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Placed
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
@@ -26,17 +26,15 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
-from hplm.engine.sheets import Sheet, Sheets
+from hplm.engine.sheets import Sheet, Sheets, Weights
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage
-from hplm.engine.views import View
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.model import faults
 from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
-from hplm.tenants.level import FULL
 
 log = logging.getLogger(__name__)
 NO_SLOTS = "the device has no memory for slots of another layout: give it fewer with the parameter slots"
@@ -50,18 +48,16 @@ class StagingSettings:
     resident_rows: int = 0  # of each table, on the device
     packing: Packing = field(default_factory=Packed)
     few_sizes: bool = False  # of batches (`Sheets`)
-    depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
-    batch_tokens: int | None = None  # the most of a sheet; None: any number
     overlap: Overlap = field(default_factory=Overlap)
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
 
     def devices_of(self, layout: Layout) -> list[torch.device]:
-        """Returns the device of each layer of a layout's records, if there are stages: where the layers of the engine are.
+        """Returns the device of each layer of a layout's records, if there are stages.
 
-        The last stage has heads, and all layers of shorter stacks.
+        Exits are where the layers behind them are. The last stage has heads.
         """
         by_layer = [stage.device for stage in self.stages for _ in range(stage.first, stage.last + 1)]
-        return by_layer if layout.places and layout.layers == len(by_layer) else by_layer[-1:] * layout.layers
+        return by_layer if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
 
 
 class Stager:
@@ -71,19 +67,15 @@ class Stager:
         self._sheets = Sheets(
             settings.packing,
             backbone.config.heads,
-            settings.device,
             settings.dtype,
+            [stage.device for stage in settings.stages] or [settings.device],
             settings.few_sizes,
-            settings.depths,
-            settings.batch_tokens,
-            [stage.device for stage in settings.stages],
         )
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
         self._without_room: set[Layout] = set()
         self._pinned: Counter[Slots] = Counter()
-        self._not_held: WeakKeyDictionary[View, set[Record]] = WeakKeyDictionary()  # further levels that cannot be staged
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
         for bank in backbone.view.banks.values():
             self._slots_for(bank.layout)
@@ -93,18 +85,16 @@ class Stager:
         texts: Sequence[Text],
         broken: Callable[[Text, HplmError], None],
         places: Places | None = None,
-        may_go_on: bool = True,
     ) -> StagedBatch | None:
         """Does the steps of staging that run ahead. Texts with broken stored data are passed to `broken` and left out.
 
-        `places` are the rows and slots that the policy has chosen for these texts. `may_go_on`: whether texts may be computed
-        at further levels within this batch.
+        `places` are the rows and slots that the policy has chosen for these texts.
         """
         if self._view() is not self._backbone.view:
             self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
         with self._copies.under_way():
-            batch = self._prepare(texts, broken, places, may_go_on)
+            batch = self._prepare(texts, broken, places)
         if batch is not None:
             batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
@@ -139,17 +129,15 @@ class Stager:
         batch.ready = self._copies.mark()
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
-        sums = self._gatherer.sums(forest, sheet.addresses, sheet.gathered)
-        if sheet.kept is not None:
-            sums = sums.index_select(0, sheet.kept)
+        sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
         if sheet.homes is not None:
-            sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
-        elif len(sums) < len(sheet.positions):
-            sums = with_rows(sums, len(sheet.positions))
+            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.homes, sums)
+        elif len(sums) < sheet.rows:
+            sums = with_rows(sums, sheet.rows)
         sheet.sums = sums
 
     def _prepare(
-        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None, may_go_on: bool
+        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
@@ -160,7 +148,7 @@ class Stager:
             for number in self._readable(forest, texts, broken):
                 text = texts[number]
                 try:
-                    for record in text.level.records():
+                    for record in filter(None, text.records):
                         placed[record] = self._hold(self._bank(text, record), record, held)
                 except HplmError as error:
                     broken(text, error)
@@ -175,12 +163,10 @@ class Stager:
                 self.release(held)
                 return None
             staged = [texts[number] for number in kept]
-            if may_go_on:
-                self._hold_further(staged, placed, held)
             slots = {layout: self._slots[layout] for layout, _ in placed.values()}
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
-            sheets = self._sheets.lay(staged, placed, slots, arrived, places=places and places.of(kept))
-            return StagedBatch(staged, forest, sheets, placed, slots, arrived, held, self._sheets)
+            sheets = self._sheets.lay(staged, Weights(placed, slots, arrived), places and places.of(kept))
+            return StagedBatch(staged, forest, sheets, arrived, held)
         except BaseException:
             self.release(held)
             raise
@@ -217,26 +203,6 @@ class Stager:
             else:
                 kept.append(number)
         return kept
-
-    def _hold_further(self, texts: Sequence[Text], placed: dict[Record, Placed], held: list[tuple[Slots, int]]) -> None:
-        """Holds slots of the levels that texts may reach later, while the batch has no more than its half of the slots.
-
-        A text that reaches another level goes on in a later batch, and learns there what is wrong with the level. Here such a
-        level is tried once in each view, because it would delay all batches.
-        """
-        not_held = self._not_held.setdefault(self._backbone.view, set())
-        taken = Counter(layout for layout, _ in placed.values())
-        for record, text in {record: one for one in texts for record in one.further_records()}.items():
-            if record in placed or record in not_held:
-                continue
-            try:
-                bank = self._bank(text, record)
-                if taken[bank.layout] < self._settings.slots // 2:
-                    placed[record] = self._hold(bank, record, held)
-                    taken[bank.layout] += 1
-            except Exception as error:
-                not_held.add(record)
-                log.warning("tenant %s: a level that a text may reach cannot be staged: %s", text.request.tenant.id, error)
 
     def _bank(self, text: Text, record: Record) -> Bank:
         """Returns the bank of a record, or raises with the reason why it cannot be opened."""

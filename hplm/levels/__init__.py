@@ -1,1 +1,1 @@
-"""The confidence of answers, and what a cascade does with it: plans, dispatch, pruning and ensembles."""
+"""The confidence of answers: calibrations, the evidence that they rest on, and how they are fitted and judged."""

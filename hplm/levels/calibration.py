@@ -1,7 +1,8 @@
 """A tenant's calibration: turns the logits of an answer into the probability that it is right.
 
 Plain softmax (Tabi, Eq. 2) is mostly too sure. A temperature divides the logits (Eq. 3; Guo et al. 2017). A Dirichlet map is
-linear in the log probabilities (Kull et al. 2019). A number has no probability: its bin knows how many numbers were right.
+linear in the log probabilities (Kull et al. 2019). A number has no probability: its bin knows how many numbers were right. An
+exit's number comes with the logarithm of its mean error, from which follows how likely it is near enough (Laplace).
 No calibration changes an answer's label: its confidence is the calibrated probability of the label that is answered.
 """
 
@@ -20,7 +21,10 @@ from hplm.arrays import Array
 from hplm.levels.evidence import Evidence, log_softmax
 
 UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
-TEMPERATURE, DIRICHLET, BINS = "temperature", "dirichlet", "bins"
+TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
+
+
+MOST_SPREAD = 700.0  # exp of more is near the largest float
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Calibration:
     temperature: float = 1.0
     weights: tuple[tuple[float, ...], ...] = ()  # Dirichlet: classes x classes
     bias: tuple[float, ...] = ()
-    delta: float = 0.0  # bins: a number is right if its error is at most this
+    delta: float = 0.0  # bins and interval: a number is right if its error is at most this
     edges: tuple[float, ...] = ()  # between the bins of answered numbers, ascending
     shares: tuple[float, ...] = ()  # of right numbers, one more than edges
 
@@ -52,6 +56,7 @@ class Calibration:
         fits = {
             TEMPERATURE: self.temperature > 0,
             DIRICHLET: classes > 0 and [len(row) for row in rows] == [classes] * classes,
+            INTERVAL: self.temperature > 0 and self.delta >= 0,
             BINS: len(self.shares) == len(self.edges) + 1 and list(self.edges) == sorted(self.edges),
         }
         if not fits.get(self.kind, False):
@@ -59,9 +64,12 @@ class Calibration:
 
     def suits(self, labels: int) -> bool:
         """Whether it can calibrate a tenant with this number of labels. A number is a single one."""
-        return {TEMPERATURE: True, DIRICHLET: len(self.bias) == labels, BINS: labels == 1}[self.kind]
+        return {TEMPERATURE: True, DIRICHLET: len(self.bias) == labels}.get(self.kind, labels == 1)
 
     def confidence(self, evidence: Evidence) -> float:
+        if self.kind == INTERVAL:
+            spread = min(MOST_SPREAD, max(-MOST_SPREAD, float(evidence.logits[0, 1])))
+            return 1 - math.exp(-self.delta / self.temperature * math.exp(-spread))
         if self.kind == BINS:
             return self.shares[bisect_right(self.edges, float(evidence.logits[0, 0]))]
         found = self.log_probabilities(evidence.logits)[np.arange(len(evidence.chosen)), evidence.chosen]

@@ -102,25 +102,20 @@ TENANT_REQUESTS = Metric(
     "Requests of the busiest tenants, by outcome; the tenant '' stands for all others",
     ("tenant", "outcome"),
 )
-LEVEL_TEXTS = Metric(
-    "hplm_level_texts_total",
+EXIT_TEXTS = Metric(
+    "hplm_exit_texts_total",
     COUNTER,
-    "Answered texts of tenants with a ladder, by the level that answered (1: the shallowest) and why no further one did: "
-    "only (no other has read the text), sure, last (of several in the plan), late, full, draining, or across (another "
-    "backbone is asked next)",
-    ("level", "reason"),
+    "Answered texts of tenants with exits, by the exit where they left; `end`: none",
+    ("exit",),
 )
-ACROSS_TEXTS = Metric(
-    "hplm_across_texts_total",
-    COUNTER,
-    "Texts of which a backbone was not sure and that another one should read, by the outcome: joined, or why that one has "
-    "not answered (changed: the link leads to another version). The model `hplm` counts them",
-    ("source", "target", "outcome"),
-)
-DRIFTING_STEPS = Metric(
-    "hplm_drifting_steps",
+EXIT_AGREEMENT = Metric(
+    "hplm_exit_agreement",
     GAUGE,
-    "Steps of plans from which texts go on clearly more or less often than when they were profiled",
+    "Share of audited texts that have the full stack's answer at an exit where they could have left",
+    ("tenant", "exit"),
+)
+RAISED_EXITS = Metric(
+    "hplm_raised_exits", GAUGE, "Exits with a raised threshold: fewer texts than promised had the right answer"
 )
 GOVERNOR_RUNG = Metric(
     "hplm_governor_rung", GAUGE, "The rung of tenants that ask for more than their fair share; 1: the dearest"

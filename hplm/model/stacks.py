@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hplm.errors import Broken
 from hplm.model.attention import PackedAttention, SinkAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt, Attend, Layer, Layers, norm_of, unchanged
 from hplm.model.rotary import Turn
 from hplm.model.tensors import array_of
-from hplm.model.weights import BUILD_AGAIN, load_weights
 from hplm.model.windows import ABSENT
 
 # Thousands of windows of few tokens take less time in torch's calls, one for each length, than in the compiled kernel.
@@ -116,20 +112,6 @@ class UpperStack(nn.Module):
         if config.is_decoder:
             self.final_norm = norm_of(config)
             self.next_token = nn.Linear(config.hidden, config.vocabulary, bias=False)
-
-    @classmethod
-    def shorter(cls, path: Path, config: BackboneConfig, way_out: str = BUILD_AGAIN) -> UpperStack:
-        """Reads a stack for the same tables with fewer layers than the full stack of `config`: as many as the file has."""
-        weights = load_weights(path, way_out)
-        layers = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
-        if not 1 <= layers < config.upper_layers:
-            raise Broken(f"{path} has {layers} layers, but the full upper stack has {config.upper_layers}: {way_out}")
-        stack = cls(replace(config, upper_layers=layers))
-        shapes, wanted = ({name: tensor.shape for name, tensor in one.items()} for one in (weights, stack.state_dict()))
-        if shapes != wanted:
-            raise Broken(f"{path} does not have the tensors of {layers} layers of backbone {config.name!r}: {way_out}")
-        stack.load_state_dict(weights)
-        return stack
 
     def enter(self, sums: Tensor, positions: Tensor, segments: Tensor | None = None) -> Tensor:
         if segments is not None:

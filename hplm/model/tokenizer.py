@@ -43,7 +43,6 @@ class Encoded:
         self.segments = segments
         self.lengths = np.array(lengths or [len(tokens)], dtype=np.int64)  # the model reads each window for itself
         self._encode = encoding
-        self._kept: Array | None = None  # the tokens that are left of the encoding; None: all
 
     @classmethod
     def of(cls, encoding: Encoding) -> Encoded:
@@ -53,7 +52,7 @@ class Encoded:
     def cut(self, kept: Array, lengths: Sequence[int] = ()) -> Encoded:
         """Returns the same text with these tokens only, without what was cut off."""
         left = Encoded(self.tokens[kept], self.segments[kept], self._encode, lengths)
-        left.offsets, left.special, left._kept = self.offsets[kept], self.special[kept], kept
+        left.offsets, left.special = self.offsets[kept], self.special[kept]
         return left
 
     def forget(self) -> None:
@@ -73,25 +72,6 @@ class Encoded:
     @cached_property
     def special(self) -> Array:
         return np.array(self._encoding.special_tokens_mask, dtype=bool)
-
-    @cached_property
-    def words(self) -> Array:
-        """The number of each token's word, the pair's behind those of the text; -1 for special tokens; int32."""
-        encoding = self._encoding
-        numbers = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
-        numbers[np.array(encoding.special_tokens_mask, dtype=bool)] = -1
-        of_pair = self._all_of_pair
-        numbers[of_pair] += numbers[~of_pair].max(initial=-1) + 1
-        return numbers if self._kept is None else numbers[self._kept]
-
-    def places(self, text: str) -> Array:
-        """tokens x 2, int32: the code points of each token, those of a pair counted on behind the text's."""
-        of_pair = self._all_of_pair if self._kept is None else self._all_of_pair[self._kept]
-        return self.offsets + np.where(of_pair, len(text), 0).astype(np.int32)[:, None]
-
-    @property
-    def _all_of_pair(self) -> Array:
-        return np.array([part == 1 for part in self._encoding.sequence_ids], dtype=bool)
 
 
 class Tokenizer:

@@ -70,7 +70,7 @@ class BackboneProfile:
     export: str  # the name of the export that was measured
     tenants: Mapping[str, tuple[str, ...]]  # by domain
     parents: Mapping[str, str]  # the domain that each domain's tables fall back to; roots have none
-    entry_bytes: int  # on the first stage's device: vectors of positions and segments, shorter stacks
+    entry_bytes: int  # on the first stage's device: vectors of positions and segments
     layer_bytes: tuple[int, ...]  # of each layer
     table_bytes: Mapping[str, int]  # by domain, of all its served versions
     record_bytes: int  # of a tenant, on average

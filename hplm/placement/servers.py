@@ -17,7 +17,7 @@ from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Places
 from hplm.scheduling.simulation.arrivals import SimulatedText
-from hplm.scheduling.simulation.server import Computing, Load, Machine, Server
+from hplm.scheduling.simulation.server import Computing, Machine, Outcome, Server
 from hplm.scheduling.waiting import Capacity
 
 LESSONS = ((1, 64), (8, 64), (32, 16), (4, 256), (16, 128))  # batches that a cost model is taught: texts, and tokens of each
@@ -109,13 +109,13 @@ class Stages:
 
 
 class GroupServer(Server):
-    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, load: Load, seed: int = 0) -> None:
+    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, outcome: Outcome, seed: int = 0) -> None:
         self._stages = Stages(group, profile, trace)
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
         around_ns = int(self._stages.around_ns)
         machine = Machine(self._stages.batch_ns, capacity, answering_ns=around_ns, noise=serving.noise, stages=group.stages)
-        super().__init__(serving.scheduler(self._stages), machine, load, seed)
+        super().__init__(serving.scheduler(self._stages), machine, outcome, seed)
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them
 
@@ -127,12 +127,12 @@ class GroupServer(Server):
         self.queue_ns += works
         super().arrive(text, now)
 
-    def _give_up(self, texts: Sequence[SimulatedText], fate: int, now: int) -> None:
+    def _give_up(self, texts: Sequence[SimulatedText], fate: int) -> None:
         self._left(texts)
-        super()._give_up(texts, fate, now)
+        super()._give_up(texts, fate)
 
     def _finish(self, one: Computing, now: int) -> None:
-        self._left(one.sheet)
+        self._left(one.batch.texts)
         super()._finish(one, now)
 
     def _left(self, texts: Sequence[SimulatedText]) -> None:

@@ -17,16 +17,16 @@ from hplm.placement.servers import GroupServer, Serving
 from hplm.placement.workload import Trace
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.simulation.arrivals import Arrivals
-from hplm.scheduling.simulation.server import Load
+from hplm.scheduling.simulation.server import Outcome
 
 
 def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: Serving, seed: int = 0) -> Attained:
     """Returns what the groups' servers answer in time. Each unit is a tenant for them. The same seed gives the same result."""
     arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, np.zeros(len(trace), np.int64))
-    load = Load(arrivals, seed)
-    servers = [GroupServer(group, profile, trace, serving, load, seed + i) for i, group in enumerate(groups)]
+    outcome = Outcome.of(arrivals)
+    servers = [GroupServer(group, profile, trace, serving, outcome, seed + i) for i, group in enumerate(groups)]
     run_together(servers, arrivals, [[i for i, group in enumerate(groups) if name in group.units] for name in trace.names])
-    end_ns = np.where(load.outcome.on_time, load.outcome.answered_ns, REFUSED).astype(float)
+    end_ns = np.where(outcome.on_time, outcome.answered_ns, REFUSED).astype(float)
     return Attained(trace, end_ns, np.array([server.outcome.busy_ns for server in servers], float))
 
 

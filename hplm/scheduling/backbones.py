@@ -23,21 +23,16 @@ class Learned:
         self.used_ns = 0.0  # of the engine's time, by batches that do not run any more
         self.cost = CostModel()
         self.loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
-        self.further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
 
-    def first_ns(self, tokens: int, texts: int, slot_keys: int) -> float:
-        """Returns how long the first passes of a batch will take."""
+    def expected_ns(self, tokens: int, texts: int, slot_keys: int) -> float:
+        """Returns how long a batch will take."""
         return float(self.cost.predict(tokens, texts, slot_keys * self.loaded))
 
     def finished(self, batch: Batch[Any], adapters: int, took_ns: int, stages_ns: Sequence[int]) -> None:
         """Learns from a batch, for which `adapters` adapters had to be loaded."""
         self.used_ns += took_ns
         self.loaded += LEARNING * (adapters / batch.slot_keys - self.loaded)
-        tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
-        first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
-        further = float(self.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
-        self.further += LEARNING * (further - self.further)
-        self.cost.observe(tokens, texts, adapters, took_ns, parts, stages_ns)
+        self.cost.observe(batch.tokens, len(batch.texts), adapters, took_ns, stages_ns)
 
 
 class Backbones:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -24,39 +24,17 @@ class Batch(Generic[T]):
     chosen_ns: int
     expected_ns: float  # how long it will compute
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
-    promised: Array  # the deadline of each text if admission has promised it and its first pass is to come, else NEVER
+    promised: Array  # the deadline of each text that is not judged yet, else NEVER
     places: Places | None = None  # of the texts, if the policy has chosen them
-    parts: int = 0  # that were computed one after the other
-    further_tokens: int = 0  # of texts that are computed again in it
-    further_texts: int = 0
-    left_tokens: int = field(init=False)  # still to be computed in it
-    left_texts: int = field(init=False)
-    on_time: int = 0  # promised texts, by the end of their first pass
+    on_time: int = 0  # texts
     late: int = 0
     backbone: int = 0  # of all its texts
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
     released_ns: int | None = None  # when it left the first stage of a pipeline
 
-    def __post_init__(self) -> None:
-        self.left_tokens, self.left_texts = self.tokens, len(self.texts)
-
-    def computed(self, texts: Sequence[T]) -> None:
-        """Records that a part of it is computed: these texts."""
-        self.parts += 1
-        self.left_tokens -= sum(text.tokens for text in texts)
-        self.left_texts -= len(texts)
-
-    def go_on(self, texts: Sequence[T]) -> None:
-        """Records that these texts are computed again in it."""
-        tokens = sum(text.tokens for text in texts)
-        self.further_tokens += tokens
-        self.left_tokens += tokens
-        self.further_texts += len(texts)
-        self.left_texts += len(texts)
-
     def judge(self, texts: Sequence[T], answered_ns: int) -> None:
-        """Counts which of these texts have their first answer by their deadlines. Later answers are not promised."""
+        """Counts which of these texts are answered by their deadlines."""
         if self.promised.min(initial=NEVER) == NEVER:
             return
         done = {id(text) for text in texts}

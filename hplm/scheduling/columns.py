@@ -116,13 +116,8 @@ class Columns(Generic[T]):
 
     @property
     def request(self) -> Array:
-        """The texts of one request share a number. Later requests have higher numbers, and so has each text that came back."""
+        """The texts of one request share a number. Later requests have higher numbers."""
         return self._columns["request"][: self._length]
-
-    @property
-    def came_back(self) -> Array:
-        """Whether each text was computed before and joined the line again."""
-        return self.request % 2 == 1
 
     @property
     def slot_keys(self) -> int:
@@ -178,13 +173,13 @@ class Columns(Generic[T]):
     def text(self, index: int) -> T:
         return self._texts[int(self._columns["position"][index])]
 
-    def add(self, texts: Sequence[T], again: bool = False) -> None:
-        """Adds the texts of one request, or a text that was computed before: such texts have odd numbers."""
+    def add(self, texts: Sequence[T]) -> None:
+        """Adds the texts of one request."""
         end = self._length + len(texts)
         while end > len(self._columns["tokens"]):
             self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
             self._table = self._place()
-        self._requests += 2
+        self._requests += 1
         for i, text in enumerate(texts, self._length):
             tokens, size, tenant = text.tokens, text.bytes, self._tenants.take(text.tenant)
             row = (
@@ -194,7 +189,7 @@ class Columns(Generic[T]):
                 text.priority,
                 self._slot_keys.take(text.slot_key),
                 tenant,
-                self._requests + again,
+                self._requests,
                 self._put(text),
             )
             for column, value in zip(self._columns.values(), row, strict=True):

@@ -52,12 +52,12 @@ class Costs:
         return max(self.shares)
 
     @overload
-    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0, parts: float = 1) -> Array: ...
+    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0) -> Array: ...
     @overload
-    def predict(self, tokens: float, texts: float = 1, adapters: float = 0, parts: float = 1) -> float: ...
-    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0, parts: float = 1) -> Numbers:
+    def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
+    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
         batch, token, text, adapter = self.terms
-        return batch * parts + token * tokens + text * texts + adapter * adapters
+        return batch + token * tokens + text * texts + adapter * adapters
 
 
 class CostModel(Costs):
@@ -83,19 +83,14 @@ class CostModel(Costs):
         _, token, text, adapter = self.terms.tolist()
         return int(ns / max(token + (text + adapter * adapters) / mean, 1e-9))
 
-    def observe(
-        self, tokens: int, texts: int, adapters: int, took_ns: int, parts: int = 1, stages_ns: Sequence[int] = ()
-    ) -> None:
-        """`parts`: computed one after the other. Each takes what a batch takes whatever is in it.
-
-        `stages_ns`: the time of each stage, if several have computed it.
-        """
+    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int, stages_ns: Sequence[int] = ()) -> None:
+        """`stages_ns`: the time of each stage, if several have computed it."""
         if len(stages_ns) > 1:
             shares = [own / sum(stages_ns) for own in stages_ns]
             before = self.shares if len(self.shares) == len(shares) else shares
             rate = max(LEARNING_STAGES, 1 / (1 + self.observed))
             self.shares = [old + rate * (new - old) for old, new in zip(before, shares, strict=True)]
-        features = np.array([parts, tokens, texts, adapters], float)
+        features = np.array([1, tokens, texts, adapters], float)
         expected = float(features @ self.terms)
         error = abs(took_ns - expected) / expected
         weight = 1.0

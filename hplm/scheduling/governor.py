@@ -80,13 +80,10 @@ class Governor:
             held[backbone] = 1, *full
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
         if self._full is not None:
-            mean: list[list[float]] = self._full.tolist()
-            batch_ns = 0.0
-            for cost, (parts, tokens, texts, adapters) in zip(self._costs_of, mean, strict=True):
-                batch_ns += cost.predict(tokens, texts, adapters, parts) * cost.slowest
-            batch_ns = max(1.0, batch_ns)
+            took_ns = (float(cost.terms @ own) * cost.slowest for cost, own in zip(self._costs_of, self._full, strict=True))
+            batch_ns = max(1.0, sum(took_ns))
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
-            self._capacity = sum(tokens for _, tokens, *_ in mean) * self._horizon_ns / batch_ns
+            self._capacity = float(self._full[:, 1].sum()) * self._horizon_ns / batch_ns
         if not self.rung and not self._last[self._all].any():  # no tenant has a choice
             return
         if crowded or self.rung:

@@ -42,11 +42,11 @@ class Queue(Generic[T]):
             return Levels(*self._scheduler.waiting(backbone), self._scheduler.governor.rung, cost)
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
-        """Counts a request as load, and returns the rung of its tenant's ladder: 0 is the dearest.
+        """Counts a request as load, and returns its rung: 0 is the dearest.
 
         Call it once for each request that arrives, before it is offered: also if its tenant has a single rung, or if it names
         its rung itself. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected
-        to take, first and later passes together.
+        to take.
         """
         with self._to_do:
             return self._scheduler.rung(tenant, tokens, costs, self._now_ns())
@@ -61,30 +61,6 @@ class Queue(Generic[T]):
             self._to_do.notify()
             self._look_at_expiry()
             return displaced
-
-    def computed(self, batch: Batch[T], texts: Sequence[T]) -> None:
-        """Records that a part of a running batch is computed. Call it for each part, before `going_on` and `finished`."""
-        with self._to_do:
-            self._scheduler.computed(batch, texts, self._now_ns())
-
-    def going_on(self, batch: Batch[T], texts: Sequence[T]) -> list[T]:
-        """Returns those of a running batch's computed texts that may be computed again in it. The others are for `again`."""
-        with self._to_do:
-            going_on = self._scheduler.going_on(batch, texts, self._now_ns())
-            self._look_at_expiry()
-            return going_on
-
-    def again(self, texts: Sequence[T]) -> list[T]:
-        """Puts computed texts into the line again, also while others of their batch compute. Returns those not taken.
-
-        None is taken once the queue is closed: the caller answers them with what it has. It does the same with those that
-        `expired`, `offer` or `abandon` return later.
-        """
-        with self._to_do:
-            left = self._scheduler.again(texts, self._now_ns())
-            self._to_do.notify()
-            self._look_at_expiry()
-            return left
 
     def take(self, capacity: Capacity) -> Batch[T] | None:
         """Waits for a batch and returns it. Returns None once the queue is closed and empty."""
@@ -134,6 +110,11 @@ class Queue(Generic[T]):
             self._scheduler.released(batch, self._now_ns())
             self._to_do.notify()
             self._look_at_expiry()
+
+    def left(self, batch: Batch[T], texts: Sequence[T]) -> None:
+        """Records that these texts of a running batch are answered already."""
+        with self._to_do:
+            self._scheduler.left(batch, texts, self._now_ns())
 
     def finished(self, batch: Batch[T], adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         with self._to_do:

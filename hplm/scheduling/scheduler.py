@@ -113,40 +113,6 @@ class Scheduler(Generic[T]):
         self._expiry.joined(texts)
         return displaced
 
-    def again(self, texts: Sequence[T], now_ns: int) -> list[T]:
-        """Puts computed texts into the line again. Returns those that were not taken: all, once the line is closed.
-
-        They pass limits and admission, and keep their arrivals and deadlines. Each is a request of its own from now on: it may
-        expire or be displaced alone. Then the caller answers it with what it has.
-        """
-        if self._draining:
-            return list(texts)
-        for text in texts:
-            self.columns.add([text], again=True)
-        self._expiry.joined(texts)
-        self._recount(now_ns)
-        return []
-
-    def going_on(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> list[T]:
-        """Returns those of a running batch's computed texts that are computed again in it. The others join the line again.
-
-        These are texts that would be answered too late, all texts while a crowd waits, and those of a batch that is a half.
-        """
-        if batch.is_half or self._waits_a_crowd():
-            return []
-        needed_ns, cost = 0, self._backbones[batch.backbone].cost
-        if self._predicts(now_ns):
-            needed_ns = self._answering_ns + int(cost.predict(sum(text.tokens for text in texts), len(texts)))
-        going_on = [text for text in texts if not text.deadline_ns or now_ns + needed_ns < text.deadline_ns]
-        if not going_on:
-            return []
-        assert batch.started_ns is not None  # its texts were computed
-        batch.go_on(going_on)
-        left_ns = float(cost.predict(batch.left_tokens, batch.left_texts))
-        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + left_ns)
-        self._recount(now_ns)
-        return going_on
-
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
         """Returns the rung of a request that has arrived (`Governor.rung_for`)."""
         return self.governor.rung_for(tenant, tokens, costs, now_ns)
@@ -208,9 +174,9 @@ class Scheduler(Generic[T]):
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
         adapters = slot_keys * learned.loaded
-        expected = learned.first_ns(tokens, len(indexes), slot_keys) * (1 + learned.further)
+        expected = learned.expected_ns(tokens, len(indexes), slot_keys)
         alone = not self._running
-        promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
+        promised = self.columns.deadline[indexes]
         texts = self._remove(indexes)
         batch = Batch(texts, tokens, slot_keys, now_ns, expected, alone, promised, places, backbone=backbone)
         self._running.append(batch)
@@ -249,9 +215,8 @@ class Scheduler(Generic[T]):
         batch.released_ns = now_ns
         self._recount(now_ns)
 
-    def computed(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
-        """Records that a part of a running batch is computed: these texts. Those that are sure are answered now."""
-        batch.computed(texts)
+    def left(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
+        """Records that texts of a running batch are answered before its end."""
         if self._admission:
             batch.judge(texts, now_ns + self._answering_ns)
 
@@ -282,17 +247,17 @@ class Scheduler(Generic[T]):
     def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
         """Replaces a batch for which the device had no memory by smaller ones, with those of its texts that are `left`.
 
-        They are two, or one if the others of its texts were computed. Returns False if that was done before, or cannot be.
+        Returns False if that was done before, or cannot be.
         """
-        if batch.is_half or not left or len(left) == len(batch.texts) < 2:
+        if batch.is_half or not left or len(batch.texts) < 2:
             return False
         promised_to = {id(text): deadline for text, deadline in zip(batch.texts, batch.promised.tolist(), strict=True)}
         learned = self._backbones[batch.backbone]
-        middle = len(left) // 2 if len(left) == len(batch.texts) else len(left)
+        middle = len(left) // 2
         for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
             promised = np.array([promised_to[id(text)] for text in texts])
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
-            expected = learned.first_ns(tokens, len(texts), slot_keys)
+            expected = learned.expected_ns(tokens, len(texts), slot_keys)
             half = Batch(texts, tokens, slot_keys, now_ns, expected, False, promised, backbone=batch.backbone, is_half=True)
             self._halves.append(half)
         self.dropped(batch, now_ns)
@@ -313,10 +278,7 @@ class Scheduler(Generic[T]):
         return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
-        """Returns all texts without an answer, also those of running batches. Running batches are not stopped.
-
-        A text that has joined the line again while others of its batch compute is there twice.
-        """
+        """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
         gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         self._halves.clear()
@@ -328,11 +290,10 @@ class Scheduler(Generic[T]):
         if self._expiry.earliest(predicts) > start_ns:
             return
         leaving = self.columns.whole_requests(self._expiry.late(start_ns, predicts))
-        promised = np.count_nonzero(~self.columns.came_back[leaving])
         self._unserved += int(self.columns.tokens[leaving].sum())
         self._gone += self._remove(leaving)
         if self._admission:
-            self._admission.done(0, promised)
+            self._admission.done(0, len(leaving))
             self._recount(now_ns)
 
     def _predicts(self, now_ns: int) -> bool:

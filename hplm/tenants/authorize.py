@@ -36,12 +36,6 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> T
     return tenant
 
 
-def follow(snapshot: Snapshot, parameters: Mapping[str, object]) -> Tenant:
-    """Returns the named tenant to a request that follows a link to it. Whoever made the link had the stores of both tenants."""
-    name = parameters.get("tenant")
-    return snapshot.find(name if isinstance(name, str) else None)
-
-
 def opened(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> list[str]:
     """Returns the ids of the tenants that a request may use: those without keys, and those that its key opens."""
     header = presented_key(parameters)

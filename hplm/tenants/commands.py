@@ -12,22 +12,21 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TypeGuard, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.adapters.layout import Layout, adapter_layout, exit_layout, head_layout
 from hplm.errors import MISFITS, InvalidInput
 from hplm.levels.calibration import Calibration
-from hplm.levels.plan import Plan
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
-from hplm.tenants.knowledge import Adapter, Head, Knowledge, LevelKnowledge, layers_of
-from hplm.tenants.link import Link
+from hplm.tenants.exits import Exits
+from hplm.tenants.knowledge import Adapter, ExitKnowledge, Head, Knowledge
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS, NAME
@@ -130,36 +129,16 @@ class Commands:
             head=None if generates else _given_head(given, self._config, tensors, len(labels)),
             adapter=_given_adapter(given, self._config, tensors),
             calibration=_calibration(given),
-            levels=tuple(self._level(one, tensors, len(labels)) for one in _objects(given, "levels")),
-            ladder=_ladder(given),
-            link=_link(given),
-        )
-
-    def _level(self, given: dict[str, Any], tensors: dict[str, Tensor], labels: int) -> LevelKnowledge:
-        stack, calibration = given.get("stack"), _calibration(given)
-        if not isinstance(stack, str) or calibration is None:
-            raise InvalidInput("each of 'levels' needs a 'stack', the name of an upper stack, and a 'calibration'")
-        config = replace(self._config, upper_layers=layers_of(stack, self._manager.stacks))
-        begin = f"levels.{stack}."
-        return LevelKnowledge(
-            stack,
-            _given_head(given, config, tensors, labels, begin),
-            _given_adapter(given, config, tensors, begin),
-            calibration,
+            exits=_given_exits(given, self._config, task, labels),
         )
 
 
-def _given_head(
-    given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor], labels: int, begin: str = ""
-) -> Head:
-    """`begin`: what the names of the tensors begin with."""
+def _given_head(given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor], labels: int) -> Head:
     layout = head_layout(config, labels, _word(given, "head_function", None))
-    return layout, _layers(tensors, layout, [f"{begin}head."])[0]
+    return layout, _layers(tensors, layout, ["head."])[0]
 
 
-def _given_adapter(
-    given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor], begin: str = ""
-) -> Adapter | None:
+def _given_adapter(given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor]) -> Adapter | None:
     adapter = _adapter(given)
     if adapter is None:
         return None
@@ -167,23 +146,7 @@ def _given_adapter(
     kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
     layout = adapter_layout(config, kind, _whole_number(adapter, "rank"), places, function)
     assert layout is not None  # its rank is positive
-    return layout, _layers(tensors, layout, [f"{begin}adapter.{number}." for number in range(layout.layers)])
-
-
-def _ladder(given: dict[str, Any]) -> tuple[Plan, ...]:
-    try:
-        return tuple(Plan.read(plan) for plan in _objects(given, "ladder"))
-    except MISFITS as error:
-        raise InvalidInput(f"'ladder' is not a list of plans as in a store's ladder.json ({error})") from None
-
-
-def _link(given: dict[str, Any]) -> Link | None:
-    if (stored := given.get("link")) is None:
-        return None
-    try:
-        return Link.read(stored)
-    except MISFITS as error:
-        raise InvalidInput(f"'link' is not the object of that name in a store's link.json ({error})") from None
+    return layout, _layers(tensors, layout, [f"adapter.{number}." for number in range(layout.layers)])
 
 
 def _calibration(given: dict[str, Any]) -> Calibration | None:
@@ -193,6 +156,18 @@ def _calibration(given: dict[str, Any]) -> Calibration | None:
         return Calibration.read(stored)
     except MISFITS as error:
         raise InvalidInput(f"'calibration' is not that of a store's calibration.json ({error})") from None
+
+
+def _given_exits(given: dict[str, Any], config: BackboneConfig, task: str, labels: Sequence[str]) -> ExitKnowledge | None:
+    if (stored := given.get("exits")) is None:
+        return None
+    try:
+        exits = Exits.read(stored)
+    except MISFITS as error:
+        raise InvalidInput(f"'exits' is not that of a store's exits.json ({error})") from None
+    layout = exit_layout(config, find_task(task).exit_outputs(labels))
+    heads = _layers(_tensors(given), layout, [f"exits.{number}." for number in range(layout.layers)])
+    return ExitKnowledge(exits, layout, heads)
 
 
 def _layers(tensors: dict[str, Tensor], layout: Layout, begins: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -261,13 +236,6 @@ def _adapter(given: dict[str, Any]) -> dict[str, Any] | None:
     value: Any = given.get("adapter")
     if value is not None and not _is_object(value):
         raise InvalidInput('\'adapter\' is not an object: send one such as {"kind": "bottleneck", "rank": 32}')
-    return value
-
-
-def _objects(given: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    value: Any = given.get(field, [])
-    if not _is_list(value) or not all(_is_object(one) for one in value):
-        raise InvalidInput(f"{field!r} must be a list of objects")
     return value
 
 

@@ -10,16 +10,10 @@ from pathlib import Path
 
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.tenants.authorize import admit
-from hplm.tenants.link import Link
-from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
 
 log = logging.getLogger(__name__)
-
-
-class MissingTarget(Exception):
-    """A link leads to something else than when it was made. The message says to what."""
 
 
 class Directory:
@@ -30,7 +24,6 @@ class Directory:
             path.parent.parent.name: _Newest(path, state / path.parent.parent.name if state is not None else None)
             for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
         }
-        self._uppers = {name: upper_of(repository, name) for name in self._backbones}
         self._looking = threading.Lock()
         self._looked_at = clock()
         self._logged: dict[str, str] = {}  # the last failure of each backbone, so that each failure is logged once
@@ -65,34 +58,12 @@ class Directory:
                 continue
         if not found:
             raise NoTenant
-        found = _without_targets(found)
         if len(found) > 1:
             names = ", ".join(repr(name) for name, _ in found)
             raise InvalidInput(
                 f"several backbones have a tenant {found[0][1].id!r}: send the request to one of the models {names}"
             )
         return found[0]
-
-    def upper_of(self, backbone: str) -> str:
-        """Returns the name of the model that computes a backbone."""
-        return self._uppers[backbone]
-
-    def target(self, link: Link, tenant: Tenant) -> Tenant:
-        """Returns the tenant that a link of `tenant` leads to. Raises MissingTarget if that one was not profiled for it."""
-        backbone = self._backbones.get(link.backbone)
-        if backbone is None:
-            raise MissingTarget(f"backbone {link.backbone!r} is not in this repository")
-        try:
-            found = backbone.snapshot.find(link.tenant)
-        except NoTenant:
-            raise MissingTarget(f"backbone {link.backbone!r} has no tenant {link.tenant!r}") from None
-        if found.stored_version != link.version:
-            raise MissingTarget(
-                f"tenant {link.tenant!r} of backbone {link.backbone!r} is served in version {found.stored_version} of its store"
-            )
-        if (found.task, found.labels) != (tenant.task, tenant.labels):
-            raise MissingTarget(f"tenant {link.tenant!r} of backbone {link.backbone!r} has another task or other labels")
-        return found
 
     def look(self) -> None:
         """Reads the newest snapshots. Not while another thread does."""
@@ -105,12 +76,6 @@ class Directory:
                 if self._logged.get(name) != str(error):
                     self._logged[name] = str(error)
                     log.error("cannot read the newest tenants of backbone %s: %s", name, error)
-
-
-def _without_targets(found: list[tuple[str, Tenant]]) -> list[tuple[str, Tenant]]:
-    """Returns tenants of one name without those that another of them links to: the one where the links begin answers."""
-    targets = {(tenant.link.backbone, tenant.link.tenant) for _, tenant in found if tenant.link is not None}
-    return [(name, tenant) for name, tenant in found if (name, tenant.id) not in targets] or found
 
 
 class _Newest:

@@ -49,9 +49,6 @@ def tenant_row(backbone: str, tenant: Tenant) -> dict[str, Any]:
         "version": tenant.version,
         "task": tenant.task,
         "labels": list(tenant.labels),
-        "levels": [level.stack for level in tenant.levels],
-        "plans": len(tenant.ladder),
-        "link": f"{tenant.link.backbone}/{tenant.link.tenant}" if tenant.link is not None else None,
         "homes": tenant.homes,
         "open": not tenant.keys,
     }

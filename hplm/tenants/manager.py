@@ -8,26 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from hplm.adapters.bank import WAY_OUT, Bank
+from hplm.adapters.bank import Bank
 from hplm.adapters.heads import grown, size_for
 from hplm.adapters.record import Record
 from hplm.errors import InvalidInput
-from hplm.model.config import BackboneConfig
-from hplm.model.stacks import UpperStack
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.banks import Banks
+from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key, expiry, new_key, without
-from hplm.tenants.knowledge import Adapter, Head, Knowledge
-from hplm.tenants.level import Level
-from hplm.tenants.link import ONWARD
-from hplm.tenants.models import upper_config
+from hplm.tenants.knowledge import Adapter, ExitKnowledge, Head, Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Change, Registry
 from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
 from hplm.tenants.state import (
     EXPORTED_BANKS,
-    EXPORTED_CONFIG,
-    EXPORTED_STACKS,
     EXPORTED_TABLES,
     EXPORTED_TENANTS,
     State,
@@ -95,12 +89,7 @@ class Manager:
 
     def put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         """Writes a tenant's first or next version, within a change."""
-        knowledge.check(tenant_id, change.branches, self._width, self.stacks if knowledge.levels else {})
-        if knowledge.link is not None and not self._gives_texts_back:
-            raise InvalidInput(
-                f"tenant {tenant_id!r} has a link, and {self.folder} was exported before there were links: export the "
-                "repository again, and serve that"
-            )
+        knowledge.check(tenant_id, change.branches, self._width)
         before = change.tenants.get(tenant_id)
         if before is not None and (knowledge.task, knowledge.labels) != (before.task, before.labels):
             raise InvalidInput(
@@ -110,20 +99,15 @@ class Manager:
         uid = before.uid if before is not None else change.new_uid()
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
         head, adapter = self._write(change, uid, version, knowledge.head, knowledge.adapter)
-        levels: list[Level] = []
-        for level in knowledge.levels:
-            own_head, own_adapter = self._write(change, uid, version, level.head, level.adapter)
-            assert own_head is not None  # every level has one
-            levels.append(Level(level.stack, own_head, own_adapter, level.calibration))
         domain, domain_version = knowledge.domain, knowledge.domain_version
         if before is None:
             task, labels = knowledge.task, knowledge.labels
             tenant = Tenant(tenant_id, uid, version, domain, domain_version, task, labels, head, adapter)
         else:  # it keeps its task and labels, its keys and its limits
             tenant = replace(before, version=version, domain=domain, domain_version=domain_version, head=head, adapter=adapter)
-        cascade = {"levels": tuple(levels), "ladder": knowledge.ladder, "link": knowledge.link}
         stored = knowledge.version if knowledge.version != version else 0
-        change.put(replace(tenant, calibration=knowledge.calibration, stored=stored, **cascade))
+        exits = self._write_exits(change, uid, version, knowledge.exits)
+        change.put(replace(tenant, calibration=knowledge.calibration, exits=exits, stored=stored))
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 
     def _write(
@@ -138,6 +122,13 @@ class Manager:
         if adapter is not None:
             adapter_record = self.banks.put(change, adapter[0], uid, version, adapter[1])
         return head_record, adapter_record
+
+    def _write_exits(self, change: Change, uid: int, version: int, found: ExitKnowledge | None) -> Exits | None:
+        if found is None:
+            return None
+        size = size_for(found.layout.size)
+        heads = [grown(head, size) for head in found.heads]
+        return replace(found.exits, record=self.banks.put(change, replace(found.layout, size=size), uid, version, heads))
 
     def roll_back(self, tenant_id: str) -> TenantChange:
         with self.registry.change("tenant rollback") as change:
@@ -260,19 +251,6 @@ class Manager:
     def settle_now(self, removes: bool = False) -> list[str]:
         """Waits for the last change that this manager made."""
         return self.settle(self.registry.decided, removes)
-
-    @cached_property
-    def stacks(self) -> dict[str, int]:
-        """The layers of each shallower stack of the export."""
-        config = BackboneConfig.load(self.folder / EXPORTED_CONFIG)
-        files = sorted((self.folder / EXPORTED_STACKS).glob("*.safetensors"))
-        return {file.stem: UpperStack.shorter(file, config, WAY_OUT).config.upper_layers for file in files}
-
-    @cached_property
-    def _gives_texts_back(self) -> bool:
-        """Whether the exported model of the upper half has the output by which texts go on to another backbone."""
-        repository = self.folder.parent.parent
-        return f'"{ONWARD}"' in upper_config(repository, self.folder.parent.name).read_text("utf-8")
 
     @cached_property
     def _width(self) -> int | None:

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from hplm.adapters.record import Record
 from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
-from hplm.levels.plan import MOST_RUNGS, Plan, Step
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
+from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
-from hplm.tenants.level import FULL, Level
-from hplm.tenants.link import Link
 
-FORMAT = 8
-READABLE = (2, 3, 4, 5, 6, 7, FORMAT)  # docs/formats.md says what the earlier ones lack
+log = logging.getLogger(__name__)
+FORMAT = 9
+READABLE = (2, 3, 4, 5, 6, 7, 8, FORMAT)  # docs/formats.md says what the earlier ones lack
 EXPORT_AGAIN = "export the repository again"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
 LIMITS = (*QUOTAS, "deadline_us", *PROMISES)  # of a tenant; each 0: none
+NO_LONGER_SERVED = ("levels", "ladder", "link")  # fields of a tenant in formats up to 8
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,7 @@ class Tenant:
     in_flight: int = 0  # requests in flight; 0: no limit
     homes: int = 1  # replicas that share its quotas: each grants an equal part
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
-    levels: tuple[Level, ...] = ()  # on shallower stacks, the shallowest first
-    ladder: tuple[Plan, ...] = ()  # the dearest first; empty: its own level answers all texts
-    link: Link | None = None  # where unsure texts of requests to the model `hplm` go on
+    exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
     @property
@@ -79,54 +78,25 @@ class Tenant:
         return self.head
 
     @cached_property
-    def all_levels(self) -> tuple[Level, ...]:
-        """Its levels on shallower stacks, and its own one on the full stack."""
-        return (*self.levels, Level(FULL, self.head_record, self.adapter, self.calibration))
-
-    @cached_property
-    def plans(self) -> tuple[Plan, ...]:
-        """Its ladder; without one, the plan of its own level alone."""
-        return self.ladder or (Plan((Step(len(self.levels)),)),)
-
-    @cached_property
     def costs(self) -> tuple[float, ...]:
-        """The cost of each rung of its ladder, the dearest first."""
-        return tuple(plan.cost for plan in self.plans)
-
-    def plan(self, rung: int) -> Plan:
-        """Returns the plan of a rung, counted from 1, the dearest. Raises if there is none."""
-        if not 0 < rung <= len(self.plans):
-            has = f"rungs 1 to {len(self.plans)}" if len(self.plans) > 1 else "a single rung"
-            raise InvalidInput(f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: name another or none")
-        return self.plans[rung - 1]
-
-    @property
-    def stored_version(self) -> int:
-        """Its version in the store."""
-        return self.stored or self.version
+        """The expected work of a token by each of its plans, the dearest first: 1.0 is a pass through all layers."""
+        return tuple(plan.cost for plan in self.exits.plans) if self.exits is not None else (1.0,)
 
     @property
     def has_quotas(self) -> bool:
         return any(getattr(self, quota) for quota in QUOTAS)
 
-    @property
-    def is_cascaded(self) -> bool:
-        """Whether answers may be of several levels."""
-        return bool(self.ladder or self.link)
-
-    @cached_property
-    def prunes(self) -> bool:
-        """Whether a plan of its ladder leaves words out."""
-        return any(step.alpha for plan in self.ladder for step in plan.steps)
-
     def records(self) -> list[Record]:
-        own = [record for record in (self.head, self.adapter) if record is not None]
-        return own + [record for level in self.levels for record in level.records()]
+        exits = self.exits.record if self.exits is not None else None
+        return [record for record in (self.head, self.adapter, exits) if record is not None]
 
     def moved(self, moved: Mapping[Record, Record]) -> Tenant:
         """Returns the tenant with its records in other places."""
         head, adapter = (record and moved.get(record, record) for record in (self.head, self.adapter))
-        return replace(self, head=head, adapter=adapter, levels=tuple(level.moved(moved) for level in self.levels))
+        exits = self.exits
+        if exits is not None and exits.record is not None:
+            exits = replace(exits, record=moved.get(exits.record, exits.record))
+        return replace(self, head=head, adapter=adapter, exits=exits)
 
 
 class Snapshot:
@@ -227,16 +197,15 @@ class Snapshot:
 
 
 def read_tenant(entry: dict[str, Any]) -> Tenant:
-    fields = dict(entry)
+    if any(map(entry.get, NO_LONGER_SERVED)):
+        _warn_of_levels(entry["id"], entry["uid"])
+    fields = {name: value for name, value in entry.items() if name not in NO_LONGER_SERVED}
     fields["labels"] = tuple(entry["labels"])
     fields["head"] = Record(**entry["head"]) if entry["head"] is not None else None
     fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
     calibration = entry.get("calibration")
     fields["calibration"] = Calibration.read(calibration) if calibration is not None else None
-    fields["levels"] = tuple(Level.read(level) for level in entry.get("levels", ()))
-    fields["ladder"] = tuple(Plan.read(plan) for plan in entry.get("ladder", ()))
-    link = entry.get("link")
-    fields["link"] = Link.read(link) if link is not None else None
+    fields["exits"] = Exits.read(entry["exits"]) if entry.get("exits") is not None else None
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
     tenant = Tenant(**fields)
     if not _is_tenant(tenant):
@@ -244,8 +213,21 @@ def read_tenant(entry: dict[str, Any]) -> Tenant:
     return tenant
 
 
+@cache
+def _warn_of_levels(tenant_id: str, uid: int) -> None:
+    """Warns once for each tenant: its snapshots are read again and again."""
+    log.warning(
+        "tenant %s has levels or a link of an earlier version of hplm, which are no longer served: its full stack answers",
+        tenant_id,
+    )
+
+
 def _is_branch(branch: Branch) -> bool:
     return type(branch.domain) is str and type(branch.version) is type(branch.base) is int
+
+
+def _are_exits(tenant: Tenant, exits: Exits) -> bool:
+    return exits.record is not None and exits.suits(len(tenant.labels), tenant.task_object.is_number)
 
 
 def _is_tenant(tenant: Tenant) -> bool:
@@ -262,10 +244,7 @@ def _is_tenant(tenant: Tenant) -> bool:
     rates = (tenant.rate, tenant.burst, tenant.texts_rate, tenant.tokens_rate)
     return (
         (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
-        and all(level.calibration is not None and level.calibration.suits(len(tenant.labels)) for level in tenant.levels)
-        and all(plan.suits(len(tenant.levels) + 1) for plan in tenant.ladder)
-        and len(tenant.ladder) <= MOST_RUNGS
-        and (tenant.link is None or (tenant.link.suits(len(tenant.levels) + 1) and tenant.calibration is not None))
+        and (tenant.exits is None or _are_exits(tenant, tenant.exits))
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and tenant.homes >= 1

@@ -30,7 +30,6 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 
 # The names in an exported model folder.
 EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
-EXPORTED_STACKS = "stacks"  # the folder of the shorter upper stacks, which may be missing
 EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"
 SECONDS_BETWEEN_LOOKS = 0.2  # how often a reader looks for a newer generation
 ALIVE_SECONDS = 5.0  # a reader that has not written its file for so long is silent: it may have ended

@@ -18,12 +18,10 @@ from typing import NamedTuple
 
 from hplm.errors import NoTenant
 
-_BODY = struct.Struct("<QQQIqqiHHBq")
+_BODY = struct.Struct("<QQQIqqiHHq")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
-LEAVES = 1  # ticket's `across`: unsure texts are given back, for the tenant's link to another backbone
-ARRIVES = 2  # its texts come by a link: another backbone was not sure of them
 
 
 class Ticket(NamedTuple):
@@ -35,8 +33,7 @@ class Ticket(NamedTuple):
     deadline_ns: int  # 0: no deadline
     priority: int
     top_k: int  # 0: not requested
-    rung: int = 0  # of the tenant's ladder that the request asks for, from 1, the dearest; 0: the engine chooses
-    across: int = 0  # LEAVES, ARRIVES, or 0: it follows no link
+    rung: int = 0  # of the tenant's tiers that the request asks for, from 1, the dearest; 0: the engine chooses
     waited_ns: int = 0  # from its arrival until lookup got it
 
     @property
@@ -65,11 +62,6 @@ class Ticket(NamedTuple):
 
 def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
     return hmac.digest(secret, body + found, hashlib.sha256)[:_SIGNATURE_BYTES]
-
-
-ACROSS = "hplm_across"  # parameter of forwarded requests that follow a link between tenants of two backbones
-FROM = "from"  # its value at the backbone where the link begins: unsure texts are given back
-TO = "to"  # its value at the other backbone: the link stands for a key
 
 
 class SharedSecret:

@@ -14,8 +14,6 @@ from pathlib import Path
 from hplm.adapters.bank import WAY_OUT as EXPORT_AGAIN
 from hplm.adapters.bank import Bank
 from hplm.errors import Broken, HplmError, InvalidInput
-from hplm.model.config import BackboneConfig
-from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
 from hplm.tenants.banks import WAY_OUT as RESTORE
@@ -24,7 +22,6 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import (
     EXPORTED_BANKS,
     EXPORTED_CONFIG,
-    EXPORTED_STACKS,
     EXPORTED_TABLES,
     EXPORTED_TENANTS,
     EXPORTED_TOKENIZER,
@@ -80,7 +77,6 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
             parts += [Part("bank", bank, partial(check_bank, way_out=way_out)) for bank in sorted(banks.glob("*.bank"))]
         files = [folder / name for name in (EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER)]
         parts += [Part("file", file, check_file) for file in files]
-        parts += [Part("file", file, check_stack) for file in sorted((folder / EXPORTED_STACKS).glob("*.safetensors"))]
         snapshots = [folder / EXPORTED_TENANTS]
         if live is not None and _is_begun(live):
             if not live.followed.exists():  # a copy has no registry
@@ -144,15 +140,6 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         yield f"cannot read file {path}: {error}"
 
 
-def check_stack(path: Path, progress: Progress) -> Iterator[str]:
-    """Checks a shorter upper stack, in a store or a model folder: its checksum, and that it fits the backbone beside it."""
-    try:
-        stack = UpperStack.shorter(path, BackboneConfig.load(path.parent.parent / EXPORTED_CONFIG))
-        progress(sum(tensor.nbytes for tensor in stack.state_dict().values()))
-    except HplmError as error:
-        yield f"stack {path}: {error}"
-
-
 def _check_registry(live: State) -> Callable[[Path, Progress], Iterator[str]]:
     def check(path: Path, progress: Progress) -> Iterator[str]:
         try:
@@ -212,9 +199,6 @@ def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progres
                 banks[name] = None
                 yield f"snapshot {path}: {error}"
         for tenant in snapshot.tenants:
-            for stack in (level.stack for level in tenant.levels):
-                if not (folder / EXPORTED_STACKS / f"{stack}.safetensors").exists():
-                    yield f"tenant {tenant.id}: its level {stack!r} needs a stack that {folder} does not have: {EXPORT_AGAIN}"
             for record in tenant.records():
                 if (bank := banks[record.bank]) is None:
                     continue

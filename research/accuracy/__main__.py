@@ -11,9 +11,9 @@ from transformers import AutoConfig
 
 from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
+from demo.public import FEW, published_table, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
-from research.accuracy.public import FEW, published_table, stored_public_data
 from research.accuracy.report import Report
 from research.accuracy.studies import Study
 from research.accuracy.table import draw, markdown_of, tenants_in

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 
 from bench import overload
 from bench.adapters import variants
-from bench.cascade_served import Poisson, label_in
 from bench.engine import batches_of, padding
 from bench.place import PlaceBench, _fig2, _table2, highest_rate
 from bench.place_served import errors_of
@@ -122,10 +120,3 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
     shown = table_of(rows).splitlines()
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
-
-
-def test_cascades_ways_get_the_same_arrivals_and_read_labels_behind_the_header() -> None:
-    one, other = Poisson.of(100.0, 2.0, 7, 3), Poisson.of(100.0, 2.0, 7, 3)
-    assert np.array_equal(one.due, other.due) and np.array_equal(one.asked, other.asked) and len(one.due) == 200
-    body = json.dumps({"outputs": [{"name": "LABEL", "parameters": {"binary_data_size": 9}}]}).encode()
-    assert label_in(body + b"\x05\0\0\0value") == "value"

@@ -4,7 +4,6 @@ Each case takes seconds, because each of its kills forks.
 """
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -13,12 +12,10 @@ from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.tables import corpus as corpora
-from builder.tables import stack as stacks
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
-from builder.tables.stack import StackOptions, build_stack
 from builder.training.start import ANEW
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
@@ -27,8 +24,6 @@ from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted
-from tests.builder.tables.test_stack import STEPS
-from tests.builder.tables.test_stack import rooted as with_a_root
 from tests.builder.training.small_tenants import made, pretend
 from tests.support.killed import deaths_survived
 
@@ -85,18 +80,6 @@ def root(folder, monkeypatch, _):
     return work
 
 
-def stack(folder, monkeypatch, _):
-    shorten = stacks.shorten
-
-    def timeless(*given, **options):
-        found, report = shorten(*given, **options, show_progress=False)
-        return found, replace(report, seconds=0.0, tokens_per_second=0.0)
-
-    monkeypatch.setattr(stacks, "shorten", timeless)
-    text, ready = corpus(folder, 1), with_a_root(folder / "ready")
-    return lambda target: build_stack(copied(ready, target), "small", [text], StackOptions(), STEPS, CPU)
-
-
 def tenant(folder, monkeypatch, learnable):
     """Its second version, which starts anew: once it is stored, the same command must not make a third."""
     ready, train = copied(learnable, folder / "ready"), made(folder, "classify", 20, 1)
@@ -122,7 +105,7 @@ def unpacked(folder, monkeypatch, _):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, stack: 8, tenant: 3, imported: 20, unpacked: 5
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, imported: 20, unpacked: 5
 }  # fmt: skip
 
 

@@ -5,13 +5,10 @@ import shutil
 
 import pytest
 
-from builder.publish.export import export
 from builder.publish.live import update_domain
-from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
-from testing.random_store import random_stack, random_store, random_tenant, random_tenants
-from testing.toy import CONFIG
+from testing.random_store import random_tenant
 from tests.cli.commands import expect_broken, printed, refused, run
 from tests.support.message import mentions
 
@@ -55,25 +52,6 @@ def test_everything_that_is_broken_in_an_export_is_named(toy, tmp_path, capsys):
         ["acme", 0, "head-16.bank"],
         [folder / "upper.safetensors"],
     )
-
-
-def test_stacks_of_a_store_and_of_an_export_are_checked(capsys, tmp_path):
-    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 2, 2), corpus_tokens=500)
-    random_stack(store, "small", 1, seed=1)
-    random_stack(store, "deep", 1, seed=2)
-    export(store, tmp_path / "repository", ServingOptions())
-    served = tmp_path / "repository/toy/1/stacks"
-    for folder in (store.folder / "stacks", served):
-        flip(folder / "small.safetensors", -5)
-        (folder / "deep.safetensors").unlink()
-        (folder / "deep.safetensors").write_bytes((store.folder / "upper.safetensors").read_bytes())
-    store.stack_file("deep", ".json").unlink()
-    for place, folder, lost in (
-        (("--store", store.folder), store.folder / "stacks", [[store.stack_file("deep", ".json")]]),
-        (("--repository", tmp_path / "repository"), served, []),
-    ):
-        named = [[folder / "small.safetensors"], [folder / "deep.safetensors", CONFIG.upper_layers]]
-        expect_broken(refused(capsys, "verify", *place), *named, *lost)
 
 
 def test_all_damaged_files_of_a_store_are_named(grown, capsys):

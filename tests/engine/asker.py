@@ -29,14 +29,12 @@ def stages_of(*ends):
     return tuple(Stage(first, end, torch.device("cpu")) for first, end in zip(firsts, ends, strict=True))
 
 
-def texts_of(backbone, tenant_id, given, truncate=False, plan=0, **how):
+def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
     """Returns the texts of a request as the line gets them."""
     view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
     ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-    found = Lookup(backbone).resolve(view, tenant, given, None, truncate)
-    request = Request(ticket, view, tenant, len(given), lambda request, answer: None, **how)
-    request.plan = tenant.plans[plan]
-    return request.texts_from(found)
+    found = Lookup(backbone).resolve(view, tenant, given, pairs, truncate)
+    return Request(ticket, view, tenant, len(given), lambda request, answer: None).texts_from(found)
 
 
 class Gate:

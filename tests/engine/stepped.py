@@ -125,11 +125,11 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self._whole, name)
 
-    def stage(self, texts, broken, places=None, may_go_on=True):
+    def stage(self, texts, broken, places=None):
         if self._world.passes("stage", texts) == "row":
             broken(texts[0], Broken("the row is broken"))
             texts, places = texts[1:], places and places.of([*range(1, len(texts))])
-        staged = self._whole.stage(texts, broken, places, may_go_on) if texts else None
+        staged = self._whole.stage(texts, broken, places) if texts else None
         if staged is not None:
             self._world.staged(staged)
         return staged
@@ -141,7 +141,7 @@ class Failing:
     def enter(self, staged, stage):
         self._world.computes(staged)
         self._world.passes("enter", staged.texts)
-        self._whole.enter(staged, stage)
+        yield from self._whole.enter(staged, stage)
         self._world.waiting[stage + 1] += 1
 
     def run(self, staged):

@@ -35,7 +35,7 @@ def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path)
         assert stages["compute"][1] <= one["computed"] <= one["answered"]
     first, never = requests["request 0"], requests[f"request {late}"]
     assert (first["tenant"], first["texts"], first["tokens"]) == ("acme", 2, 14)
-    assert never["started"] == never["batch"] == 0 and "levels" not in first
+    assert never["started"] == never["batch"] == 0 and first["rung"] == 1
     assert sum(batch["texts"] for batch in batches.values()) == 3
     assert text not in file.read_text("utf-8")
 

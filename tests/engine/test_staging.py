@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hplm.engine import sheets, staging
-from hplm.engine.engine import Engine
+from hplm.engine.engine import Engine, computed
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.plot.gathering import Gatherer
@@ -40,7 +40,7 @@ def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, event
     assert batch is not None
     assert ("gather" in events) == OVERLAPS[overlap].retrieval
     stager.finish(batch)
-    list(engine.run(batch))
+    computed(engine, batch)
     stager.release(batch.held)
     inside = False
     for event in events:
@@ -48,10 +48,10 @@ def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, event
             inside = event == "begin"
         elif event in ("send", "gather"):
             assert inside
-    gathered, computed = events.index("gather"), events.index("compute")
+    gathered, computing = events.index("gather"), events.index("compute")
     marks = [number for number, event in enumerate(events) if event.startswith("mark")]
-    assert events.count("gather") == 1 and gathered < marks[-1] < computed
-    assert events[computed - 1] == f"wait {len(marks) - 1}"  # for the last mark, right before computing
+    assert events.count("gather") == 1 and gathered < marks[-1] < computing
+    assert events[computing - 1] == f"wait {len(marks) - 1}"  # for the last mark, right before computing
 
 
 def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, events, monkeypatch):
@@ -65,6 +65,6 @@ def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, event
     monkeypatch.setattr(Engine, "_compute", lambda *given: 1 / 0)
     monkeypatch.setattr(engine, "_wait", lambda: events.append("wait for all"))
     with pytest.raises(ZeroDivisionError):
-        list(engine.run(batch))
+        computed(engine, batch)
     stager.release(batch.held)
     assert events[-1] == "wait for all"

@@ -5,15 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.model import kernel as kernels
-from hplm.model.attention import CPU, PackedAttention, RowAttention
-from hplm.model.importance import Received
+from hplm.model.attention import PackedAttention
 
 compiled = kernels.kernel()
 INSTRUCTIONS = range(1, 1 + (compiled.instructions if compiled else 0))
@@ -151,38 +149,3 @@ def test_torch_attends_to_long_texts_and_in_other_types():
         assert kernels.attending(query, 8, 4) is None
         assert kernels.attending(query.half(), 64, 4) is None
     assert kernels.attending(query, 64, 4) is None  # it has no gradients
-
-
-HEADS = 2
-
-
-def drawn(tokens, dtype=torch.float32):
-    """Returns queries, keys and values of two layers."""
-    return torch.randn(2, 3, tokens, 8, generator=torch.Generator().manual_seed(tokens)).to(dtype)
-
-
-def plain(layers, start, length):
-    """Returns what each token of one text receives."""
-    total = torch.zeros(length)
-    for query, key, _ in layers.float()[:, :, start : start + length]:
-        for head in (slice(0, 4), slice(4, 8)):
-            total += torch.softmax(query[:, head] @ key[:, head].T / 2, dim=-1).sum(0)
-    return total
-
-
-@pytest.mark.parametrize("rooms", [None, [3, 5, 8]], ids=["packed", "with padding"])
-@pytest.mark.parametrize("watched", [None, [False, True, False]], ids=["all", "some"])
-@pytest.mark.parametrize("dtype, off", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_tokens_receive_attention_from_their_own_text(rooms, watched, dtype, off):
-    lengths, ends = [3, 4, 8], np.cumsum(rooms or [3, 4, 8]).tolist()
-    layers = drawn(ends[-1], dtype)
-    attend = PackedAttention(lengths, HEADS)
-    if rooms:
-        attend = RowAttention(np.array(lengths), np.array(rooms), 8, HEADS, CPU, dtype)
-    received = Received(attend, lengths, HEADS, rooms, watched=watched)
-    for number, layer in enumerate(layers):
-        assert torch.equal(received(number, *layer), attend(number, *layer))
-    expected = torch.zeros(ends[-1])
-    for start, length, wanted in zip([0, *ends], lengths, watched or [True] * 3, strict=False):
-        expected[start : start + length] = plain(layers, start, length) * wanted
-    assert received.total.dtype == torch.float32 and torch.allclose(received.total, expected, atol=off)

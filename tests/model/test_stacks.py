@@ -9,10 +9,8 @@ import torch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
-from hplm.model.stacks import UpperStack
-from hplm.model.weights import save_weights
 from hplm.model.windows import Window
-from testing.toy import CHAT, CONFIG
+from testing.toy import CONFIG
 from tests.support.message import mentioning
 
 
@@ -85,14 +83,3 @@ def test_absent_tokens_get_zeros_and_no_gradient():
     used = torch.zeros(len(lower.words.weight), dtype=torch.bool)
     used[[token - 1 for window in WINDOWS for token in window if token]] = True
     assert (lower.words.weight.grad[used].abs().sum(1) > 0).all() and not lower.words.weight.grad[~used].any()
-
-
-@pytest.mark.parametrize("config", [CONFIG, CHAT], ids=["encoder", "decoder"])
-def test_a_shorter_stack_has_the_layers_that_its_file_has(tmp_path, config):
-    full = replace(config, upper_layers=4)
-    for layers in (1, 3):
-        _, stack = random_backbone(replace(config, upper_layers=layers), seed=layers)
-        save_weights(stack.state_dict(), tmp_path / "stack")
-        read = UpperStack.shorter(tmp_path / "stack", full)
-        assert read.config == replace(full, upper_layers=layers)
-        assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in stack.state_dict().items())

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hplm.engine.dispatch import Leaving
-from hplm.engine.engine import Computed
 from hplm.engine.overlap import Overlap
 from hplm.engine.pipeline import Pipeline
 from hplm.engine.threads import Runner
@@ -19,7 +17,7 @@ from hplm.placement.servers import GroupServer, Serving, Stages
 from hplm.placement.simulation import run_together
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
-from hplm.scheduling.simulation.server import Load
+from hplm.scheduling.simulation.server import Outcome
 from hplm.scheduling.waiting import Capacity
 from tests.engine.asker import stages_of
 from tests.placement.problems import group_of, profile, trace_of
@@ -56,10 +54,10 @@ class Simulated(GroupServer):
         self.told = Told(self._scheduler)
         self.computed = []  # batch, stage, start, end
 
-    def _compute(self, one, now):
-        free, number = list(self._clock), len(self._outcome.batches)
-        super()._compute(one, now)
-        at = now
+    def _start(self, batch, now):
+        free = list(self._clock)
+        super()._start(batch, now)
+        at, number = now, len(self._outcome.batches)
         for stage, end in enumerate(self._clock):
             self.computed.append((number, stage, max(at, free[stage]), end))
             at = end
@@ -84,10 +82,10 @@ class Engine:
         with self._changed:
             self.reached.add(here)
             assert self._changed.wait_for(lambda: here in self._may_end, 60)
+        return []
 
     def run(self, staged):
-        self.enter(staged, len(self.stages) - 1)
-        yield Computed(list(range(len(staged.texts))), [], {})
+        return self.enter(staged, len(self.stages) - 1)
 
     def end(self, batch, stage):
         with self._changed:
@@ -98,10 +96,7 @@ class Engine:
 class Quiet(Pipeline):
     """A pipeline that answers nobody."""
 
-    def _divide(self, batch, staged, computed):
-        return Leaving([], []), []
-
-    def _answer(self, leaving):
+    def _answer(self, texts, logits):
         pass
 
 
@@ -121,9 +116,8 @@ class Served:
     def state(self):
         return self.told.events, self.engine.reached, self.ended
 
-    def _stage(self, texts, broken, places, may_go_on):
+    def _stage(self, texts, broken, places):
         staged = SimpleNamespace(texts=texts, held=[], brought=0, stages={}, computing_ns=[])
-        staged.stages_ns = staged.computing_ns
 
         @contextmanager
         def timed(step):
@@ -149,7 +143,7 @@ def test_the_pipeline_that_serves_does_what_is_simulated(count, batch_tokens):
     serving = Serving(batch_tokens=batch_tokens, commit_ns=None, admission=False, noise=0.1)
     none = np.zeros(len(trace), np.int64)
     arrivals = Arrivals(trace.arrival_ns + 1009 * np.arange(len(trace)), trace.tokens, none, trace.unit, none)
-    server = Simulated(group, PROFILE, trace, serving, Load(arrivals))
+    server = Simulated(group, PROFILE, trace, serving, Outcome.of(arrivals))
     run_together([server], arrivals, [[0]])
 
     scheduler = serving.scheduler(Stages(group, PROFILE, trace))

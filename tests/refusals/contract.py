@@ -24,7 +24,6 @@ POSITIONS, SHORT = "the model's positions", 384  # so many tokens are left for a
 MEANT = {
     POSITIONS: 16_384 - SHORT,
     "`max_tokens`": 8,
-    "the rungs of the tenant": 1,
 }  # words in the tables, for the model and requests of the tests
 
 

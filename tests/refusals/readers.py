@@ -17,7 +17,6 @@ from builder.importing.heads import check_head, chosen_labels
 from builder.importing.tenant import read_folder
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.levels import levels_of
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.store.verification import store_parts
@@ -38,7 +37,6 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from hplm.tenants.verification import Part, repository_parts
 from loadtest.traffic import read_recorded
-from testing.random_store import random_level, random_stack
 from testing.toy import CONFIG, WORDS, make_toy
 from tests.placement.profiles import cluster_of, profile_of, write_cluster
 from tests.refusals.mutations import dumped
@@ -78,13 +76,11 @@ class Taken:
 
 def model_folder(work: Path, take: Taken) -> Made:
     toy = make_toy(work / "toy")
-    random_stack(toy.store, "small", 1, seed=1)
     export(toy.store, toy.repository, ServingOptions())
 
     def read(name: str) -> None:
         backbone = Backbone(toy.folder, prepare=lambda table: table.index)
         backbone.upper()
-        take(backbone.stacks)
         lookup, view = Lookup(backbone), backbone.view
         for tenant in view.snapshot.tenants:
             for record in tenant.records():
@@ -174,8 +170,6 @@ def backup(work: Path, take: Taken) -> Made:
 
 def store(work: Path, take: Taken) -> Made:
     made = make_toy(work / "toy").store
-    random_stack(made, "small", 1, seed=1)
-    random_level(made, made.tenant("acme"), "small", 0.3, seed=1)
 
     def read(name: str) -> None:
         store = Store(made.folder)
@@ -184,8 +178,7 @@ def store(work: Path, take: Taken) -> Made:
         for tenant in store.tenants():
             take(lambda tenant=tenant: (tenant.adapter_layout(store.config), tenant.head_layout(store.config)))
             take(lambda tenant=tenant: store.tenant_weights(tenant))
-            take(lambda tenant=tenant: [level.weights() for level in levels_of(store, tenant)])
-        for part in (store.tokenizer, store.upper, lambda: store.lower("root", 1), lambda: store.stack("small")):
+        for part in (store.tokenizer, store.upper, lambda: store.lower("root", 1)):
             take(part)
 
     def read_and_verify(name: str) -> None:
@@ -302,7 +295,7 @@ class Reader:
 LIVE = "CURRENT|registry.sqlite|snapshots/2"
 READERS = {
     "model folder": Reader(model_folder, 12, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
-        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f")), r"[^/]+|(stacks|plot/bio)/.*|.*\.bank"),
+        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f")), r"[^/]+|plot/bio/.*|.*\.bank"),
     "table": Reader(table, 40, (("meta.json", b"null"), ("meta.json", b'{"format": 2, "index": {}}'))),
     "bank": Reader(bank, 50),
     "state": Reader(state, 12, (("snapshots/2", b"null"), ("snapshots/2", b'{"format": 3}')), LIVE),

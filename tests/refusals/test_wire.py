@@ -48,7 +48,7 @@ def refused(stock, code, words, ask):
         (400, ["1024"], [WORDS[0]] * 1025, "city", {}),
         (400, ["[invalid_input]", "'top_k'"], [WORDS[0]], "city", {"top_k": LONG}),  # its message quoted all of it
         (400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", {"top_k": 2}),
-        (400, ["[invalid_input]", "hplm_rung", 2, "'city'"], [WORDS[0]], "city", {"hplm_rung": 2}),
+        (400, ["[invalid_input]", "hplm_rung", -1], [WORDS[0]], "city", {"hplm_rung": -1}),
         (503, ["[deadline]", "0.001 ms"], [WORDS[0]], "city", {"timeout": 1}),
     ],
 )

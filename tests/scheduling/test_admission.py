@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
+from hplm.scheduling.admission import Admission
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
@@ -181,7 +182,6 @@ def test_the_next_expiry_is_that_of_the_texts_that_wait(admission):
             batch = running.pop()
             scheduler.finished(batch, now, adapters=rng.randrange(3))
             scheduler.next_expiry(now)
-            scheduler.again(batch.texts[::3], now)
         elif batch := scheduler.choose(ROOM, now):
             scheduler.started(batch, now)
             running.append(batch)
@@ -214,3 +214,14 @@ def test_a_tenant_within_its_share_is_admitted_though_another_has_filled_the_que
     with pytest.raises(DeadlineMissed):
         scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
     scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
+
+
+def test_promised_texts_are_judged_when_their_batch_has_ended(monkeypatch):
+    found = []
+    monkeypatch.setattr(Admission, "done", lambda admission, on_time, late: found.append((on_time, late)))
+    scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True, answering_ns=500)
+    scheduler.offer([_text(deadline) for deadline in (1500, 1501, 900, 2500, 0)], 0)
+    batch = scheduler.choose(ROOM, 0)
+    scheduler.started(batch, 0)
+    scheduler.finished(batch, 1001)
+    assert found == [(2, 2)]

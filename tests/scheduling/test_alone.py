@@ -36,7 +36,6 @@ def test_they_share_the_engine_with_nobody_and_all_texts_are_served(given_policy
         batch = running.popleft()
         if memory and not next(batches) % memory and scheduler.halve(batch, batch.texts, now):
             return 0
-        scheduler.computed(batch, batch.texts, now + MS)
         scheduler.finished(batch, now + MS)
         return len(batch.texts)
 

@@ -34,7 +34,6 @@ def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None, prio
 
 def run(scheduler, batch, now, took, stages_ns=()):
     scheduler.started(batch, now)
-    scheduler.computed(batch, batch.texts, now + took)
     scheduler.finished(batch, now + took, stages_ns=stages_ns)
     return now + took
 

@@ -3,7 +3,6 @@
 import random
 import threading
 from collections import Counter
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -15,7 +14,7 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
-from tests.support.wait import PATIENCE, Clock, eventually
+from tests.support.wait import PATIENCE, Clock
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 
@@ -42,17 +41,11 @@ class Waiting:
         return self._found[0]
 
 
-def test_a_text_that_comes_or_comes_back_wakes_who_takes_a_batch():
-    clock, text = Clock(1e-9), _text()
-    queue = _queue(clock)
-    for wake in (queue.offer, queue.again):
-        taker = Waiting(lambda: queue.take(ROOM))
-        assert wake([text]) == []
-        batch = taker.result()
-        assert batch.texts == [text]
-        queue.started(batch)
-        clock.sleep(0.001)
-        queue.finished(batch)
+def test_a_text_that_comes_wakes_who_takes_a_batch():
+    queue, text = _queue(Clock(1e-9)), _text()
+    taker = Waiting(lambda: queue.take(ROOM))
+    assert queue.offer([text]) == []
+    assert taker.result().texts == [text]
 
 
 def test_an_expired_text_and_the_end_wake_who_answers_them():
@@ -72,33 +65,11 @@ def test_an_expired_text_and_the_end_wake_who_answers_them():
     queue.started(batch)
     clock.sleep(0.001)
     queue.finished(batch)
-    assert queue.again(batch.texts) == batch.texts  # there is nothing more to wait for
-
-
-def test_a_running_batch_that_takes_longer_wakes_who_answers_the_expired():
-    batch_ns, now = 10**12, 0  # no test waits so long
-    scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True)
-    queue = Queue(scheduler, lambda: now)
-    for last in [False] * 30 + [True]:
-        scheduler.offer([_text() for _ in range(10)], now)
-        batch = scheduler.choose(ROOM, now)
-        scheduler.started(batch, now)
-        if not last:
-            scheduler.computed(batch, batch.texts, now + batch_ns)
-            now += batch_ns
-            scheduler.finished(batch, now)
-    scheduler.computed(batch, batch.texts, now)
-    text = _text(deadline=now + 4 * batch_ns)
-    queue.offer([text])
-    waiter = Waiting(queue.expired)
-    eventually(lambda: now < queue._wake_ns <= text.deadline_ns)
-    queue.going_on(batch, [replace(text, tokens=1000) for text in batch.texts])
-    assert waiter.result() == [text]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_queue_that_closes_answers_every_text_once(seed):
-    """Threads offer, compute, expire and close. Half of the texts come back, some of them several times."""
+    """Threads offer, compute, expire and close."""
     ticks = count(1)  # a clock that goes a microsecond on whenever somebody looks at it
     rng, left, lock, queue = random.Random(seed), Counter(), threading.Lock(), _queue(lambda: next(ticks) * 1000, texts=40)
     closes_after = rng.randrange(200)
@@ -111,9 +82,7 @@ def test_a_queue_that_closes_answers_every_text_once(seed):
         while (batch := queue.take(ROOM)) is not None:
             queue.started(batch)
             queue.finished(batch)
-            back = [text for text in batch.texts if rng.random() < 0.5]
-            leave([text for text in batch.texts if text not in back])
-            leave(queue.again(back))
+            leave(batch.texts)
 
     def expire():
         while (texts := queue.expired()) is not None:

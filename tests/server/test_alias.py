@@ -63,7 +63,7 @@ def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock, out
         {"texts": [WORDS[0]] * 2, "pairs": [WORDS[1]]},
         {"texts": [WORDS[0]], "top_k": -1},
         {"texts": [WORDS[0]], "truncate": "yes"},
-        {"texts": [WORDS[0]], "hplm_rung": 2},
+        {"texts": [WORDS[0]], "hplm_rung": -1},
         {"texts": [WORDS[0]] * 1025},
         *({"texts": [WORDS[0]], "tenant": tenant} for tenant in (None, "", "nobody", "tasks", "toy/acme")),
     ],

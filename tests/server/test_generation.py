@@ -103,7 +103,7 @@ def test_several_choices_come_side_by_side(server):
         ("keyed", {}, "no_tenant", []),
         ("plain", {"sampling_parameters": {"temprature": 1}}, "invalid_input", ["temprature"]),
         ("plain", {"max_tokens": 20_000}, "invalid_input", ["max_tokens"]),
-        ("plain", {"hplm_rung": 2}, "invalid_input", ["hplm_rung", 2, "'plain'"]),
+        ("plain", {"hplm_rung": -1}, "invalid_input", ["hplm_rung", -1]),
         ("plain", {"temperature": 1, "sampling_parameters": {}}, "invalid_input", ["temperature", "sampling_parameters"]),
         ("plain", {"text_input": None}, "invalid_input", ["text_input", "messages"]),
         ("plain", {"messages": "[]"}, "invalid_input", ["text_input", "messages"]),

@@ -18,7 +18,6 @@ from testing.random_store import random_store, random_table, random_tenants
 from testing.toy import CONFIG, DOMAINS, TENANTS, make_chat
 from tests.backbones import CUT, make_two, placement_of_two
 from tests.confidence import CALIBRATIONS
-from tests.links import FAR, make_linked
 from tests.tasks import make_tasks
 
 SECRET, KEY = new_key()  # of the decoder's tenant `keyed`
@@ -63,7 +62,7 @@ def _chat(folder: Path) -> Built:
 
 
 def _precisions(folder: Path) -> Built:
-    """The toy in bf16 and in int8; `live`, whose state has changed before the start; and `toy`, which has links to `large`."""
+    """The toy in bf16 and in int8, and `live`, whose state has changed before the start."""
     stores: dict[str, Store] = {}
     for dtype in ("bf16", "int8"):
         stores[dtype] = random_store(folder / dtype, replace(CONFIG, name=dtype), TENANTS, DOMAINS, spread=0.3)
@@ -79,8 +78,7 @@ def _precisions(folder: Path) -> Built:
     export(live, folder / "repository", replace(ENCODER, plot_preload=True))
     random_table(live, "law", 1, ("bio", 1), 1000, seed=5)
     add_domain(Manager.open(folder / "repository", folder / "state", "live"), live, "law")
-    linked = make_linked(folder)
-    return Built(linked.repository, {**stores, "live": live, "toy": linked.near, FAR: linked.far})
+    return Built(folder / "repository", stores)
 
 
 def _group(folder: Path) -> Built:

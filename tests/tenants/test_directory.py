@@ -6,11 +6,8 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import Calibration
-from hplm.levels.plan import Plan, Step
-from hplm.tenants.directory import Directory, MissingTarget
+from hplm.tenants.directory import Directory
 from hplm.tenants.keys import new_key
-from hplm.tenants.link import Link
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
 from tests.support.message import mentioning, mentions
@@ -113,33 +110,3 @@ def test_a_state_of_another_export_is_refused_at_the_start(served):
     served.publish("one", 1, [served.acme], export="older")
     with pytest.raises(Broken, match=mentioning(served.state / "one")):
         served.directory()
-
-
-LINK = Link("two", "acme", 1, Plan((Step(0, 0.7, 4.0, 0.5), Step(1, weight=0.6))))
-
-
-def test_of_two_tenants_with_one_name_the_one_with_the_link_answers(served):
-    linked = replace(served.acme, link=LINK, calibration=Calibration(temperature=2.0))
-    served.publish("one", 1, [linked])
-    served.publish("two", 1, [served.acme])
-    assert _place(served.directory(), "acme") == "one"
-    served.publish("two", 2, [replace(linked, link=replace(LINK, backbone="one"))])  # a circle has no beginning
-    with pytest.raises(InvalidInput, match=mentioning("'acme'", "'one'", "'two'")):
-        _place(served.directory(), "acme")
-
-
-def test_a_target_is_the_one_that_was_profiled_or_is_named(served):
-    here = served.acme
-    served.publish("two", 1, [here])
-    assert served.directory().target(LINK, here) == here
-    for link, changed, named in [
-        (replace(LINK, backbone="nowhere"), {}, ["'nowhere'"]),
-        (replace(LINK, tenant="nobody"), {}, ["'two'", "'nobody'"]),
-        (replace(LINK, version=2), {}, ["'acme'", "'two'", "version 1"]),
-        (LINK, {"labels": here.labels[::-1]}, ["'acme'"]),
-        (LINK, {"task": "tag"}, ["'acme'"]),
-    ]:
-        with pytest.raises(MissingTarget, match=mentioning(*named)):
-            served.directory().target(link, replace(here, **changed))
-    served.publish("two", 2, [replace(here, version=7, stored=1)])
-    assert served.directory().target(LINK, here).version == 7, "the same version of the store"

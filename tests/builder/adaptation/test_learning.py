@@ -11,7 +11,6 @@ from builder.adaptation.distillation import adapt
 from builder.adaptation.goal import Goal
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.masked import further_pretrain
-from builder.adaptation.short_stack import shorten
 from builder.store import savepoint
 from builder.store.savepoint import Savepoint
 from builder.training.model import Diverged
@@ -102,12 +101,7 @@ def guessed(checkpoint, documents, budget, saved):
     return [lower, head], (report.first_loss, report.at_start, report.history)
 
 
-def shortened(checkpoint, documents, budget, saved):
-    stack, report = shorten(*split(checkpoint), 1, documents, budget, 3, CPU, False, saved)
-    return [stack], (report.first_loss, report.at_start, report.at_end, report.started_from)
-
-
-@pytest.mark.parametrize("learn", [distilled, guessed, shortened])
+@pytest.mark.parametrize("learn", [distilled, guessed])
 def test_an_interrupted_adaptation_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
     """It is interrupted twice, each time before a savepoint gets its name."""
     documents, budget = chained(checkpoint.config, 3000, 16, seed=1), Budget(steps=8)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from builder.publish.export import export
-from builder.publish.live import add_domain, add_tenant, check_stacks, update_domain, update_tenant
+from builder.publish.live import add_domain, add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.engine.backbone import Backbone
@@ -19,7 +19,6 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Busy
 from testing.random_store import (
     random_documents,
-    random_stack,
     random_store,
     random_table,
     random_tenant,
@@ -70,19 +69,6 @@ def write_other_values(store, domain, version):
     spec = store.table_spec(domain, version, ("root", 1), "fp16", 3000)
     keys = ranked_keys(random_documents(CONFIG, 3000, 64, 50 + version), spec.space, root=False)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, 1234))
-
-
-def test_a_stack_must_be_the_exported_one(place):
-    store, repository, state = place
-    random_stack(store, "small", 1, seed=1)
-    with pytest.raises(InvalidInput, match=mentioning("'small'", repository, "export")):
-        check_stacks(Manager.open(repository, state), store, ["small"])
-    export(store, repository, ServingOptions())
-    live = Manager.open(repository, state)
-    check_stacks(live, store, ["small"])
-    random_stack(store, "small", 1, seed=2)
-    with pytest.raises(InvalidInput, match=mentioning("'small'", repository, "export")):
-        check_stacks(live, store, ["small"])
 
 
 def test_a_canary_moves_first_and_the_other_tenants_later(place):

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from builder.evaluation.tenant import find_tenant
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import Store, TenantFile
 from builder.store.verification import store_parts
@@ -22,7 +24,8 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.model.windows import TRIGRAMS
 from hplm.plot.room import NoSpace
-from testing.random_store import random_stack, random_table, random_tenant
+from hplm.tenants.snapshot import Snapshot
+from testing.random_store import random_table, random_tenant
 from tests.builder.tables.branches import CPU, make_store
 from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
 from tests.support.killed import content
@@ -56,7 +59,6 @@ def store(tmp_path):
     for name, rank in (("acme", 4), ("bare", 0)):
         random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], rank), 0.3, seed=1)
     store.save_masked_head("root", 1, {"bias": torch.ones(3)})
-    random_stack(store, "small", 1, seed=3)
     return store
 
 
@@ -64,7 +66,6 @@ READERS = {
     "upper.safetensors": Store.upper,
     "lower/root-1.safetensors": lambda store: store.lower("root", 1),
     "lower/root-1.head.safetensors": lambda store: store.masked_head("root", 1),
-    "stacks/small.safetensors": lambda store: store.stack("small"),
     "tenants/acme/1/head.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
     "tenants/acme/1/adapter.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
 }
@@ -83,8 +84,6 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     path.unlink()
     if name == "lower/root-1.head.safetensors":  # not every branch has one
         assert store.masked_head("root", 1) is None
-    elif name == "stacks/small.safetensors":  # a stack without weights is unfinished
-        assert store.stacks() == []
     else:
         with pytest.raises(Broken, match=mentioning(path)):
             READERS[name](store)
@@ -93,17 +92,6 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
 def test_weights_of_earlier_versions_have_no_checksum_and_are_read(tmp_path):
     save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
-
-
-def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
-    random_stack(store, "9.b", 1, seed=4)
-    assert store.stacks() == ["9.b", "small"]
-    small, other = store.stack("small"), store.stack("9.b")
-    assert len(small.layers) == small.config.upper_layers == 1 and store.config.upper_layers == 2
-    assert not torch.equal(small.layers[0].qkv.weight, other.layers[0].qkv.weight)
-    for name in ("large", "../upper", ""):
-        with pytest.raises(InvalidInput, match=mentioning(repr(name), "9.b, small", "hplm build stack")):
-            store.stack(name)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +122,33 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
     assert newest == [("acme", 10), ("bare", 9)]
 
 
+def test_what_earlier_versions_have_left_of_levels_stacks_and_links_is_ignored(store, tmp_path):
+    def packed(name):
+        pack_root(store, tmp_path / name)
+        return (tmp_path / name).read_bytes()
+
+    random_table(store, "root", 1, None, 500, seed=1)
+    before, tenants = packed("before.tar"), store.tenants()
+    level = "tenants/acme/1/levels/small"
+    left = ["stacks/small.safetensors", "stacks/small.json", f"{level}/level.json", f"{level}/head.safetensors"]
+    for name in (*left, *(f"tenants/acme/1/{name}.json" for name in ("ladder", "link", "profile"))):
+        (store.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (store.folder / name).write_text("{")
+    opened = Store(store.folder)
+    assert opened.tenants() == tenants and packed("after.tar") == before
+    assert not [wrong for part in store_parts(store.folder) for wrong in part.check(part.path, lambda done: None)]
+    export(opened, tmp_path / "repository", ServingOptions())
+    exported = tmp_path / "repository" / store.config.name / "1"
+    assert not (exported / "stacks").exists() and len(Snapshot.load(exported / "tenants.json").tenants) == len(tenants)
+
+
 @pytest.fixture
 def origin(tmp_path):
-    """A store with a root of two versions, a stack, a domain and a tenant, whose model is not here."""
+    """A store with a root of two versions, a domain and a tenant, whose model is not here."""
     store = rooted(tmp_path)
     update_domain(store, "root", [corpus(tmp_path, 9)], UpdateOptions(), NO_TIME, CPU)
     random_table(store, "bio", 1, ("root", 1), 1000, seed=4)
     random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
-    random_stack(store, "small", 1, seed=2)
     stored = json.loads((store.folder / "store.json").read_text())
     (store.folder / "store.json").write_text(json.dumps({**stored, "model": "/nowhere/bert"}))
     return store
@@ -159,7 +166,7 @@ def test_an_unpacked_root_is_the_newest_version_of_the_packed_one(origin, tmp_pa
     assert main(["root", "unpack", "--store", str(folder), str(file)]) == 0
     assert mentions(capsys.readouterr().err, "/nowhere/bert", "--model")
     there = Store(folder)
-    assert (there.stacks(), there.domains(), there.tenants()) == (["small"], [("root", 2)], [])
+    assert (there.domains(), there.tenants()) == ([("root", 2)], [])
     assert content(folder).items() <= content(origin.folder).items() and there.has_lower("root", 2)
     assert not [wrong for part in store_parts(folder) for wrong in part.check(part.path, lambda done: None)]
     pack_root(there, tmp_path / "again.tar")

@@ -136,7 +136,7 @@ def test_a_learned_text_never_comes_to_dev_in_later_versions(seed):
         assert not learned & {example.text for example in dev.examples}
         learned |= {example.text for example in training.examples}
         divided = Divided.of(json.loads(json.dumps({"divided": asdict(now)})))
-        assert split_off(labelled, 0.1, divided)[:2] == (training, dev)  # which cascades rely on
+        assert split_off(labelled, 0.1, divided)[:2] == (training, dev)
 
 
 def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):

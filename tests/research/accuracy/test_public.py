@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from research.accuracy.public import MAILS, stored_public_data
+from demo.public import MAILS, stored_public_data
 from research.accuracy.report import named_options
 from research.accuracy.tiers import TIERS
 from research.result_file import ResultFile

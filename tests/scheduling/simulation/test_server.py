@@ -111,3 +111,22 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
         longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor
     assert longest[0] > 4000 and LEAST_TOKENS / 2 < longest[50_000_000] <= LEAST_TOKENS
     assert waits[50_000_000] < waits[0] / 3
+
+
+class Asking(Scheduler):
+    """Asks for the rung of each text, as the server does. The rungs change nothing here."""
+
+    rungs: list[int]
+
+    def offer(self, texts, now_ns):
+        self.rungs.append(self.rung(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
+        return super().offer(texts, now_ns)
+
+
+def test_requests_that_are_refused_or_expire_are_a_crowd_too():
+    """With deadlines of about a batch, no more than a batch ever waits."""
+    load = Stream(3 * TEXTS_A_SECOND, 3.0, allowed_ms=(6.0, 9.0)).draw(1)
+    scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
+    scheduler.rungs = []
+    Simulation(scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05), load).run()
+    assert min(scheduler.rungs[len(load) // 2 :]) >= 2

@@ -1,0 +1,155 @@
+"""Makes the exits of a tenant's newest version from texts, which need no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from builder.evaluation.tenant import find_tenant, opened
+from builder.evaluation.unseen import UnseenTexts
+from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
+from builder.exits.heads import learned, outputs_of
+from builder.exits.states import MOST_ROWS, States, states_of
+from builder.exits.thresholds import Chosen, chosen
+from builder.store.calibrations import calibration_of
+from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
+from builder.store.store import Store, TenantFile
+from builder.training.examples import unread_targets
+from builder.training.history import PARTS, learned_by
+from builder.training.labelled import Labelled, read_labelled, read_text
+from builder.training.tasks import TrainingTask
+from hplm.engine.engine import Precision
+from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
+from hplm.tenants.exits import Exits
+
+PURPOSE = "choosing when texts leave"
+LEARN = 0.5  # of the given texts, if the tenant's training has no file, as after an import
+DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's number has to be
+DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
+
+
+def build_exits(
+    store: Store,
+    tenant_id: str,
+    file: Path,
+    precision: Precision,
+    device: torch.device,
+    drops: Sequence[float] = DROPS,
+    delta: float | None = None,
+    seen: Sequence[Path] = (),
+    seed: int = 0,
+    show_progress: bool = True,
+) -> tuple[StoredExits, bool]:
+    """Stores exits beside the version. Returns them, and whether they are new: the same call again changes nothing.
+
+    The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. `drops`: points that each
+    plan may lose. `delta`: of numbers, how far an exit's may be from the full stack's.
+    """
+    tenant = find_tenant(store, tenant_id)
+    _check(tenant, drops, delta)
+    texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)  # no weight has learned from dev
+    asked = {
+        "texts": texts.digest, "seen": texts.seen, "precision": precision.name, "drops": list(drops), "delta": delta,
+        "seed": seed, "calibration": (own := calibration_of(store, tenant)) is not None and own.temperature,
+    }  # fmt: skip
+    known = read_exits(store, tenant)
+    if known is not None and known.asked == asked:
+        return known, False
+    task = replace(texts.task, targets=unread_targets)
+    learning, choosing = _divided(store, tenant, texts, seen)
+    weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
+    computed = [
+        states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
+        for own, most in ((learning, MOST_ROWS), (choosing, None))
+    ]
+    found = _made(store, tenant, task, computed, choosing, drops, delta, seed, asked, texts.is_labelled)
+    write_exits(store, tenant, found)
+    return found, True
+
+
+def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> None:
+    if tenant.task == "span":
+        raise InvalidInput(
+            f"tenant {tenant.id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
+            "leave together, and an answer may lie in any of them"
+        )
+    if tenant.task == "generate":
+        raise InvalidInput(
+            f"tenant {tenant.id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
+        )
+    if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
+        raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
+    if delta is not None and (tenant.task != "regress" or not 0 < delta < float("inf")):
+        raise InvalidInput(f"delta {delta:g}: give a number above 0, and only for a tenant that answers with numbers")
+
+
+def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[Labelled, Labelled]:
+    """Returns the texts that the heads learn from, and those that choose when texts leave."""
+    training = next(learned_by(store, tenant, seen), None)
+    if training is not None:
+        return read_labelled(training, read_text), texts.fresh
+    examples = texts.fresh.examples
+    order = np.random.default_rng(0).permutation(len(examples)).tolist()
+    cut = round(LEARN * len(order))
+    parts = ([examples[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
+    learning, choosing = (Labelled(texts.file, part) for part in parts)
+    return learning, choosing
+
+
+def _made(
+    store: Store,
+    tenant: TenantFile,
+    task: TrainingTask,
+    computed: Sequence[States],
+    choosing: Labelled,
+    drops: Sequence[float],
+    delta: float | None,
+    seed: int,
+    asked: dict[str, Any],
+    is_labelled: bool,
+) -> StoredExits:
+    learning, judged = computed
+    layout = layout_of(store, tenant)
+    heads = learned(learning, layout, task, seed)
+    outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
+    full = calibration_of(store, tenant)
+    if full is None and is_labelled and task.served.read_each is not None:
+        full = calibration_by(choosing.examples, tenant.labels, judged.logits)
+    full = full or Calibration()
+    near = delta if delta is not None else DELTA * float(judged.logits.std())
+    calibrations = calibrations_for(task, outputs, judged.logits, full, near)
+    answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
+    plans = chosen(answered, drops)
+    kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
+    report = {
+        "tenant": tenant.id,
+        "version": tenant.version,
+        "task": tenant.task,
+        "file": str(choosing.path),
+        "learned_texts": len(learning.rows_of),
+        "texts": len(judged.rows_of),
+        "precision": asked["precision"],
+        "delta": near if task.is_number else None,
+        "plans": [
+            described(one) | {"lost": lost_by(task, choosing.examples, answers, answered.left_at(one.plan.thresholds))}
+            if is_labelled else described(one)
+            for one in kept
+        ],
+    }  # fmt: skip
+    return StoredExits(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), heads, asked, report)
+
+
+def described(one: Chosen) -> dict[str, Any]:
+    return {
+        "cost": one.plan.cost,
+        "leaves": list(one.plan.leaves),
+        "agrees": one.agrees,
+        "expected_loss": one.loss.points,
+        "expected_loss_off": one.loss.off,
+    }

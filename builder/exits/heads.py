@@ -1,0 +1,105 @@
+"""Trains the heads of a tenant's exits: each learns to answer as the full stack does, from what it sees of the same texts.
+
+Their texts need no labels. On texts that it has learned, the full stack is surer than on others; so the exits' calibrations are
+fitted to other texts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from builder.exits.states import States
+from builder.training.model import Diverged
+from builder.training.tasks import TrainingTask
+from hplm.adapters.layout import Layout
+from hplm.adapters.tiles import Tiles
+
+BATCH_ROWS = 128
+EPOCHS = 30  # at most
+PATIENCE = 4  # epochs in which no exit gets better at texts that were put aside
+ASIDE = 0.1  # share of the texts
+RATE, WARM_UP, DECAY = 2e-3, 50, 0.05
+
+LEAST = 0.05  # of the mean spread: numbers that vary less count less, or their weights would be too large for 16 bits
+TINY = 1e-6
+
+Weights = dict[str, Tensor]
+
+
+class Head(nn.Module):
+    """The head of an exit. It reads rows whose numbers are brought to a common scale; storing takes that into the weights."""
+
+    def __init__(self, layout: Layout, seen: Tensor, generator: torch.Generator) -> None:
+        super().__init__()
+        self._layout = layout
+        spread = seen.std(dim=0)
+        self._mean, self._scale = seen.mean(dim=0), 1 / spread.clamp(min=LEAST * float(spread.mean()) + TINY)
+        self.weights = nn.ParameterDict({name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()})
+        for name in layout.drawn:
+            nn.init.normal_(self.weights[name], std=self.weights[name].shape[-1] ** -0.5, generator=generator)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        rows = Tiles(np.zeros(len(seen), dtype=np.int64), seen.device)
+        return self._layout.read((seen - self._mean) * self._scale, rows, dict(self.weights.items()))
+
+    def kept(self) -> Weights:
+        return {name: weight.detach()[0].clone() for name, weight in self.weights.items()}
+
+    def stored(self, weights: Weights, scale: tuple[float, float] | None) -> Weights:
+        """Returns weights for rows as they are, as banks store them. `scale`: mean and spread, if it answers numbers."""
+        dense = weights["dense"] * self._scale
+        found = {**weights, "dense": dense, "dense_bias": weights["dense_bias"] - dense @ self._mean}
+        if scale is not None:  # its outputs are a number, and the logarithm of its error
+            mean, spread = scale
+            found["weight"] = torch.stack([weights["weight"][0] * spread, weights["weight"][1]])
+            found["bias"] = torch.stack([weights["bias"][0] * spread + mean, weights["bias"][1] + math.log(spread)])
+        rounded = {name: weight.to(self._layout.torch_dtype) for name, weight in found.items()}
+        if not all(weight.isfinite().all() for weight in rounded.values()):
+            raise Diverged("an exit has a weight that is too large for 16 bits: its texts may be too few or all alike")
+        return rounded
+
+
+def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0) -> list[Weights]:
+    """Returns the weights of each exit's head."""
+    assert task.distance is not None  # as the caller has checked
+    aside = max(1, round(ASIDE * len(states.rows_of)))
+    first = sum(states.rows_of[:-aside])
+    generator = torch.Generator().manual_seed(seed)
+    scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.is_number else None
+    answers = states.logits if scale is None else (states.logits - scale[0]) / scale[1]
+    heads = [Head(layout, seen[:first].float(), generator) for seen in states.exits]
+    optimizer = torch.optim.AdamW(nn.ModuleList(heads).parameters(), RATE, weight_decay=DECAY)
+    steps = EPOCHS * -(-first // BATCH_ROWS)
+    best: list[float] = [float("inf")] * len(heads)
+    kept, since, step = [head.kept() for head in heads], 0, 0
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(first, generator=generator).split(BATCH_ROWS):
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min((step + 1) / WARM_UP, 1 - step / steps)
+            losses = [
+                task.distance(head(seen[rows].float()), answers[rows]) for head, seen in zip(heads, states.exits, strict=True)
+            ]
+            optimizer.zero_grad()
+            torch.stack(losses).sum().backward()
+            optimizer.step()
+            step += 1
+        since += 1
+        with torch.inference_mode():
+            for number, (head, seen) in enumerate(zip(heads, states.exits, strict=True)):
+                loss = float(task.distance(head(seen[first:].float()), answers[first:]))
+                if loss < best[number]:
+                    best[number], kept[number], since = loss, head.kept(), 0
+        if since >= PATIENCE:
+            break
+    return [head.stored(weights, scale) for head, weights in zip(heads, kept, strict=True)]
+
+
+@torch.inference_mode()
+def outputs_of(weights: Weights, layout: Layout, seen: Tensor) -> Tensor:
+    """Returns what a stored head says of rows: what the engine computes."""
+    rows = Tiles(np.zeros(len(seen), dtype=np.int64), seen.device)
+    return layout.read(seen.float(), rows, {name: weight.float()[None] for name, weight in weights.items()})

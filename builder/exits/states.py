@@ -1,0 +1,81 @@
+"""What the exits of a tenant see of texts: hidden states between the upper layers, computed once, beside the full answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from builder.packed_batches import packed_batches
+from builder.training.bodies import PlotBody
+from builder.training.examples import Pack
+from builder.training.finetuning import PACK_TOKENS, Ground
+from builder.training.model import TenantModel
+from hplm.adapters.tiles import Tiles
+from hplm.arrays import Array
+from hplm.model.layer import unchanged
+from hplm.model.means import with_means
+from hplm.model.tensors import array_of
+
+MOST_ROWS = 60_000  # that exits learn from: a text of `tag` has many
+
+
+@dataclass(frozen=True)
+class States:
+    """Rows that a head reads, text after text."""
+
+    exits: list[Tensor]  # of each exit: rows x 2 hidden, the token and the mean of its text's tokens, fp16
+    logits: Tensor  # the full stack's: rows x labels
+    rows_of: list[int]  # rows of each text
+    spans: list[Array]  # of each text
+    lengths: Array  # tokens of each text
+
+    def of_texts(self, values: Tensor) -> list[Array]:
+        """Returns the rows of each text."""
+        return np.split(values.numpy(), np.cumsum(self.rows_of)[:-1])
+
+
+@torch.inference_mode()
+def states_of(body: PlotBody, model: TenantModel, ground: Ground, most_rows: int | None = None, show: bool = False) -> States:
+    """Computes the states of a ground's texts; with `most_rows`, of the first texts that have so many rows."""
+    texts = ground.texts
+    counts = np.array([len(text.spans) for text in texts.texts])
+    used = len(counts) if most_rows is None else max(1, int(np.searchsorted(np.cumsum(counts), most_rows, side="right")))
+    starts = np.cumsum(counts[:used]) - counts[:used]
+    rows, width = int(counts[:used].sum()), ground.config.hidden
+    exits = [torch.empty(rows, 2 * width, dtype=torch.float16) for _ in body.upper_layers]
+    logits = torch.empty(rows, len(ground.labels))
+    batches = list(packed_batches(texts.lengths[:used], PACK_TOKENS, used))
+    for some in tqdm(batches, "computing what exits see", unit="batch", disable=not show):
+        pack = ground.reader.pack(texts, some, ground.device)
+        here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
+        *seen, answers = _through(body, model, pack)
+        for kept, own in zip((*exits, logits), (*seen, answers), strict=True):
+            kept[here] = own.to(kept)
+    members = texts.texts[:used]
+    return States(
+        exits=exits,
+        logits=logits,
+        rows_of=counts[:used].tolist(),
+        spans=[text.spans for text in members],
+        lengths=texts.lengths[:used],
+    )
+
+
+def _through(body: PlotBody, model: TenantModel, pack: Pack) -> Iterator[Tensor]:
+    """Yields what each exit sees of the rows that are read, and then the full stack's logits."""
+    assert pack.sums is not None  # as the body reads tables
+    x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
+    attend = body.attention(pack, x.device)
+    every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), x.device)
+    adapts = model.adapts(every, every) or [unchanged] * len(body.upper_layers)
+    reading, rows_of, lengths = array_of(pack.reading.cpu()), np.array(pack.rows_of), np.array(pack.lengths)
+    starts = np.cumsum(lengths) - lengths
+    for layer, adapt in zip(body.upper_layers, adapts, strict=True):
+        yield with_means(x, reading, rows_of, starts, lengths)
+        x = layer(x, attend, adapt)
+    yield model.read(x[pack.reading].float())

@@ -1,0 +1,220 @@
+"""`hplm tenant exits`: exits of tenants that learn from answers of their own full stack."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builder.evaluation.tenant import opened
+from builder.exits.build import build_exits
+from builder.exits.heads import outputs_of
+from builder.exits.states import states_of
+from builder.publish.live import update_tenant
+from builder.store.exits import FILE, WEIGHTS, layout_of, read_exits, write_exits
+from builder.store.resumable import digest_of
+from builder.store.store import Store
+from builder.store.verification import store_parts
+from builder.training.examples import unread_targets
+from builder.training.labelled import read_labelled, read_text
+from builder.training.tasks import training_task
+from hplm.cli.main import main
+from hplm.engine.engine import resolve_precision
+from hplm.errors import Broken, InvalidInput
+from hplm.tenants.exits import NEVER
+from hplm.tenants.manager import Manager
+from testing.exits import random_exits
+from testing.random_store import random_tenant
+from testing.reference import Reference
+from testing.toy import random_text
+from tests.builder.training.small_tenants import made
+from tests.engine.asker import Asker
+from tests.support.killed import content
+from tests.support.message import mentioning, mentions
+from tests.tasks import exported, make_tasks
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+FP32 = resolve_precision("fp32", CPU)
+TEXTS = [random_text(random.Random(number), 8) for number in range(300)]
+TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "regress": "mark"}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return make_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture
+def store(toy, tmp_path):
+    return Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+
+
+@pytest.fixture
+def file(tmp_path):
+    return written(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
+
+
+def written(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def built(store, tenant_id, file, **options):
+    return build_exits(store, tenant_id, file, FP32, CPU, show_progress=False, **options)
+
+
+@pytest.mark.parametrize("task", TENANTS)
+def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store, file, task):
+    found, is_new = built(store, TENANTS[task], file)
+    report, plans = found.report, found.exits.plans
+    assert is_new and (report["learned_texts"], report["texts"]) == (150, 150)  # no version has learned from a file
+    assert all("lost" not in plan for plan in report["plans"])
+    assert (report["delta"] is not None) == (task == "regress")
+    assert [plan.cost for plan in plans] == sorted({plan.cost for plan in plans}, reverse=True)
+    before = content(store.folder)
+    again, is_new = built(store, TENANTS[task], file)
+    assert not is_new and content(store.folder) == before and again.exits == found.exits == again.exits
+    assert built(store, TENANTS[task], file, drops=(5.0,))[1]
+
+
+def test_texts_with_labels_say_what_is_lost_by_them(store, toy, tmp_path):
+    reference = Reference.open(toy.folder)
+    labelled = written(
+        tmp_path / "labelled.jsonl", ({"text": text, "label": reference.answer(text, "pair").labels[0]} for text in TEXTS)
+    )
+    found, _ = built(store, "pair", labelled, drops=(0.0, 30.0))
+    *_, cheap = found.report["plans"]
+    assert cheap["lost"]["full"] == 100 and cheap["lost"]["points"] == pytest.approx(100 * (1 - cheap["agrees"]), abs=8)
+    assert cheap["lost"]["off"] > 0 and cheap["expected_loss_off"] > 0
+
+
+def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_path):
+    train = written(tmp_path / "train.jsonl", ({"text": text + " more", "label": "no"} for text in TEXTS[:200]))
+    report = {"training": {"file": str(train), "digest": digest_of(train)}}
+    (store.tenant_folder("pair", 1) / "report.json").write_text(json.dumps(report))
+    moved = train.rename(tmp_path / "moved.jsonl")
+    with pytest.raises(InvalidInput, match=mentioning("'pair'", train, "--seen")):
+        built(store, "pair", file)
+    found, _ = built(store, "pair", file, seen=[moved])
+    assert (found.report["learned_texts"], found.report["texts"]) == (200, 300)
+
+
+def states(store, tenant, file, texts):
+    task = replace(training_task(tenant.task), targets=unread_targets)
+    labelled = read_labelled(written(file, ({"text": text} for text in texts)), read_text)
+    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, CPU, FP32, False, task))
+
+
+@pytest.mark.parametrize("exit", [0, 1, None])
+def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
+    tenant, texts = store.tenant("pair"), TEXTS[:20]
+    layers = store.config.upper_layers
+    found = random_exits(store, tenant, [0.0 if number == exit else NEVER for number in range(layers)])
+    seen = states(store, tenant, tmp_path / "texts.jsonl", texts)
+    expected = seen.logits
+    if exit is not None:
+        expected = outputs_of(found.heads[exit], layout_of(store, tenant), seen.exits[exit])
+    asker = Asker(exported(store, tmp_path / "served") / store.config.name / "1")
+    answers = asker.wait(asker.ask("pair", texts))
+    asker.close()
+    for answer, own in zip(answers, expected, strict=True):
+        audited = exit is not None and answer.level == layers + 1
+        assert audited or answer.level == 1 + (layers if exit is None else exit)
+        if not audited:
+            torch.testing.assert_close(torch.from_numpy(answer.logits[0]), own, atol=0.02, rtol=0.01)
+
+
+def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(store, file, tmp_path):
+    few = written(tmp_path / "few.jsonl", ({"text": text} for text in TEXTS[:99]))
+    for tenant, texts, options, named in [
+        ("find", file, {}, ["'find'", "windows"]),
+        ("nobody", file, {}, ["'nobody'"]),
+        ("pair", few, {}, [few, 99, 100]),
+        ("pair", file, {"drops": ()}, ["drops"]),
+        ("pair", file, {"drops": (2.0, 1.0)}, ["2.0, 1.0"]),
+        ("pair", file, {"drops": (-1.0,)}, ["-1.0"]),
+        ("pair", file, {"delta": 1.0}, ["delta 1"]),
+        ("mark", file, {"delta": float("nan")}, ["delta nan"]),
+    ]:
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            built(store, tenant, texts, **options)
+
+
+def test_an_interrupted_write_leaves_no_exits(store, monkeypatch):
+    tenant = store.tenant("pair")
+    found = random_exits(store, tenant)
+    with monkeypatch.context() as patch:
+        patch.setattr("builder.store.exits.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_exits(store, tenant, found)
+    assert read_exits(store, tenant) is None
+    write_exits(store, tenant, found)
+    assert read_exits(store, tenant).exits == found.exits
+
+
+def test_broken_files_are_found(store):
+    tenant, folder = store.tenant("pair"), store.tenant_folder("pair", 1)
+    found = random_exits(store, tenant)
+    assert problems(store) == []
+    for damage in (
+        lambda: (folder / WEIGHTS).unlink(),
+        lambda: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9]),
+        lambda: (folder / FILE).write_text("{}"),
+        lambda: write_exits(store, tenant, replace(found, heads=found.heads[1:])),
+        lambda: write_exits(store, tenant, replace(found, heads=[dict(list(head.items())[1:]) for head in found.heads])),
+    ):
+        damage()
+        with pytest.raises(Broken, match="hplm tenant exits"):
+            read_exits(store, tenant)
+        assert any(mentions(problem, folder / FILE) or mentions(problem, folder / WEIGHTS) for problem in problems(store))
+        write_exits(store, tenant, found)
+
+
+def problems(store):
+    return [problem for part in store_parts(store.folder) for problem in part.check(part.path, lambda _: None)]
+
+
+def test_exits_are_published_beside_the_version_and_a_new_version_has_none(store, file, tmp_path):
+    repository, state = exported(store, tmp_path / "repository"), tmp_path / "state"
+    live = Manager.open(repository, state)
+    found, _ = built(store, "pair", file)
+    update_tenant(live, store, "pair")
+    served = live.current().find("pair")
+    assert served.exits.plans == found.exits.plans and served.costs == tuple(plan.cost for plan in found.exits.plans)
+    random_tenant(store, replace(store.tenant("pair"), version=2), 0.3, seed=9)
+    assert read_exits(store, store.tenant("pair")) is None
+
+
+def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
+    command = ["tenant", "exits", "pair", "--store", store.folder, "--texts", file, "--dtype", "fp32", "--drop", "1", "20"]
+    assert main([str(word) for word in command]) == 0
+    printed = capsys.readouterr().out
+    assert mentions(printed, "pair version 1 in fp32", 150, file, "work of layers", "hplm tenant update")
+    told = []
+    for more in (["--json"], ["--json", "--picture", tmp_path / "exits.svg"]):
+        assert main([str(word) for word in [*command, *more]]) == 0
+        told.append(json.loads(capsys.readouterr().out.strip().splitlines()[-1]))
+    assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
+    assert "<svg" in (tmp_path / "exits.svg").read_text()
+    for more, named in [(["--picture", "exits.txt"], ["exits.txt"]), (["--texts", "absent"], ["absent"])]:
+        assert main([str(word) for word in [*command, *more]]) == 1
+        assert mentions(capsys.readouterr().err, *named)
+
+
+def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, capsys):
+    store = Store(shutil.copytree(learnable.folder, tmp_path / "learnable"))
+    train = made(tmp_path, "classify", 150, seed=1)
+    command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]
+    command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--json", "--exits"]
+    assert main([str(word) for word in [*command, tmp_path / "absent"]]) == 1
+    assert mentions(capsys.readouterr().err, tmp_path / "absent") and store.tenant("acme") is None
+    assert main([str(word) for word in [*command, file]]) == 0
+    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert told["exits"]["texts"] == len(TEXTS)
+    assert read_exits(store, store.tenant("acme")).report["learned_texts"] == 150

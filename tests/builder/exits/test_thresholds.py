@@ -1,0 +1,134 @@
+"""Thresholds that are chosen by made-up answers, and heads that learn what is easy to learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from builder.exits.heads import learned, outputs_of
+from builder.exits.states import States
+from builder.exits.thresholds import Answered, Estimate, chosen
+from builder.training.model import Diverged
+from builder.training.tasks import training_task
+from hplm.adapters.layout import exit_layout
+from hplm.tenants.exits import NEVER
+from testing.toy import CONFIG
+
+TEXTS = 2000
+COSTS = np.array([0.0, 0.4, 1.0])
+
+
+def made_up(useful=(True, True), look=0.01, seed=0):
+    """Two exits. The surer a useful one is, the likelier it is right; one that is not useful is as often wrong when sure."""
+    rng = np.random.default_rng(seed)
+    sure = rng.uniform(0.5, 1, (2, TEXTS))
+    right = rng.uniform(size=(2, TEXTS)) < np.where(np.array(useful)[:, None], sure, 0.5)
+    agrees = np.vstack([right, np.ones(TEXTS, bool)])
+    return Answered(sure, agrees, 1.0 - agrees, COSTS, look, np.ones(TEXTS))
+
+
+@pytest.mark.parametrize("most", [0.5, 2.0, 5.0])
+def test_the_allowed_loss_is_kept_on_further_texts_and_spares_work(most):
+    (found,) = chosen(made_up(), [most])
+    further = [made_up(seed=seed) for seed in range(1, 6)]
+    left = [texts.left_at(found.plan.thresholds) for texts in further]
+    lost = [100 * texts.losses_of(own).mean() for texts, own in zip(further, left, strict=True)]
+    assert most / 3 < np.mean(lost) < most + 0.5
+    assert found.plan.cost < 1 - most / 100
+
+
+def test_more_allowed_loss_never_costs_more_work():
+    answered = made_up()
+    costs = [found.plan.cost for found in chosen(answered, (0.0, 0.5, 1.0, 2.0, 5.0, 20.0, 100.0))]
+    assert costs == sorted(costs, reverse=True) and costs[-1] < 0.05
+
+
+@pytest.mark.parametrize("useful", [(False, True), (True, False)])
+def test_an_exit_that_does_not_pay_is_closed(useful):
+    plan = chosen(made_up(useful), [1.0])[0].plan
+    closed = useful.index(False)
+    assert plan.leaves[1 - closed] > 0.02
+    assert plan.leaves[closed] < 0.02  # at most a few texts on which it was right by chance
+    dear = chosen(made_up(look=2.0), [1.0])[0].plan  # looking costs more than all layers
+    assert dear.thresholds == (NEVER, NEVER) and dear.cost == 1
+
+
+def test_a_text_leaves_at_the_first_exit_that_is_sure_enough():
+    answered = Answered(
+        np.array([[0.9, 0.5, 0.5], [0.9, 0.9, 0.5]]), np.array([[0, 1, 1], [1, 1, 1], [1, 1, 1]], bool),
+        np.array([[1.0, 0, 0], [0, 0, 0], [0, 0, 0]]), COSTS, 0.01, np.ones(3),
+    )  # fmt: skip
+    assert answered.left_at([0.8, 0.8]).tolist() == [0, 1, 2]
+    assert answered.left_at([NEVER, 0.8]).tolist() == [1, 1, 2]
+    plan = answered.plan([0.8, 0.8])
+    assert plan.leaves == pytest.approx((1 / 3, 1 / 3), abs=1e-4) and plan.agrees == (0.0, 1.0)
+    assert plan.cost == pytest.approx((0.01 + 0.42 + 1.02) / 3, abs=1e-4)
+    assert answered.plan([NEVER, 0.8]).cost == pytest.approx((0.41 + 0.41 + 1.01) / 3, abs=1e-4)
+
+
+def test_halves_judge_each_other():
+    """Where confidence says nothing, small samples find lucky thresholds. What is printed is what further texts lose."""
+    rng, own, found, further = np.random.default_rng(0), [], [], []
+
+    def answered(texts):
+        agrees = np.vstack([rng.uniform(size=(2, texts)) < 0.97, np.ones(texts, bool)])
+        return Answered(rng.uniform(0.5, 1, (2, texts)), agrees, 1.0 - agrees, COSTS, 0.01, np.ones(texts))
+
+    for _ in range(24):
+        some, others = answered(200), answered(5000)
+        (plan,) = chosen(some, [1.0])
+        assert plan.agrees == pytest.approx(1 - plan.loss.points / 100, abs=1e-3)
+        found.append(plan.loss.points)
+        for losses, texts in ((own, some), (further, others)):
+            losses.append(100 * texts.losses_of(texts.left_at(plan.plan.thresholds)).mean())
+    assert np.mean(own) <= 1.0 < np.mean(further) < np.mean(found) + 0.1
+
+
+def test_an_interval_holds_the_truth_in_95_of_100_cases():
+    rng, truth, held = np.random.default_rng(0), 10.0, 0
+    for _ in range(400):
+        found = Estimate.of((rng.uniform(size=500) < truth / 100).astype(float))
+        held += abs(found.points - truth) <= found.off
+    assert 0.91 < held / 400 < 0.99
+    assert Estimate.of(np.array([0.5])) == (50.0, 0.0)
+
+
+def states(answer, texts=600, seed=0):
+    """Rows that show one number of each text, with noise. `answer` makes logits of these numbers. Also returns the numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(texts, 1, generator=generator)
+    rows = 3 + 2 * numbers + torch.randn(texts, 2 * CONFIG.hidden, generator=generator)
+    spans = [np.zeros((1, 2), np.int32)] * texts
+    return States([rows.half()] * CONFIG.upper_layers, answer(numbers), [1] * texts, spans, np.full(texts, 9)), numbers
+
+
+def test_heads_learn_the_answers_of_rows_and_are_rounded_as_they_are_stored():
+    layout, task = exit_layout(CONFIG, 2), training_task("classify")
+    own, _ = states(lambda numbers: 4 * torch.cat([numbers, -numbers], dim=1))
+    others, numbers = states(lambda numbers: numbers, seed=1)
+    heads = learned(own, layout, task)
+    for head, seen in zip(heads, others.exits, strict=True):
+        assert {name: weight.shape for name, weight in head.items()} == layout.shapes
+        assert all(weight.dtype == torch.float16 for weight in head.values())
+        right = outputs_of(head, layout, seen).argmax(dim=1) == (numbers[:, 0] < 0).long()
+        assert right.float().mean() > 0.85
+    again = learned(own, layout, task)
+    assert all(torch.equal(head[name], same[name]) for head, same in zip(heads, again, strict=True) for name in head)
+
+
+def test_heads_of_numbers_answer_on_their_scale_and_say_how_far_off_they_are():
+    layout = exit_layout(CONFIG, 2)
+    head = learned(states(lambda numbers: 1000 + 50 * numbers)[0], layout, training_task("regress"))[0]
+    others, numbers = states(lambda numbers: 1000 + 50 * numbers, seed=1)
+    outputs = outputs_of(head, layout, others.exits[0])
+    error = float((outputs[:, 0] - others.logits[:, 0]).abs().mean())
+    assert error < 0.5 * 50 * float(numbers.abs().mean())
+    assert 0.5 < math.exp(outputs[:, 1].mean()) / error < 4  # calibrated on further texts
+
+
+def test_weights_that_do_not_fit_are_an_error():
+    with pytest.raises(Diverged, match="16 bits"):
+        learned(states(lambda numbers: 1e7 * numbers)[0], exit_layout(CONFIG, 2), training_task("regress"))

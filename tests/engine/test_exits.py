@@ -1,0 +1,258 @@
+"""Exits: texts that leave have the reference's answers, keep them whatever happens to the others, and are watched."""
+
+import random
+import shutil
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from hplm.adapters.bank import Bank
+from hplm.engine import exits as exits_module
+from hplm.engine import passage
+from hplm.engine.engine import Engine, resolve_precision
+from hplm.engine.exits import FEWEST, Watch, is_audited, kept_threshold
+from hplm.engine.packing import read_packing
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.errors import Broken, HplmError
+from hplm.levels.calibration import INTERVAL, UNKNOWN, Calibration
+from hplm.levels.evidence import Evidence
+from hplm.tasks import TASKS
+from hplm.tenants.exits import NEVER, Exits, Plan
+from hplm.tenants.snapshot import Snapshot
+from testing.exits import random_exits
+from testing.random_store import random_store
+from testing.reference import Reference
+from testing.toy import CONFIG, WORDS, Toy, random_text
+from tests.engine.asker import Asker, stages_of, texts_of
+from tests.engine.world import World
+from tests.support.answers import Comparison
+from tests.support.message import mentions
+
+CPU = torch.device("cpu")
+LAYERS = 3
+LABELS = ["x", "y", "z"]
+TENANTS = [
+    TenantFile("one", 1, "root", 1, "classify", LABELS, 4),
+    TenantFile("many", 1, "root", 1, "multilabel", LABELS, 8),
+    TenantFile("words", 1, "root", 1, "tag", ["O", "I"], 4, "lora", ("query", "ffn_out")),
+    TenantFile("number", 1, "root", 1, "regress", ["value"], 4),
+    TenantFile("head", 1, "root", 1, "classify", ["no", "yes"], 0),
+    TenantFile("echo", 1, "root", 1, "classify", LABELS, 0),  # without exits
+]
+CALIBRATION = Calibration(temperature=2.0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exits")
+    store = random_store(folder / "store", replace(CONFIG, upper_layers=LAYERS), TENANTS, spread=0.3)
+    for number, tenant in enumerate(TENANTS[:-1]):
+        random_exits(store, tenant, (0.85,) * LAYERS if tenant.id == "one" else None, seed=number)
+    export(store, folder / "repository", ServingOptions(dtype="fp32", slots=8, batch_tokens=256))
+    toy = Toy(store, folder / "repository")
+    path = toy.folder / "tenants.json"
+    exported = Snapshot.load(path)
+    calibrated = [replace(one, calibration=CALIBRATION if one.task == "classify" else None) for one in exported.tenants]
+    Snapshot(0, exported.branches, calibrated, exported.export).save(path)
+    return toy
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Texts of each tenant, some with a pair."""
+    rng = random.Random(3)
+    texts = [(random_text(rng, length), random_text(rng, 9) if length == 12 else None) for length in (1, 5, 12, 40) * 5]
+    return [(tenant.id, text, None if tenant.task == "tag" else pair) for tenant in TENANTS for text, pair in texts]
+
+
+@pytest.fixture(scope="module")
+def expected(small):
+    references = {eight: Reference.open(small.folder, eight_bits=eight) for eight in (False, True)}
+    return cache(
+        lambda dtype, tenant, text, pair=None: references[dtype == "int8"].forward(text, tenant, pair, truncate=True).numpy()
+    )
+
+
+def served_by(backbone, texts, cut=(LAYERS - 1,), packing="packed", dtype="fp32"):
+    """Returns the logits of each text, and the exit where it has left."""
+    stages, precision = stages_of(*cut), resolve_precision(dtype, CPU)
+    engine = Engine(backbone.upper(), CPU, precision.dtype, precision.eight_bits, stages=stages)
+    settings = StagingSettings(16, CPU, precision.dtype, packing=read_packing(packing, engine.seconds), stages=stages)
+    batch = Stager(backbone, settings).stage(texts, lambda text, error: pytest.fail(str(error)))
+    found = {}
+    for passed in (*(engine.enter(batch, stage) for stage in range(len(stages) - 1)), engine.run(batch)):
+        for done in passed:
+            assert not found.keys() & done.indexes
+            assert not torch.is_inference_mode_enabled()
+            found.update(zip(done.indexes, zip(done.logits, [done.exit] * len(done.logits), strict=True), strict=True))
+    return [found[index] for index in range(len(texts))]
+
+
+def text_of(backbone, tenant, text, pair=None):
+    return texts_of(backbone, tenant, [text], truncate=True, pairs=None if pair is None else [pair])[0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "packing", "dtype"),
+    [
+        *(((2,), packing, "fp32") for packing in ("packed", "naive", "concat:rows=2,length=80", "slotted:rows=2,slot=40")),
+        *((cut, "packed", dtype) for cut in ((2,), (0, 2), (0, 1, 2)) for dtype in ("fp32", "int8")),
+    ],
+    ids=str,
+)
+def test_texts_leave_with_the_reference_answers(small, given, expected, cut, packing, dtype):
+    backbone, rng, comparison = Reference.open(small.folder).backbone, random.Random(5), Comparison()
+    left = {tenant.id: set() for tenant in TENANTS}
+    order = rng.sample(given, len(given))
+    for batch in (order[:1], order[1:30], order[30:]):
+        texts = [text_of(backbone, *one) for one in batch]
+        for one, text, (logits, exit) in zip(batch, texts, served_by(backbone, texts, cut, packing, dtype), strict=True):
+            answer = expected(dtype, *one)[text.spans[:, 0] >= 0]
+            comparison.add(one[0], logits[:, : answer.shape[1]], answer)
+            left[one[0]].add(exit)
+    comparison.assert_equal(dtype)
+    assert left.pop("echo") == {None}
+    assert set().union(*left.values()) == {None, *range(LAYERS)} and all(len(own) > 1 for own in left.values()), left
+
+
+@pytest.fixture(scope="module")
+def pair_of_texts(small, given):
+    """A text of tenant `one` that leaves early, and one that does not."""
+    backbone = Reference.open(small.folder).backbone
+    own = [text for tenant, text, pair in given if tenant == "one" and pair is None]
+    exits = [exit for _, exit in served_by(backbone, [text_of(backbone, "one", text) for text in own])]
+    return own[exits.index(0)], own[exits.index(None)]
+
+
+def in_last_layer(monkeypatch, do):
+    """Does something while the last layer computes, once."""
+    adapt, done = passage._adapt_last, []
+    monkeypatch.setattr(passage, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
+
+
+def world_of(small, expected, **changes):
+    return World(small.folder, lambda tenant, text: expected("fp32", tenant, text), policy="fcfs", **changes)
+
+
+@pytest.mark.parametrize("stages", [(), (0, 2)])
+def test_a_text_that_leaves_is_answered_before_the_others_are_computed(small, expected, pair_of_texts, monkeypatch, stages):
+    world = world_of(small, expected, stages=stages_of(*stages) if stages else ())
+    leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
+    seen = []
+    in_last_layer(monkeypatch, lambda: world.step("answer") and seen.append([len(world.answers[n]) for n in (leaver, stayer)]))
+    world.run_all()
+    assert seen == [[1, 0]]
+    world.finish()
+    world.end()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a kernel failed"), torch.OutOfMemoryError("CUDA out of memory")], ids=repr)
+def test_after_an_error_texts_that_have_left_keep_their_answers(small, expected, pair_of_texts, monkeypatch, error):
+    world, errors = world_of(small, expected), [error]
+    leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
+    both = world.offer("one", list(pair_of_texts))
+
+    def fail():
+        if errors:
+            raise errors.pop()
+
+    in_last_layer(monkeypatch, fail)
+    world.run_all()
+    answers = [world.answers[number][0] for number in (leaver, stayer, both)]
+    is_failure = not isinstance(error, torch.OutOfMemoryError)  # else the rest is computed in halves
+    assert not errors and [isinstance(answer, HplmError) for answer in answers] == [False, is_failure, is_failure]
+    world.has_failed.add("kernel")
+    world.hurt |= {stayer, both}
+    world.finish()
+    world.end()
+
+
+def test_audited_texts_have_the_full_stacks_answer(small, expected, given, monkeypatch):
+    backbone = Reference.open(small.folder).backbone
+    some = text_of(backbone, "one", given[0][1]).addresses
+    assert is_audited(some) == is_audited(some.copy())
+    monkeypatch.setattr(exits_module, "AUDITED", 1)
+    own = [one for one in given if one[2] is None]
+    asker, reference = Asker(small.folder), Reference.open(small.folder)
+    numbers = [asker.ask(tenant, [text], truncate=True, rung=1) for tenant, text, _ in own]
+    for (tenant, text, _), number in zip(own, numbers, strict=True):
+        (rows,) = asker.wait(number)
+        np.testing.assert_allclose(rows.logits, reference.forward(text, tenant, truncate=True), atol=1e-3)
+        assert rows.level == (1 + LAYERS if tenant != "echo" else 1)
+    asker.close()
+    (served,) = asker.service.served
+    assert {tenant for tenant, _ in served.engine.watch.agreements()} == {tenant.id for tenant in TENANTS[:-1]}
+
+
+def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
+    seen = [(0.9, True)] * 100 + [(0.7, False)] * 20
+    assert kept_threshold(seen[: FEWEST - 1], 0.6, 0.99) == 0.6
+    assert kept_threshold(seen, 0.6, 0.99) == 0.9
+    assert kept_threshold([(0.9, False)] * 100, 0.6, 0.9) == NEVER
+    plan = Plan((0.6,), (0.5,), (0.99,), 0.5)
+    exits = Exits(None, (Calibration(),), (plan,))
+    tenant = SimpleNamespace(id="a", uid=1, version=1, task_object=TASKS["classify"], labels=("x", "y"))
+    zeros = np.zeros((1, 3), dtype=np.int32)
+    request = SimpleNamespace(tenant=tenant, rung=0)
+    text = SimpleNamespace(
+        request=request, plan=plan, exits=exits, is_one_row=True, spans=zeros, guess=None, addresses=zeros[0]
+    )
+    assert not is_audited(text.addresses)
+    watch, logits = Watch(), [np.array([[1.5, 0.0]], dtype=np.float32)]  # 0.82
+
+    def leaves():
+        return watch.leaving([text], logits, 0).tolist() == [True]
+
+    states = [leaves()]
+    for confidence, agrees, count in ((0.95, True, 100), (0.7, False, 100), (0.95, False, 400), (0.7, True, 400)):
+        for _ in range(count):
+            watch.saw(text, 0, confidence, agrees)
+        states.append((leaves(), len(watch)))
+    assert states == [True, (True, 0), (False, 1), (False, 1), (True, 0)]
+    said = [record.getMessage() for record in caplog.records]
+    assert [any(word in one for one in said) for word in ("a higher threshold", "is closed", "as planned again")] == [True] * 3
+
+
+def test_level_and_confidence_say_where_a_text_has_left(small, pair_of_texts):
+    asker = Asker(small.folder)
+    leaver, stayer = ([asker.ask("one", [text], confidence=True, rung=rung) for rung in (1, 2)] for text in pair_of_texts)
+    (first,), (cheap_first,) = map(asker.wait, leaver)
+    (last,), (cheap_last,) = map(asker.wait, stayer)
+    assert (first.level, cheap_first.level, last.level) == (1, 1, 1 + LAYERS) and cheap_last.level < last.level
+    assert first.confidence >= 0.85 and 0.425 <= cheap_last.confidence < 0.85
+    assert last.confidence == pytest.approx(TASKS["classify"].confidence(CALIBRATION, last.logits, last.spans, LABELS))
+    (unasked,) = asker.wait(asker.ask("one", [pair_of_texts[0]], rung=1))
+    assert unasked.confidence == UNKNOWN and unasked.level == 1
+    asker.close()
+
+
+@pytest.mark.parametrize(("spread", "sure"), [(0.0, 1 - np.exp(-2)), (-9e9, 1.0), (9e9, 0.0)])
+def test_a_number_is_sure_by_its_interval(spread, sure):
+    calibration = Calibration(INTERVAL, temperature=0.5, delta=1.0)
+    assert calibration.confidence(Evidence(np.array([[3.0, spread]]), np.array([0]))) == pytest.approx(sure)
+
+
+def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_texts):
+    folder = shutil.copytree(small.folder, tmp_path / "toy/1")
+    record = Snapshot.load(folder / "tenants.json").find("head").exits.record
+    path = folder / "adapters" / record.bank
+    weights, content = Bank(path).layout.weight_bytes, bytearray(path.read_bytes())
+    content[len(content) - weights * (Bank(path).records - record.index) + 7] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    asker = Asker(folder)
+    failed, others = (
+        asker.ask("head", [WORDS[0]]),
+        [asker.ask(tenant.id, [WORDS[3]]) for tenant in TENANTS if tenant.id != "head"],
+    )
+    assert isinstance(asker.wait(failed), Broken) and mentions(asker.wait(failed), "'head'", record.bank)
+    for number in others:
+        assert isinstance(asker.wait(number), list)
+    asker.close()
