@@ -91,7 +91,7 @@ def cascade(
 def offline(found: Sequence[Judged]) -> dict[str, Any]:
     """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside random texts."""
     own = {one.id: one.way(one.plan(0)) for one in found}
-    full = {one.id: float(one.right[-1].mean()) for one in found}
+    full = {one.id: float(one.test.right[-1].mean()) for one in found}
     figures: dict[str, Any] = {"full_accuracy": float(np.mean(list(full.values()))), **_described(list(own.values()))}
     figures["tenants"] = {id: {"full_accuracy": full[id], **_described([way])} for id, way in own.items()}
     for rung in range(len(DROPS)):
@@ -211,7 +211,7 @@ class _Turns:
         every = [
             _Asked(own.id, *one)
             for own in self.found
-            for one in zip(own.texts, own.wanted, own.labels.T, own.test.left_at(own.plan(0)).tolist(), strict=True)
+            for one in zip(own.texts, *own.expected(), own.test.answered.left_at(own.plan(0)).tolist(), strict=True)
         ]
         return [every[number] for number in np.random.default_rng(5).permutation(len(every)).tolist()]
 
@@ -229,7 +229,7 @@ class _Turns:
     def _served(self, asked: Sequence[_Asked]) -> dict[str, float]:
         """Compares answers with those offline. One of a hundred texts that could leave is audited, and goes on."""
         report = self.exits.send(asked, "", CLIENTS, seconds=600.0, count=len(asked))
-        costs = self.found[0].test.costs
+        costs = self.found[0].test.answered.costs
         pairs = [(asked[number], *_answer(body)) for number, body in zip(report.numbers, report.bodies, strict=True)]
         return {
             "work": float(np.mean([costs[exit] for _, _, exit in pairs])),
