@@ -1,4 +1,4 @@
-"""`hplm bench cascade`: texts that leave early at exits, beside the full stack alone and simpler ways to spare layers."""
+"""`hplm bench cascade`: texts that leave early at exits, beside the full stack alone."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def cascade(
 ) -> Rows:
     """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
-    Two servers of the same store, one without exits, answer in turn. Simpler ways: as many texts leave at random (`random`),
-    or at one exit with one threshold (`single`). What judges a way has not chosen it.
+    Two servers of the same store, one without exits, answer in turn. `random`: as many texts leave, whichever they are. What
+    judges a way has not chosen it.
 
     :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
@@ -89,22 +89,21 @@ def cascade(
 
 
 def offline(found: Sequence[Judged]) -> dict[str, Any]:
-    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside simpler ways."""
+    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside random texts."""
     own = {one.id: one.way(one.plan(0)) for one in found}
-    full = {one.id: float(one.right[-1].mean()) for one in found}
+    full = {one.id: float(one.test.right[-1].mean()) for one in found}
     figures: dict[str, Any] = {"full_accuracy": float(np.mean(list(full.values()))), **_described(list(own.values()))}
     figures["tenants"] = {id: {"full_accuracy": full[id], **_described([way])} for id, way in own.items()}
-    for rung, most in enumerate(DROPS):
+    for rung in range(len(DROPS)):
         ways = {
             "exits": [one.way(one.plan(rung)) for one in found],
             "random": [one.random(one.plan(rung)) for one in found],
-            "single": [one.single(most) for one in found],
         }
         for name, each in ways.items():
             mean = _described(each)
             figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = mean["points_lost"]
-            if not rung and name != "exits":
-                figures[name] = {"work": mean["work"], "points_lost": mean["points_lost"]}
+            if not rung and name == "random":
+                figures[name] = {"points_lost": mean["points_lost"]}
     return figures
 
 
@@ -204,14 +203,15 @@ class _Turns:
         for what, own in found.items():
             exits, full = (float(np.mean(own[name])) for name in ways)
             figures[what] = {"exits": exits, "full": full, "over_full": exits / full if full else None}
-        figures["mixed"] = {"exits_and_full": together, "over_alone": together * (1 / alone + 1 / beside) / 2}
+        expected = 2 / (1 / alone + 1 / beside)
+        figures["mixed"] = {"req_per_s": together, "over_alone": together / alone, "over_expected": together / expected}
         return {**figures, "served": self._served(asked[:COMPARED])}
 
     def _asked(self) -> list[_Asked]:
         every = [
             _Asked(own.id, *one)
             for own in self.found
-            for one in zip(own.texts, own.wanted, own.labels.T, own.test.left_at(own.plan(0)).tolist(), strict=True)
+            for one in zip(own.texts, *own.expected(), own.test.answered.left_at(own.plan(0)).tolist(), strict=True)
         ]
         return [every[number] for number in np.random.default_rng(5).permutation(len(every)).tolist()]
 
@@ -229,7 +229,7 @@ class _Turns:
     def _served(self, asked: Sequence[_Asked]) -> dict[str, float]:
         """Compares answers with those offline. One of a hundred texts that could leave is audited, and goes on."""
         report = self.exits.send(asked, "", CLIENTS, seconds=600.0, count=len(asked))
-        costs = self.found[0].test.costs
+        costs = self.found[0].test.answered.costs
         pairs = [(asked[number], *_answer(body)) for number, body in zip(report.numbers, report.bodies, strict=True)]
         return {
             "work": float(np.mean([costs[exit] for _, _, exit in pairs])),

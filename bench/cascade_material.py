@@ -17,7 +17,7 @@ from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.exits.thresholds import Answered, Estimate
+from builder.exits.thresholds import Answered, Estimate, Leaving
 from builder.store.exits import layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store
@@ -31,11 +31,13 @@ from demo.public import stored_public_data
 from demo.tasks import TASKS
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
-from hplm.tenants.exits import NEVER, Exits
+from hplm.errors import InvalidInput
+from hplm.tasks import softmax
+from hplm.tenants.exits import Exits
 
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
+TASKS_FILE = "tasks.json"
 WORDS = 64  # of a public text
-TRIED = 40  # thresholds of a single exit
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
 
 
@@ -50,20 +52,19 @@ def stored(
     folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float | None
 ) -> tuple[Store, dict[str, Question]]:
     """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
-    known = folder / "tasks.json"
-    if not known.exists():
+    if not (folder / TASKS_FILE).exists():
         demo, public = ({part: min(size, texts) for part, size in sizes.items()} for sizes in (DEMO, PUBLIC))
         asked = [task for task in TASKS if task.task == "classify"][:count]
         domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in asked}]
         found = [*write_demo_data(folder / "demo", domains, asked, demo).tenants]
         found += stored_public_data(folder / "public", files, public, WORDS, {}).data.tenants if files else ()
-        write_json(known, {one.id: [one.task, *map(str, (one.train, one.dev, one.test))] for one in found[:count]})
-    listed = json.loads(known.read_text("utf-8"))
-    every = {id: Question(task, *map(Path, own)) for id, (task, *own) in listed.items() if task == "classify"}
-    questions, device = dict(list(every.items())[:count]), resolve_device("auto")
+        write_json(
+            folder / TASKS_FILE, {one.id: [one.task, *map(str, (one.train, one.dev, one.test))] for one in found[:count]}
+        )
+    questions, device = questions_in(folder, count), resolve_device("auto")
     if not (folder / "store/plot/root/1").exists():
         say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
-        corpora = sorted({own.train.with_name("corpus.txt") for own in every.values()})
+        corpora = sorted({own.train.with_name("corpus.txt") for own in questions.values()})
         options = RootOptions(lower=2, keep=keep)
         build_root(model or str(minilm()), corpora, folder / "store", options, Budget(minutes=minutes), device)
     store = Store(folder / "store")
@@ -72,6 +73,15 @@ def stored(
             say(f"tenant {id}")
             build_tenant(store, id, "root", own.task, own.train, own.dev, device=device, epochs=epochs, **TRAINING)
     return store, questions
+
+
+def questions_in(folder: Path, count: int) -> dict[str, Question]:
+    try:
+        listed = json.loads((folder / TASKS_FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{folder} has no questions: `hplm bench cascade --folder {folder}` builds some") from None
+    every = {id: Question(task, *map(Path, own)) for id, (task, *own) in listed.items() if task == "classify"}
+    return dict(list(every.items())[:count])
 
 
 class Way(NamedTuple):
@@ -83,47 +93,52 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Part:
+    """What exits and the full stack, which is the last, answer to some texts."""
+
+    answered: Answered
+    probabilities: Array  # exits + 1 x texts x labels, calibrated
+    labels: Array  # exits + 1 x texts: numbers of labels
+    wanted_numbers: Array  # of the right labels
+
+    @property
+    def right(self) -> Array:
+        return (self.labels == self.wanted_numbers).astype(float)
+
+
+@dataclass(frozen=True)
 class Judged:
     """A tenant's exits, and what they answer."""
 
     id: str
     exits: Exits
-    choosing: Answered
-    test: Answered
+    choosing: Part
+    test: Part
+    names: Sequence[str]  # of the labels
     texts: list[str]  # of the test
-    wanted: list[str]
-    labels: Array  # exits + 1 x texts: the answers, the full stack's last
     tokens: float  # of a text
 
-    @property
-    def right(self) -> Array:
-        return (self.labels == np.array(self.wanted)).astype(float)
+    def expected(self) -> tuple[Array, Array]:
+        """Returns of each test text the right label (empty: the tenant does not know it), and those of the exits."""
+        names = np.array([*self.names, ""])
+        return names[self.test.wanted_numbers], names[self.test.labels].T
 
-    def plan(self, rung: int) -> Sequence[float]:
-        """Returns the thresholds of a plan, the dearest first; of the cheapest, if there are fewer."""
-        return self.exits.plans[min(rung, len(self.exits.plans) - 1)].thresholds
+    def plan(self, rung: int) -> Leaving:
+        """Returns where texts leave by a plan, the dearest first; by the cheapest, if there are fewer."""
+        plan = self.exits.plans[min(rung, len(self.exits.plans) - 1)]
+        return Leaving(plan.exit, plan.threshold)
 
-    def way(self, thresholds: Sequence[float]) -> Way:
-        left, texts = self.test.left_at(thresholds), np.arange(len(self.texts))
-        lost = Estimate.of(self.right[-1] - self.right[left, texts])
-        return Way(self.test.cost_of(thresholds, left), lost, float(self.test.agrees[left, texts].mean()))
+    def way(self, leaving: Leaving) -> Way:
+        answered, right = self.test.answered, self.test.right
+        left, texts = answered.left_at(leaving), np.arange(len(self.texts))
+        lost = Estimate.of(right[-1] - right[left, texts])
+        return Way(answered.cost_of(leaving), lost, float(answered.agrees[left, texts].mean()))
 
-    def random(self, thresholds: Sequence[float]) -> Way:
-        """Returns what is expected if as many texts leave at each exit, whichever they are."""
-        left, right = self.test.left_at(thresholds), self.right.mean(axis=1)
+    def random(self, leaving: Leaving) -> Way:
+        """Returns what is expected if as many texts leave, whichever they are."""
+        left, right = self.test.answered.left_at(leaving), self.test.right.mean(axis=1)
         lost = 100 * float(right[-1] - right[left].mean())
-        return Way(self.test.cost_of(thresholds, left), Estimate(lost, 0.0))
-
-    def single(self, most: float) -> Way:
-        """Returns what the one exit and threshold do that spare most within a loss of `most` points."""
-        closed, best = [NEVER] * len(self.choosing.confidences), (1.0, [NEVER] * len(self.choosing.confidences))
-        for number, own in enumerate(self.choosing.confidences):
-            for threshold in np.unique(np.quantile(own, np.linspace(0, 1, TRIED))).tolist():
-                tried = [*closed[:number], threshold, *closed[number + 1 :]]
-                left = self.choosing.left_at(tried)
-                if 100 * self.choosing.losses_of(left).mean() <= most:
-                    best = min(best, (self.choosing.cost_of(tried, left), tried))
-        return self.way(best[1])
+        return Way(self.test.answered.cost_of(leaving), Estimate(lost, 0.0))
 
 
 def judged(store: Store, id: str, question: Question, precision: Precision) -> Judged:
@@ -132,16 +147,24 @@ def judged(store: Store, id: str, question: Question, precision: Precision) -> J
     say(f"exits of {id} in {precision.name}, and their answers")
     found, _ = build_exits(store, id, question.dev, precision, device, seen=[question.train], show_progress=False)
     weights, layout = store.tenant_weights(tenant), layout_of(store, tenant)
-    parts = [task.read(question.dev), task.read(question.test)]
-    states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in parts]
-    full = calibration_by(parts[0].examples, tenant.labels, states[0].logits)
-    (choosing, _), (test, answers) = (
-        answered_by(
-            tenant, task, own, [outputs_of(head, layout, exit) for head, exit in zip(found.heads, own.exits, strict=True)],
-            found.exits.calibrations, full, store.config,
+    given = [task.read(question.dev), task.read(question.test)]
+    states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in given]
+    full = calibration_by(given[0].examples, tenant.labels, states[0].logits)
+    number_of = {label: number for number, label in enumerate(tenant.labels)}
+    parts: list[Part] = []
+    for labelled, seen in zip(given, states, strict=True):
+        outputs = [outputs_of(head, layout, own) for head, own in zip(found.heads, seen.exits, strict=True)]
+        answered, _ = answered_by(tenant, task, seen, outputs, found.exits.calibrations, full, store.config)
+        logits = [(own, one.temperature) for own, one in zip(outputs, found.exits.calibrations, strict=True)]
+        logits.append((seen.logits, full.temperature))
+        parts.append(
+            Part(
+                answered,
+                np.array([softmax(own.numpy() / temperature) for own, temperature in logits]),
+                np.array([own.numpy().argmax(axis=1) for own, _ in logits]),
+                np.array([number_of.get(example.labels[0], -1) for example in labelled.examples]),
+            )
         )
-        for own in states
-    )  # fmt: skip
-    labels = np.array([[answer.labels[0] for answer in of_exit] for of_exit in answers])
-    texts, wanted = zip(*((one.text, one.labels[0]) for one in parts[1].examples), strict=True)
-    return Judged(id, found.exits, choosing, test, list(texts), list(wanted), labels, float(states[1].lengths.mean()))
+    texts = [example.text for example in given[1].examples]
+    choosing, test = parts
+    return Judged(id, found.exits, choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))

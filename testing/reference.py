@@ -154,7 +154,7 @@ class Reference:
     def _at_exit(self, exit: int, x: Tensor, tenant: Tenant, read: Sequence[int]) -> Tensor | None:
         """Returns the logits of each token at an exit; None if there is none, or if it is not sure of all tokens in `read`."""
         exits = tenant.exits
-        if exits is None or exits.record is None or not read or exit >= len(exits.calibrations):
+        if exits is None or exits.record is None or not read or exits.plans[0].exit != exit:
             return None
         weights = self.backbone.bank(exits.record.bank).weights(exits.record)[exit]
         seen = torch.cat([x, x.mean(dim=0, keepdim=True).expand_as(x)], dim=1)
@@ -162,7 +162,7 @@ class Reference:
         outputs = inner @ weights["weight"].float().T + weights["bias"].float()
         labels, calibration = len(tenant.labels), exits.calibrations[exit]
         sure = _sure(outputs[list(read)].double(), labels, tenant.task, calibration.temperature, calibration.delta)
-        return outputs[:, :labels] if sure >= exits.plans[0].thresholds[exit] else None
+        return outputs[:, :labels] if sure >= exits.plans[0].threshold else None
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:

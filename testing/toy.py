@@ -62,9 +62,9 @@ class Toy:
 def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
     # Weights are far larger than BERT's, so that confused neighbours, slots or tables change the answers.
     store = random_store(folder / "store", config, TENANTS, DOMAINS, spread=0.3, dtype=dtype)
-    for tenant in TENANTS:
+    for number, tenant in enumerate(TENANTS):
         if tenant.id in WITH_EXITS:
-            random_exits(store, tenant, plans=1)  # the governor would change their answers
+            random_exits(store, tenant, number % config.upper_layers, plans=1)  # the governor would change their answers
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     return Toy(store, folder / "repository")
 

@@ -15,7 +15,7 @@ from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, States, states_of
-from builder.exits.thresholds import Chosen, chosen
+from builder.exits.thresholds import Chosen, Leaving, chosen
 from builder.store.calibrations import calibration_of
 from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
 from builder.store.store import Store, TenantFile
@@ -73,16 +73,21 @@ def build_exits(
     return found, True
 
 
-def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> None:
-    if tenant.task == "span":
+def check_task(tenant_id: str, task: str | None) -> None:
+    """Refuses tasks that have no exits."""
+    if task == "span":
         raise InvalidInput(
-            f"tenant {tenant.id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
+            f"tenant {tenant_id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
             "leave together, and an answer may lie in any of them"
         )
-    if tenant.task == "generate":
+    if task == "generate":
         raise InvalidInput(
-            f"tenant {tenant.id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
+            f"tenant {tenant_id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
         )
+
+
+def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> None:
+    check_task(tenant.id, tenant.task)
     if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
         raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
     if delta is not None and (tenant.task != "regress" or not 0 < delta < float("inf")):
@@ -127,6 +132,7 @@ def _made(
     answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
     plans = chosen(answered, drops)
     kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
+    lefts = [answered.left_at(Leaving(one.plan.exit, one.plan.threshold)) for one in kept]
     report = {
         "tenant": tenant.id,
         "version": tenant.version,
@@ -137,18 +143,18 @@ def _made(
         "precision": asked["precision"],
         "delta": near if task.is_number else None,
         "plans": [
-            described(one) | {"lost": lost_by(task, choosing.examples, answers, answered.left_at(one.plan.thresholds))}
-            if is_labelled else described(one)
-            for one in kept
+            described(one) | ({"lost": lost_by(task, choosing.examples, answers, left)} if is_labelled else {})
+            for one, left in zip(kept, lefts, strict=True)
         ],
-    }  # fmt: skip
+    }
     return StoredExits(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), heads, asked, report)
 
 
 def described(one: Chosen) -> dict[str, Any]:
     return {
         "cost": one.plan.cost,
-        "leaves": list(one.plan.leaves),
+        "exit": one.plan.exit,
+        "leaves": one.plan.leaves,
         "agrees": one.agrees,
         "expected_loss": one.loss.points,
         "expected_loss_off": one.loss.off,

@@ -1,4 +1,7 @@
-"""Chooses when texts leave: the thresholds that spare most of the layers' work within a loss."""
+"""Chooses where and when texts leave: the exit and threshold that spare most of the layers' work within a loss.
+
+One exit a plan: on nine tenants, several at once spared no more, and each look at an exit costs.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.tenants.exits import NEVER, Plan
+from hplm.tenants.exits import Plan
 
-PRICES = np.geomspace(0.02, 200, 120)  # of a text with another answer, in passes through all layers
-ROUNDS = 4  # over the exits, for each price
 CERTAINTY = 1.96  # standard errors of an interval that holds the truth in 95 of 100 cases
+
+
+class Leaving(NamedTuple):
+    exit: int | None  # where texts may leave; None: nowhere
+    threshold: float = 1.0  # how sure they must be
 
 
 class Estimate(NamedTuple):
@@ -44,30 +50,31 @@ class Answered:
         own = self.confidences[:, texts], self.agrees[:, texts], self.losses[:, texts]
         return Answered(*own, self.costs, self.look, self.weights[texts])
 
-    def left_at(self, thresholds: Sequence[float]) -> Array:
+    def left_at(self, leaving: Leaving) -> Array:
         """Returns the exit at which each text leaves; their number, if at none."""
-        sure = self.confidences >= np.array(thresholds)[:, None]
-        return np.where(sure.any(axis=0), sure.argmax(axis=0), len(self.confidences))
+        if leaving.exit is None:
+            return np.full(len(self.weights), len(self.confidences))
+        return np.where(self.confidences[leaving.exit] >= leaving.threshold, leaving.exit, len(self.confidences))
 
-    def cost_of(self, thresholds: Sequence[float], left: Array) -> float:
+    def cost_of(self, leaving: Leaving) -> float:
         """Returns the share of the layers' work that is left. Long texts take more of it."""
-        looks = np.cumsum([0, *(threshold < NEVER for threshold in thresholds)])
-        own = self.costs[left] + self.look * looks[np.minimum(left + 1, len(thresholds))]
-        return float(own @ self.weights / self.weights.sum())
+        cost = float(self.costs[self.left_at(leaving)] @ self.weights / self.weights.sum())
+        return cost if leaving.exit is None else cost + self.look
 
     def losses_of(self, left: Array) -> Array:
         return self.losses[left, np.arange(len(left))]
 
-    def plan(self, thresholds: Sequence[float]) -> Plan:
-        """Returns the plan of thresholds as these texts see it."""
-        left = self.left_at(thresholds)
-        exits = range(len(thresholds))
-        agrees = self.agrees[left, np.arange(len(left))]
+    def plan(self, leaving: Leaving) -> Plan:
+        """Returns the plan as these texts see it."""
+        left = self.left_at(leaving)
+        leaves = left < len(self.confidences)
+        agrees = self.agrees[left, np.arange(len(left))][leaves]
         return Plan(
-            thresholds=tuple(round(float(one), 6) for one in thresholds),
-            leaves=tuple(round(float((left == number).mean()), 4) for number in exits),
-            agrees=tuple(round(float(agrees[left == number].mean()), 4) if (left == number).any() else 1.0 for number in exits),
-            cost=round(min(1.0, self.cost_of(thresholds, left)), 4),
+            exit=leaving.exit,
+            threshold=leaving.threshold,
+            leaves=round(float(leaves.mean()), 4),
+            agrees=round(float(agrees.mean()), 4) if len(agrees) else 1.0,
+            cost=round(min(1.0, self.cost_of(leaving)), 4),
         )
 
 
@@ -85,72 +92,39 @@ def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
 
     What it loses is measured twice: half of the texts choose, and the other half is judged. All texts choose the plan.
     """
-    texts = answered.confidences.shape[1]
+    texts = len(answered.weights)
     order = np.random.default_rng(0).permutation(texts)
     halves = order[::2], order[1::2]
     left = np.empty((len(drops), texts), dtype=np.int64)
     for mine, others in (halves, halves[::-1]):
         judged = answered.part(others)
-        for number, thresholds in enumerate(_within(answered.part(mine), drops)):
-            left[number, others] = judged.left_at(thresholds)
+        for number, leaving in enumerate(within(answered.part(mine), drops)):
+            left[number, others] = judged.left_at(leaving)
     return [
         Chosen(
-            answered.plan(thresholds),
+            answered.plan(leaving),
             Estimate.of(answered.losses_of(own)),
             round(float(answered.agrees[own, np.arange(texts)].mean()), 4),
         )
-        for thresholds, own in zip(_within(answered, drops), left, strict=True)
+        for leaving, own in zip(within(answered, drops), left, strict=True)
     ]
 
 
-def _within(answered: Answered, drops: Sequence[float]) -> list[list[float]]:
-    """Returns for each drop the thresholds that spare most, and whose loss with its standard error is not larger."""
-    tried: list[tuple[float, float, list[float]]] = []  # cost, loss, thresholds
-    for thresholds in by_price(answered):
-        left = answered.left_at(thresholds)
-        losses = answered.losses_of(left)
-        likely = 100 * float(losses.mean() + losses.std() / sqrt(len(losses)))  # the best thresholds are also the luckiest ones
-        tried.append((answered.cost_of(thresholds, left), likely, thresholds))
-    return [min(one for one in tried if one[1] <= drop)[2] for drop in drops]
-
-
-def by_price(answered: Answered) -> list[list[float]]:
-    """Returns thresholds for each price of a loss, the highest price first: no text leaves at the first, which is infinite."""
-    now = [NEVER] * len(answered.confidences)
-    found = [list(now)]
-    for price in PRICES[::-1]:
-        for _ in range(ROUNDS):
-            before = list(now)
-            _improve(now, answered, float(price))
-            if now == before:
-                break
-        found.append(list(now))
-    return found
-
-
-def _improve(thresholds: list[float], answered: Answered, price: float) -> None:
-    """Sets one exit's threshold after the other to what costs least in all, from the last one to the first."""
-    weights, losses = answered.weights / answered.weights.sum(), price * answered.losses / len(answered.weights)
-    stays = weights * answered.costs[-1] + losses[-1]  # what each text costs if it goes on
-    for number in reversed(range(len(thresholds))):
-        reaches = answered.left_at([*thresholds[:number], *[NEVER] * (len(thresholds) - number)]) == len(thresholds)
-        sure, leaves, looks = (
-            answered.confidences[number],
-            weights * answered.costs[number] + losses[number],
-            answered.look * weights,
-        )
-        thresholds[number] = _best(sure[reaches], (stays - leaves)[reaches], float(looks[reaches].sum()))
-        if thresholds[number] < NEVER:
-            stays = np.where(sure >= thresholds[number], leaves, stays) + looks
-
-
-def _best(sure: Array, gains: Array, looks: float) -> float:
-    """Returns the threshold that gains most, or NEVER if it is not worth the looks. `gains`: of texts that leave."""
-    if not len(sure):
-        return NEVER
-    order = np.argsort(-sure, kind="stable")
-    sure = sure[order]
-    may_end = np.append(sure[1:] < sure[:-1], True)  # texts that are equally sure leave together
-    total = np.where(may_end, np.cumsum(gains[order]), -np.inf)
-    last = int(total.argmax())
-    return float(sure[last : last + 2].mean()) if total[last] > looks else NEVER
+def within(answered: Answered, drops: Sequence[float]) -> list[Leaving]:
+    """Returns for each drop what spares most, and whose loss with its standard error is not larger."""
+    best = [(0.0, Leaving(None)) for _ in drops]
+    weights, texts = answered.weights / answered.weights.sum(), len(answered.weights)
+    for exit, confidences in enumerate(answered.confidences):
+        surest_first = np.argsort(-confidences, kind="stable")
+        sure, losses = confidences[surest_first], answered.losses[exit, surest_first]
+        spared = np.cumsum(weights[surest_first]) * (answered.costs[-1] - answered.costs[exit]) - answered.look
+        means = np.cumsum(losses) / texts
+        spreads = np.sqrt(np.maximum(0, np.cumsum(losses**2) / texts - means**2))
+        likely = 100 * (means + spreads / sqrt(texts))  # the best thresholds are also the luckiest ones
+        may_end = np.append(sure[1:] < sure[:-1], True)  # texts that are equally sure leave together
+        for number, drop in enumerate(drops):
+            able = np.where(may_end & (likely <= drop), spared, 0.0)
+            last = int(able.argmax())
+            if able[last] > best[number][0]:
+                best[number] = float(able[last]), Leaving(exit, float(sure[last : last + 2].mean()))
+    return [leaving for _, leaving in best]

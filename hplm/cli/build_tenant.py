@@ -134,9 +134,12 @@ def run(args: argparse.Namespace) -> dict:
     if args.train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
     if args.exits is not None:
+        from builder.exits.build import check_task
         from builder.tables.text_files import check_file
 
-        check_file(args.exits)  # and not after the training
+        known = store.tenant(args.id)
+        check_task(args.id, args.task or (known.task if known is not None else None))  # and not after the training
+        check_file(args.exits)
     form = {name: getattr(args, name) for name in ("adapter", "places", "rank", "dtype")}
     tenant = build_tenant(
         store,

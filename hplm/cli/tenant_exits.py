@@ -92,14 +92,12 @@ def described(report: dict[str, Any]) -> str:
     lines = [
         f"{report['tenant']} version {report['version']} in {report['precision']}: exits learned from "
         f"{report['learned_texts']:,} texts, thresholds chosen by {report['texts']:,} of {report['file']}",
-        f"{'plan':<6}{'work of layers':>14}{'expected loss':>18}{'same answer':>14}{'loss by labels':>18}   leave at exit",
+        f"{'plan':<6}{'work of layers':>14}{'expected loss':>18}{'same answer':>14}{'loss by labels':>18}   leave",
     ]
     for number, plan in enumerate(report["plans"], start=1):
         expected = f"{plan['expected_loss']:.2f} +- {plan['expected_loss_off']:.2f}"
         lost = plan.get("lost")
         by_labels = f"{lost['points']:.2f} +- {lost['off']:.2f}" if lost else "-"
-        leaves = ", ".join(f"{exit}: {share:.0%}" for exit, share in enumerate(plan["leaves"]) if share)
-        lines.append(
-            f"{number:<6}{plan['cost']:>14.3f}{expected:>18}{plan['agrees']:>14.1%}{by_labels:>18}   {leaves or 'none'}"
-        )
+        leaves = f"{plan['leaves']:.0%} at exit {plan['exit']}" if plan["exit"] is not None else "none"
+        lines.append(f"{number:<6}{plan['cost']:>14.3f}{expected:>18}{plan['agrees']:>14.1%}{by_labels:>18}   {leaves}")
     return "\n".join(lines)

@@ -14,7 +14,6 @@ from hplm.arrays import Array
 from hplm.engine.request import Guess, Text
 from hplm.levels.calibration import UNKNOWN, confidences
 from hplm.tasks import TextAnswer
-from hplm.tenants.exits import NEVER
 
 log = logging.getLogger(__name__)
 AUDITED = 100  # one of so many texts is audited
@@ -22,7 +21,8 @@ FEWEST, MOST = 60, 400  # audited texts of an exit before it is judged, and that
 ERRORS = 3.0  # standard errors that the agreement may be below the promised one
 EXITS = 4096  # that are watched at a time; of more, those that were audited longest ago are forgotten
 
-Key = tuple[str, int, int, int, int]  # id, uid and version of the tenant, rung of the plan, exit
+Key = tuple[str, int, int, int, int]  # id, uid and version of the tenant, rung of the plan, its exit
+CLOSED = 2.0  # a threshold: no answer is so sure
 
 
 def confidences_of(texts: Sequence[Text], logits: Sequence[Array], number: int) -> Array:
@@ -66,20 +66,19 @@ class Watch:
         return len(self._raised)
 
     def leaving(self, texts: Sequence[Text], logits: Sequence[Array], number: int) -> Array:
-        """Returns which texts leave at an exit that is open for them. Audited ones go on all the same.
+        """Returns which texts leave at an exit, where their plans let them. Audited ones go on all the same.
 
         `logits` of a text are rows x the size of the largest head.
         """
         sure = confidences_of(texts, logits, number)
-        planned = np.array([_planned(text, number) for text in texts])
-        leaves = sure >= planned
+        leaves: Array = sure >= [_planned(text) for text in texts]
         chosen: list[int] = np.flatnonzero(leaves).tolist()
         for index in chosen:
             if is_audited(texts[index].addresses):
-                texts[index].guess = Guess(number, float(sure[index]), np.array(logits[index]))
+                texts[index].guess = Guess(float(sure[index]), np.array(logits[index]))
                 leaves[index] = False
         if self._raised:
-            leaves &= sure >= [self._raised.get(_key(text, number), 0.0) for text in texts]
+            leaves &= sure >= [self._raised.get(_key(text), 0.0) for text in texts]
         return leaves
 
     def agreements(self) -> dict[tuple[str, int], float]:
@@ -87,20 +86,20 @@ class Watch:
         with self._lock:
             seen = {key: list(own) for key, own in self._seen.items()}
         shares: dict[tuple[str, int], list[bool]] = {}
-        for (tenant, *_, number), own in seen.items():
-            shares.setdefault((tenant, number), []).extend(agrees for _, agrees in own)
+        for (tenant, *_, exit), own in seen.items():
+            shares.setdefault((tenant, exit), []).extend(agrees for _, agrees in own)
         return {key: sum(own) / len(own) for key, own in shares.items()}
 
     def audit(self, text: Text, guess: Guess, answer: TextAnswer) -> None:
         """Compares a guess with the full stack's answer."""
         tenant, task = text.request.tenant, text.request.tenant.task_object
-        assert task.same is not None  # as it has exits
+        assert task.same is not None and text.plan is not None and text.plan.exit is not None  # as it could leave
         guessed = task.answer(text.rows(guess.logits, len(tenant.labels)), text.spans, tenant.labels, text.request.top_k)
-        self.saw(text, guess.exit, guess.confidence, task.same(guessed, answer, text.exits.calibrations[guess.exit].delta))
+        self.saw(text, guess.confidence, task.same(guessed, answer, text.exits.calibrations[text.plan.exit].delta))
 
-    def saw(self, text: Text, number: int, confidence: float, agrees: bool) -> None:
-        key, plan = _key(text, number), text.plan
-        assert plan is not None  # as it has exits
+    def saw(self, text: Text, confidence: float, agrees: bool) -> None:
+        key, plan = _key(text), text.plan
+        assert plan is not None  # as it could leave
         with self._lock:
             own = self._seen.setdefault(key, deque(maxlen=MOST))
             self._seen.move_to_end(key)
@@ -108,19 +107,18 @@ class Watch:
             if len(self._seen) > EXITS:
                 forgotten, _ = self._seen.popitem(last=False)
                 self._raised.pop(forgotten, None)
-            planned = plan.thresholds[number]
-            threshold = kept_threshold(own, planned, plan.agrees[number])
-            before = _state(self._raised.get(key, planned), planned)
-            if threshold > planned:
+            threshold = kept_threshold(own, plan.threshold, plan.agrees)
+            before = _state(self._raised.get(key, plan.threshold), plan.threshold)
+            if threshold > plan.threshold:
                 self._raised[key] = threshold
             else:
                 self._raised.pop(key, None)
-        if (now := _state(threshold, planned)) != before:
+        if (now := _state(threshold, plan.threshold)) != before:
             log.warning(
                 "tenant %s: exit %d %s: of %d texts that could leave, %.1f %% have the full stack's answer, and %.1f %% were "
                 "promised; `hplm tenant exits` with texts of today makes its exits again",
-                text.request.tenant.id, number, now, len(own),
-                100 * sum(right for _, right in own) / len(own), 100 * plan.agrees[number],
+                text.request.tenant.id, plan.exit, now, len(own),
+                100 * sum(right for _, right in own) / len(own), 100 * plan.agrees,
             )  # fmt: skip
 
 
@@ -142,20 +140,21 @@ def kept_threshold(seen: Sequence[tuple[float, bool]], threshold: float, promise
     may_end = np.append(sure[1:] < sure[:-1], True)  # texts that are equally sure leave together
     kept = np.flatnonzero((shares + doubt >= promised) & (counts >= FEWEST // 2) & may_end)
     if not len(kept):
-        return NEVER
+        return CLOSED
     return threshold if kept[-1] == len(surest_first) - 1 else max(threshold, float(sure[kept[-1]]))
 
 
 def _state(threshold: float, planned: float) -> str:
-    if threshold >= NEVER:
+    if threshold >= CLOSED:
         return "is closed"
     return "has a higher threshold" if threshold > planned else "is as planned again"
 
 
-def _planned(text: Text, number: int) -> float:
-    return text.plan.thresholds[number] if text.plan is not None else NEVER
+def _planned(text: Text) -> float:
+    return text.plan.threshold if text.plan is not None else CLOSED
 
 
-def _key(text: Text, number: int) -> Key:
+def _key(text: Text) -> Key:
+    assert text.plan is not None and text.plan.exit is not None  # as it could leave
     tenant = text.request.tenant
-    return tenant.id, tenant.uid, tenant.version, text.request.rung, number
+    return tenant.id, tenant.uid, tenant.version, text.request.rung, text.plan.exit

@@ -140,9 +140,8 @@ class Records(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """What a text would have answered at an exit, had it left there."""
+    """What a text would have answered at its exit, had it left there."""
 
-    exit: int
     confidence: float
     logits: Array  # answer rows x outputs
 
@@ -189,7 +188,7 @@ class Text:
         self.slot_key: tuple[Record, Record | None] = tenant.head_record, tenant.adapter
         self.records = Records(*self.slot_key, tenant.exits.record if tenant.exits is not None else None)
         self.plan = tenant.exits.plans[request.rung] if tenant.exits is not None else None
-        self.guess: Guess | None = None  # of an audited text: its answer at an exit where it could have left
+        self.guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute
         if self.plan is not None:
             self.tokens = max(1, round(self.tokens * self.plan.cost))
@@ -210,8 +209,7 @@ class Text:
         return exits
 
     def may_leave(self, exit: int) -> bool:
-        """Whether an exit is open for it."""
-        return self.plan is not None and self.guess is None and self.plan.is_open(exit)
+        return self.plan is not None and self.plan.exit == exit
 
     def rows(self, logits: Array, outputs: int) -> Array:
         """Returns logits with a row for each of its spans: zeros for rows without a token."""

@@ -60,7 +60,7 @@ def _at(exit: int | None, text: Text, answer: TextAnswer) -> TextAnswer:
     """Returns an answer with its level: 1 is that of exit 0, and the last one is behind all layers."""
     if text.plan is None:
         return answer
-    return replace(answer, level=1 + (len(text.plan.thresholds) if exit is None else exit))
+    return replace(answer, level=1 + (len(text.exits.calibrations) if exit is None else exit))
 
 
 def _answer(text: Text, logits: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer | HplmError]]:

@@ -1,4 +1,4 @@
-"""The exits of a tenant: heads between the upper layers, and the plans that say how sure an answer must be to leave there."""
+"""The exits of a tenant: heads between the upper layers, and the plans that say where a text may leave, and when."""
 
 from __future__ import annotations
 
@@ -12,33 +12,24 @@ from hplm.adapters.record import Record
 from hplm.levels.calibration import INTERVAL, TEMPERATURE, Calibration
 
 MOST_PLANS = 16  # each request looks at all of them
-NEVER = 2.0  # the threshold of a closed exit: no answer is so sure
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When texts leave. Of each exit: how sure an answer must be, and what was found where the threshold was chosen."""
+    """When texts leave, and what was found where that was chosen."""
 
-    thresholds: tuple[float, ...]  # a text leaves whose answer is at least so sure; NEVER: the exit is closed
-    leaves: tuple[float, ...]  # the share of all texts that leaves there
-    agrees: tuple[float, ...]  # the share of these that have the full stack's answer
+    exit: int | None  # where they may leave; None: nowhere
+    threshold: float  # how sure an answer must be
+    leaves: float  # the share of all texts that leaves
+    agrees: float  # the share of these that have the full stack's answer
     cost: float  # the share of the layers' work that is left
 
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Plan:
-        thresholds, leaves, agrees = (tuple(stored[name]) for name in ("thresholds", "leaves", "agrees"))
-        return cls(thresholds, leaves, agrees, stored["cost"])
-
     def check(self, exits: int) -> None:
-        """Raises TypeError if it has other numbers than a plan for so many exits."""
-        for numbers, most in ((self.thresholds, NEVER), (self.leaves, 1.0), (self.agrees, 1.0)):
-            if len(numbers) != exits or not all(_is_number(number) and 0 <= number <= most for number in numbers):
-                raise TypeError(f"a plan for {exits} exits has the numbers {numbers}")
-        if not _is_number(self.cost) or not 0 < self.cost <= 1:
-            raise TypeError(f"a plan has the cost {self.cost!r}")
-
-    def is_open(self, exit: int) -> bool:
-        return exit < len(self.thresholds) and self.thresholds[exit] < NEVER
+        """Raises TypeError if it is not a plan for so many exits."""
+        shares = self.threshold, self.leaves, self.agrees, self.cost
+        is_exit = self.exit is None or (type(self.exit) is int and 0 <= self.exit < exits)
+        if not is_exit or not all(_is_number(share) and 0 <= share <= 1 for share in shares) or not self.cost:
+            raise TypeError(f"{self} is not a plan for {exits} exits")
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Exits:
         exits = cls(
             record=Record(**record) if record is not None else None,
             calibrations=tuple(Calibration.read(one) for one in stored["calibrations"]),
-            plans=tuple(Plan.read(one) for one in stored["plans"]),
+            plans=tuple(Plan(**one) for one in stored["plans"]),
         )
         exits.check()
         return exits

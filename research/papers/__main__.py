@@ -13,10 +13,13 @@ from cyclopts import App
 
 from bench.alpaserve import PAPER
 from bench.curves import Curves, draw, table_of
+from bench.rows import EngineDtype
 from builder.pictures import check_picture
 from hplm.errors import HplmError, InvalidInput
 from research.options import FLAG, FLAT, JSON
 from research.papers.alpaserve import alpaserve_curves
+from research.papers.tabi import curves_of as curves_of_ways
+from research.papers.tabi import figures as spared
 from research.papers.tcb import Axes, curves_of, simulated
 from research.papers.timeline import trace_of
 
@@ -61,6 +64,36 @@ def alpaserve(*, seconds: float = 200.0, output: Annotated[Output, FLAT] = USUAL
     curves = alpaserve_curves(5.0 if output.quick else seconds, output.quick)
     source = f"simulated, with profiles of {PAPER['source']}"
     output.show({"source": source, "curves": curves}, curves, source)
+
+
+@app.command
+def tabi(
+    *, folder: Path = Path(".hplm/bench-cascade"), dtype: EngineDtype = "auto", tenants: int = 100,
+    output: Annotated[Output, FLAT] = USUAL,
+) -> None:  # fmt: skip
+    """Compares Tabi's ways to spare work, on the exits of the tenants that `hplm bench cascade` has built.
+
+    Thresholds for several exits, weighted ensembles, words pruned by attention, votes, one exit for all, and the bound.
+
+    Parameters
+    ----------
+    folder
+        The benchmark's folder.
+    dtype
+        Precision of the full stack.
+    tenants
+        Tenants, at most.
+    """
+    found = spared(folder, dtype, 1 if output.quick else tenants)
+    title = f"means over tenants of {folder}: work of the layers, points lost by labels"
+    if output.as_json or output.picture is not None:
+        output.show({"ways": found}, curves_of_ways(found), title)
+    if not output.as_json:
+        print(f"{'way':20}{'points or words':>16}{'work':>8}{'points lost':>18}")
+        for name, ways in found.items():
+            for at, one in ways.items():
+                lost = f"{one['points_lost']:.2f} +- {one['points_lost_off']:.2f}"
+                print(f"{name:20}{at:>16}{one['work']:>8.3f}{lost:>18}")
 
 
 @app.command

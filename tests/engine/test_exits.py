@@ -17,14 +17,14 @@ from hplm.adapters.bank import Bank
 from hplm.engine import exits as exits_module
 from hplm.engine import passage
 from hplm.engine.engine import Engine, resolve_precision
-from hplm.engine.exits import FEWEST, Watch, is_audited, kept_threshold
+from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
 from hplm.engine.packing import read_packing
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import Broken, HplmError
 from hplm.levels.calibration import INTERVAL, UNKNOWN, Calibration
 from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS
-from hplm.tenants.exits import NEVER, Exits, Plan
+from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
 from testing.exits import random_exits
 from testing.random_store import random_store
@@ -54,7 +54,7 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exits")
     store = random_store(folder / "store", replace(CONFIG, upper_layers=LAYERS), TENANTS, spread=0.3)
     for number, tenant in enumerate(TENANTS[:-1]):
-        random_exits(store, tenant, (0.85,) * LAYERS if tenant.id == "one" else None, seed=number)
+        random_exits(store, tenant, number % LAYERS, 0.85 if tenant.id == "one" else 0.6, seed=number)
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=8, batch_tokens=256))
     toy = Toy(store, folder / "repository")
     path = toy.folder / "tenants.json"
@@ -195,8 +195,8 @@ def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
     seen = [(0.9, True)] * 100 + [(0.7, False)] * 20
     assert kept_threshold(seen[: FEWEST - 1], 0.6, 0.99) == 0.6
     assert kept_threshold(seen, 0.6, 0.99) == 0.9
-    assert kept_threshold([(0.9, False)] * 100, 0.6, 0.9) == NEVER
-    plan = Plan((0.6,), (0.5,), (0.99,), 0.5)
+    assert kept_threshold([(0.9, False)] * 100, 0.6, 0.9) == CLOSED
+    plan = Plan(0, 0.6, 0.5, 0.99, 0.5)
     exits = Exits(None, (Calibration(),), (plan,))
     tenant = SimpleNamespace(id="a", uid=1, version=1, task_object=TASKS["classify"], labels=("x", "y"))
     zeros = np.zeros((1, 3), dtype=np.int32)
@@ -213,7 +213,7 @@ def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
     states = [leaves()]
     for confidence, agrees, count in ((0.95, True, 100), (0.7, False, 100), (0.95, False, 400), (0.7, True, 400)):
         for _ in range(count):
-            watch.saw(text, 0, confidence, agrees)
+            watch.saw(text, confidence, agrees)
         states.append((leaves(), len(watch)))
     assert states == [True, (True, 0), (False, 1), (False, 1), (True, 0)]
     said = [record.getMessage() for record in caplog.records]

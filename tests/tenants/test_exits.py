@@ -20,8 +20,7 @@ from tests.places import answer, knowledge
 
 WRONG = [
     {"plans": []}, {"record": None}, {"calibrations": []}, {"calibrations": [asdict(Calibration(INTERVAL))] * 2},
-    {"plans": [asdict(Plan((0.5, 0.5), (0.1,), (0.9, 0.9), 1.0))]},
-    {"plans": [asdict(Plan((0.5, 3), (0.1,) * 2, (0.9,) * 2, 1.0))]},
+    *({"plans": [{**asdict(Plan(0, 0.5, 0.1, 0.9, 1.0)), **wrong}]} for wrong in ({"exit": 2}, {"threshold": 3}, {"cost": 0})),
 ]  # fmt: skip
 
 

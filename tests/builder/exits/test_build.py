@@ -25,7 +25,6 @@ from builder.training.tasks import training_task
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import Broken, InvalidInput
-from hplm.tenants.exits import NEVER
 from hplm.tenants.manager import Manager
 from testing.exits import random_exits
 from testing.random_store import random_tenant
@@ -115,7 +114,7 @@ def states(store, tenant, file, texts):
 def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
     tenant, texts = store.tenant("pair"), TEXTS[:20]
     layers = store.config.upper_layers
-    found = random_exits(store, tenant, [0.0 if number == exit else NEVER for number in range(layers)])
+    found = random_exits(store, tenant, exit, 0.0)
     seen = states(store, tenant, tmp_path / "texts.jsonl", texts)
     expected = seen.logits
     if exit is not None:
@@ -212,8 +211,9 @@ def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, c
     train = made(tmp_path, "classify", 150, seed=1)
     command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]
     command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--json", "--exits"]
-    assert main([str(word) for word in [*command, tmp_path / "absent"]]) == 1
-    assert mentions(capsys.readouterr().err, tmp_path / "absent") and store.tenant("acme") is None
+    for task, texts, named in (("classify", tmp_path / "absent", tmp_path / "absent"), ("span", file, "no exits")):
+        assert main([str(word) for word in [*command, texts, "--task", task]]) == 1
+        assert mentions(capsys.readouterr().err, named) and store.tenant("acme") is None
     assert main([str(word) for word in [*command, file]]) == 0
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert told["exits"]["texts"] == len(TEXTS)

@@ -10,11 +10,10 @@ import torch
 
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import States
-from builder.exits.thresholds import Answered, Estimate, chosen
+from builder.exits.thresholds import Answered, Estimate, Leaving, chosen
 from builder.training.model import Diverged
 from builder.training.tasks import training_task
 from hplm.adapters.layout import exit_layout
-from hplm.tenants.exits import NEVER
 from testing.toy import CONFIG
 
 TEXTS = 2000
@@ -30,11 +29,15 @@ def made_up(useful=(True, True), look=0.01, seed=0):
     return Answered(sure, agrees, 1.0 - agrees, COSTS, look, np.ones(TEXTS))
 
 
+def leaving_of(found):
+    return Leaving(found.plan.exit, found.plan.threshold)
+
+
 @pytest.mark.parametrize("most", [0.5, 2.0, 5.0])
 def test_the_allowed_loss_is_kept_on_further_texts_and_spares_work(most):
     (found,) = chosen(made_up(), [most])
     further = [made_up(seed=seed) for seed in range(1, 6)]
-    left = [texts.left_at(found.plan.thresholds) for texts in further]
+    left = [texts.left_at(leaving_of(found)) for texts in further]
     lost = [100 * texts.losses_of(own).mean() for texts, own in zip(further, left, strict=True)]
     assert most / 3 < np.mean(lost) < most + 0.5
     assert found.plan.cost < 1 - most / 100
@@ -47,26 +50,25 @@ def test_more_allowed_loss_never_costs_more_work():
 
 
 @pytest.mark.parametrize("useful", [(False, True), (True, False)])
-def test_an_exit_that_does_not_pay_is_closed(useful):
-    plan = chosen(made_up(useful), [1.0])[0].plan
-    closed = useful.index(False)
-    assert plan.leaves[1 - closed] > 0.02
-    assert plan.leaves[closed] < 0.02  # at most a few texts on which it was right by chance
-    dear = chosen(made_up(look=2.0), [1.0])[0].plan  # looking costs more than all layers
-    assert dear.thresholds == (NEVER, NEVER) and dear.cost == 1
+def test_texts_leave_where_it_pays(useful):
+    (found,) = chosen(made_up(useful), [1.0])
+    assert found.plan.exit == useful.index(True) and found.plan.leaves > 0.02
+    (dear,) = chosen(made_up(look=2.0), [1.0])  # looking costs more than all layers
+    assert dear.plan.exit is None and dear.plan.cost == 1 and dear.loss.points == 0
 
 
-def test_a_text_leaves_at_the_first_exit_that_is_sure_enough():
+def test_a_text_leaves_that_is_sure_enough():
     answered = Answered(
         np.array([[0.9, 0.5, 0.5], [0.9, 0.9, 0.5]]), np.array([[0, 1, 1], [1, 1, 1], [1, 1, 1]], bool),
         np.array([[1.0, 0, 0], [0, 0, 0], [0, 0, 0]]), COSTS, 0.01, np.ones(3),
     )  # fmt: skip
-    assert answered.left_at([0.8, 0.8]).tolist() == [0, 1, 2]
-    assert answered.left_at([NEVER, 0.8]).tolist() == [1, 1, 2]
-    plan = answered.plan([0.8, 0.8])
-    assert plan.leaves == pytest.approx((1 / 3, 1 / 3), abs=1e-4) and plan.agrees == (0.0, 1.0)
-    assert plan.cost == pytest.approx((0.01 + 0.42 + 1.02) / 3, abs=1e-4)
-    assert answered.plan([NEVER, 0.8]).cost == pytest.approx((0.41 + 0.41 + 1.01) / 3, abs=1e-4)
+    assert answered.left_at(Leaving(0, 0.8)).tolist() == [0, 2, 2]
+    assert answered.left_at(Leaving(None)).tolist() == [2, 2, 2]
+    first, second = answered.plan(Leaving(0, 0.8)), answered.plan(Leaving(1, 0.8))
+    assert (first.leaves, first.agrees) == (pytest.approx(1 / 3, abs=1e-4), 0.0)
+    assert (second.leaves, second.agrees) == (pytest.approx(2 / 3, abs=1e-4), 1.0)
+    assert second.cost == pytest.approx((0.4 + 0.4 + 1.0) / 3 + 0.01, abs=1e-4)
+    assert chosen(answered, [0.0])[0].plan.exit == 1
 
 
 def test_halves_judge_each_other():
@@ -83,7 +85,7 @@ def test_halves_judge_each_other():
         assert plan.agrees == pytest.approx(1 - plan.loss.points / 100, abs=1e-3)
         found.append(plan.loss.points)
         for losses, texts in ((own, some), (further, others)):
-            losses.append(100 * texts.losses_of(texts.left_at(plan.plan.thresholds)).mean())
+            losses.append(100 * texts.losses_of(texts.left_at(leaving_of(plan))).mean())
     assert np.mean(own) <= 1.0 < np.mean(further) < np.mean(found) + 0.1
 
 

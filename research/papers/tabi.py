@@ -1,0 +1,256 @@
+"""Tabi's ways to spare work, on the exits of the tenants that `hplm bench cascade` has built. All are computed offline.
+
+A way is chosen by the dev texts, and judged by the labels of the test texts. Work is the share of the layers' work left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.cascade_material import Judged, Part, Question, judged, questions_in
+from bench.curves import Curve, Curves
+from builder.evaluation.tenant import find_tenant, opened
+from builder.exits.answers import LOOK, costs_of
+from builder.exits.build import DROPS
+from builder.exits.thresholds import Estimate, within
+from builder.packed_batches import packed_batches
+from builder.publish.precision import served_precision
+from builder.store.store import Store
+from builder.training.finetuning import PACK_TOKENS
+from builder.training.tasks import training_task
+from hplm.adapters.tiles import Tiles
+from hplm.arrays import Array
+from hplm.engine.engine import Precision, resolve_device
+from hplm.model.attention import PackedAttention
+
+KEEPS = (0.9, 0.8, 0.65, 0.5)  # shares of the words that stay
+PRICES = np.geomspace(200, 0.02, 60)  # of a text with another answer, in passes through all layers
+NEVER = 2.0
+WEIGHTS = np.linspace(0, 1, 21)
+
+Left = Array  # of each text: the exit where it leaves
+Choosing = Callable[["Part", "Part"], Iterable[tuple[Left, "Part"]]]  # by the first part, where texts of the second leave
+
+
+class Point(NamedTuple):
+    work: float
+    lost: Estimate
+
+
+def figures(folder: Path, dtype: str, tenants: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns means over the tenants, by way and drop (or the share of words that stay)."""
+    asked = questions_in(folder, tenants)
+    store = Store(folder / "store")
+    precision = served_precision(store, dtype, resolve_device("auto"))
+    found: dict[str, dict[str, list[Point]]] = {}
+    for id, question in asked.items():
+        own = judged(store, id, question, precision)
+        for name, ways in WAYS.items():
+            for drop, (left, part) in zip(_names(name), ways(own.choosing, own.test), strict=True):
+                found.setdefault(name, {}).setdefault(drop, []).append(_point(own, left, part))
+        for keep, point in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
+            found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(point)
+    return {name: {drop: _mean(points) for drop, points in own.items()} for name, own in found.items()}
+
+
+def curves_of(found: dict[str, dict[str, dict[str, float]]]) -> Curves:
+    lines: dict[str, Curve] = {
+        name: {f"{one['work']:.3f}": one["points_lost"] for one in own.values()} for name, own in found.items()
+    }
+    return {"points lost by labels, by the share of the layers' work that is left": lines}
+
+
+def _names(way: str) -> Sequence[str]:
+    return ("-",) if way in ("vote", "oracle") else [f"{drop:g}" for drop in DROPS]
+
+
+def _point(own: Judged, left: Left, part: Part) -> Point:
+    texts = np.arange(len(left))
+    looks = np.minimum(left + 1, len(own.test.answered.confidences)) * LOOK
+    answered = own.test.answered
+    work = float((answered.costs[left] + looks) @ answered.weights / answered.weights.sum())
+    return Point(work, Estimate.of(own.test.right[-1] - part.right[left, texts]))
+
+
+def _mean(points: Sequence[Point]) -> dict[str, float]:
+    off = sqrt(sum(point.lost.off**2 for point in points)) / len(points)
+    work, lost = np.mean([(point.work, point.lost.points) for point in points], axis=0).tolist()
+    return {"work": work, "points_lost": lost, "points_lost_off": off}
+
+
+def served(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+    """One exit and its threshold, as `hplm tenant exits` chooses them."""
+    for leaving in within(choosing.answered, DROPS):
+        yield judged.answered.left_at(leaving), judged
+
+
+def several(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+    """Rerouting (Eq. 4 and 5): an exit a level, each with a threshold of its calibrated confidence. All are chosen together."""
+    tried = [(thresholds, *_loss_and_work(choosing, thresholds)) for thresholds in _by_price(choosing)]
+    for drop in DROPS:
+        thresholds, *_ = min((one for one in tried if one[1] <= drop), key=lambda one: one[2])
+        yield _left(judged, thresholds), judged
+
+
+def ensemble(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+    """The weighted ensemble (Eq. 6): a text's answer is that of the exits that it has passed. Held-out NLL chooses weights."""
+    mixed, weights = _mixed(choosing, None)
+    yield from several(mixed, _mixed(judged, weights)[0])
+
+
+def cheapest(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+    """As INFaaS chooses a model: all texts leave at the cheapest exit that loses little enough."""
+    exits, texts = len(choosing.answered.confidences), len(judged.wanted_numbers)
+    for drop in DROPS:
+        losses = [100 * _likely(own) for own in choosing.answered.losses]
+        yield np.full(texts, next(exit for exit in range(exits + 1) if exit == exits or losses[exit] <= drop)), judged
+
+
+def vote(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+    """A text leaves at the first exit that says the same as the one before."""
+    same = judged.labels[1:] == judged.labels[:-1]
+    same[-1] = True
+    yield same.argmax(axis=0) + 1, judged
+
+
+def oracle(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+    """The bound: a text leaves at the first exit that has the full stack's answer."""
+    yield (judged.labels == judged.labels[-1]).argmax(axis=0), judged
+
+
+WAYS: dict[str, Choosing] = {
+    "one exit (served)": served,
+    "several exits": several,
+    "weighted ensemble": ensemble,
+    "one exit for all": cheapest,
+    "vote": vote,
+    "oracle": oracle,
+}
+
+
+def _left(part: Part, thresholds: Sequence[float]) -> Left:
+    sure = part.answered.confidences >= np.array(thresholds)[:, None]
+    return np.where(sure.any(axis=0), sure.argmax(axis=0), len(thresholds))
+
+
+def _likely(losses: Array) -> float:
+    """Returns a mean with its standard error."""
+    return float(losses.mean() + losses.std() / sqrt(len(losses)))
+
+
+def _loss_and_work(part: Part, thresholds: Sequence[float]) -> tuple[float, float]:
+    left = _left(part, thresholds)
+    looks = np.cumsum([0, *(threshold < NEVER for threshold in thresholds)])[np.minimum(left + 1, len(thresholds))]
+    work = float((part.answered.costs[left] + LOOK * looks) @ part.answered.weights / part.answered.weights.sum())
+    return 100 * _likely(part.answered.losses_of(left)), work
+
+
+def _by_price(part: Part) -> list[list[float]]:
+    """Returns thresholds for each price of a loss: one exit's after the other is set to what costs least in all."""
+    answered = part.answered
+    weights = answered.weights / answered.weights.sum()
+    now, found = [NEVER] * len(answered.confidences), [[NEVER] * len(answered.confidences)]
+    for price in PRICES.tolist():
+        losses = price * answered.losses / len(weights)
+        for _ in range(3):
+            stays = weights * answered.costs[-1] + losses[-1]
+            for exit in reversed(range(len(now))):
+                reaches = _left(part, [*now[:exit], *[NEVER] * (len(now) - exit)]) == len(now)
+                leaves = weights * answered.costs[exit] + losses[exit]
+                now[exit] = _best(answered.confidences[exit][reaches], (stays - leaves)[reaches], LOOK * weights[reaches].sum())
+                if now[exit] < NEVER:
+                    stays = np.where(answered.confidences[exit] >= now[exit], leaves, stays) + LOOK * weights
+        found.append(list(now))
+    return found
+
+
+def _best(sure: Array, gains: Array, looks: float) -> float:
+    order = np.argsort(-sure, kind="stable")
+    total = np.cumsum(gains[order])
+    last = int(total.argmax()) if len(total) else 0
+    return float(sure[order][last]) if len(total) and total[last] > looks else NEVER
+
+
+def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[float]]:
+    """Returns the part with the answers of ensembles, and their weights, which its labels choose if none are given."""
+    texts, right = np.arange(len(part.wanted_numbers)), part.wanted_numbers
+    mixed, chosen = [part.probabilities[0]], []
+    for level, own in enumerate(part.probabilities[1:]):
+        tried = [
+            weight * own + (1 - weight) * mixed[-1] for weight in (WEIGHTS if weights is None else weights[level : level + 1])
+        ]
+        best = int(np.argmin([-np.log(one[texts, right] + 1e-9).mean() for one in tried]))
+        chosen.append(float(WEIGHTS[best]) if weights is None else weights[level])
+        mixed.append(tried[best])
+    labels = np.array([one.argmax(axis=1) for one in mixed])
+    full = part.probabilities[-1]
+    losses = np.array([full.max(axis=1) - full[texts, own] for own in labels])
+    return replace(part, labels=labels, answered=replace(part.answered, losses=losses)), chosen
+
+
+def pruned(store: Store, id: str, question: Question, precision: Precision, own: Judged) -> list[Point]:
+    """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
+    tenant, task = find_tenant(store, id), training_task(question.task)
+    opening = opened(
+        store, tenant, store.tenant_weights(tenant), task.read(question.test), resolve_device("auto"), precision, False
+    )
+    costs = costs_of(store.config, 1 / own.tokens)
+    points: list[Point] = []
+    for keep in KEEPS:
+        right = _pruned_labels(*opening, keep) == own.test.wanted_numbers
+        work = float(costs[1] + keep * (1 - costs[1]))
+        points.append(Point(work, Estimate.of(own.test.right[-1] - right)))
+    return points
+
+
+@torch.inference_mode()
+def _pruned_labels(body, model, ground, keep: float) -> Array:
+    texts = ground.texts
+    found = np.empty(len(texts.texts), dtype=np.int64)
+    for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
+        pack = ground.reader.pack(texts, some, ground.device)
+        x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
+        looked = Looked(pack.lengths, body.upper.heads)
+        kept, lengths = None, pack.lengths
+        for number, layer in enumerate(body.upper_layers):
+            every = Tiles(np.zeros(len(x), dtype=np.int64), x.device)
+            attend = looked if number == 0 else PackedAttention(lengths, body.upper.heads, x.device)
+            x = layer(x, attend, model.adapts(every, every)[number])
+            if number == 0:
+                kept, lengths = looked.most(keep)
+                x = x.index_select(0, kept)
+        first = torch.tensor(np.cumsum([0, *lengths[:-1]]), device=x.device)
+        found[some] = model.read(x[first].float()).argmax(dim=1).cpu().numpy()
+    return found
+
+
+class Looked:
+    """Attention that also says how much each token is looked at, by all heads and tokens of its text."""
+
+    def __init__(self, lengths: Sequence[int], heads: int) -> None:
+        self._lengths, self._heads = list(lengths), heads
+        self._looks: list[Tensor] = []
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        for own in zip(query.split(self._lengths), key.split(self._lengths), strict=True):
+            q, k = (one.float().view(len(one), self._heads, -1).transpose(0, 1) for one in own)
+            self._looks.append(torch.softmax(q @ k.mT / sqrt(q.shape[-1]), dim=-1).sum(dim=(0, 1)))
+        return PackedAttention(self._lengths, self._heads, query.device)(layer, query, key, value)
+
+    def most(self, keep: float) -> tuple[Tensor, list[int]]:
+        """Returns the tokens that are looked at most, the first of each text among them, and how many each text has."""
+        kept: list[Tensor] = []
+        start = 0
+        for looks in self._looks:
+            looks[0] = torch.inf
+            kept.append(start + looks.topk(max(1, round(keep * len(looks)))).indices.sort().values)
+            start += len(looks)
+        return torch.cat(kept), [len(one) for one in kept]

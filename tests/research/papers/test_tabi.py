@@ -1,0 +1,83 @@
+"""Tabi's ways on made-up answers, where it is known what each does, and the command on tenants that learn for a moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.cascade_material import Part, stored
+from builder.exits.build import DROPS
+from builder.exits.thresholds import Answered
+from hplm.model.attention import PackedAttention
+from research.papers.__main__ import main
+from research.papers.tabi import WAYS, Looked, cheapest, ensemble, oracle, several, vote
+from tests.research.schemes.checkpoints import save_bert
+from tests.support.message import mentions
+
+TEXTS = 1000
+
+
+def made_up(sharp=(2.0, 6.0, 8.0), seed=0) -> Part:
+    """Two exits and the full stack, each surer than the one before, over three labels."""
+    rng = np.random.default_rng(seed)
+    wanted = rng.integers(0, 3, TEXTS)
+    logits = np.array([one * np.eye(3)[wanted] + rng.normal(size=(TEXTS, 3)) * 2 for one in sharp])
+    shares = np.exp(logits / 2) / np.exp(logits / 2).sum(axis=2, keepdims=True)
+    labels = shares.argmax(axis=2)
+    losses = shares[-1].max(axis=1) - shares[-1][np.arange(TEXTS), labels]
+    answered = Answered(
+        shares[:-1].max(axis=2), labels == labels[-1], losses, np.array([0.0, 0.5, 1.0]), 0.01, np.ones(TEXTS)
+    )  # fmt: skip
+    return Part(answered, shares, labels, wanted)
+
+
+def test_each_way_does_what_it_says() -> None:
+    choosing, judged = made_up(), made_up(seed=1)
+    texts = np.arange(TEXTS)
+    ((left, _),) = oracle(choosing, judged)
+    assert (judged.labels[left, texts] == judged.labels[-1]).all() and left.mean() < 1
+    ((left, _),) = vote(choosing, judged)
+    assert set(left) == {1, 2} and (judged.labels[0] == judged.labels[1])[left == 1].all()
+    for (left, _), drop in zip(several(choosing, judged), DROPS, strict=True):
+        assert 100 * judged.answered.losses_of(left).mean() < drop + 0.5 and len(set(left)) > 1
+    works = [judged.answered.costs[left].mean() for left, _ in several(choosing, judged)]
+    assert works == sorted(works, reverse=True)
+    levels = [set(left.tolist()) for left, _ in cheapest(choosing, judged)]
+    assert all(len(level) == 1 for level in levels) and levels == sorted(levels, key=min, reverse=True)
+
+
+def test_an_ensemble_weighs_what_helps() -> None:
+    choosing, judged = made_up((6.0, 6.0, 6.0)), made_up((6.0, 6.0, 6.0), seed=1)  # as good as each other, with own errors
+    *_, (left, mixed) = ensemble(choosing, judged)
+    texts = np.arange(TEXTS)
+    assert (mixed.labels[-1] == judged.wanted_numbers).mean() > judged.right[-1].mean() + 0.02
+    assert mixed.right[left, texts].mean() >= judged.right[left, texts].mean()
+
+
+def test_words_that_are_looked_at_stay() -> None:
+    looked = Looked([3, 4], heads=1)
+    query, key = torch.ones(7, 4), torch.zeros(7, 4)
+    key[2], key[5] = 9.0, 9.0  # all tokens look at the last of the first text, and at the third of the second
+    value = torch.randn(7, 4)
+    assert torch.allclose(looked(0, query, key, value), PackedAttention([3, 4], 1)(0, query, key, value))
+    tokens, lengths = looked.most(0.5)
+    assert tokens.tolist() == [0, 2, 3, 5] and lengths == [2, 2]
+
+
+@pytest.mark.slow
+def test_the_command_compares_all_ways(tmp_path: Path, capsys) -> None:
+    """It builds a store and trains."""
+    save_bert(tmp_path / "bert")
+    stored(tmp_path / "folder", str(tmp_path / "bert"), (), 1, 320, 1, 0.05, 0.01)
+    command = ["tabi", "--folder", str(tmp_path / "folder"), "--dtype", "fp32"]
+    assert main([*command, "--json"]) == 0
+    ways = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
+    assert ways.keys() == {*WAYS, "words pruned"}
+    assert all(0 <= one["work"] <= 1.2 for way in ways.values() for one in way.values())
+    assert main(command) == 0 and mentions(capsys.readouterr().out, "oracle", "weighted ensemble", "words pruned")
+    assert main(["tabi", "--folder", str(tmp_path / "none")]) == 1
+    assert mentions(capsys.readouterr().err, tmp_path / "none", "hplm bench cascade")
