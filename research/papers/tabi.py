@@ -36,8 +36,16 @@ PRICES = np.geomspace(200, 0.02, 60)  # of a text with another answer, in passes
 NEVER = 2.0
 WEIGHTS = np.linspace(0, 1, 21)
 
-Left = Array  # of each text: the exit where it leaves
-Choosing = Callable[["Part", "Part"], Iterable[tuple[Left, "Part"]]]  # by the first part, where texts of the second leave
+
+class Leaves(NamedTuple):
+    """Where texts leave."""
+
+    part: Part  # the texts, and what they are answered
+    left: Array  # of each text: the exit
+    looks: Array  # of each text: the exits that were looked at
+
+
+Choosing = Callable[[Part, Part], Iterable[Leaves]]  # by the first part, where texts of the second leave
 
 
 class Point(NamedTuple):
@@ -54,8 +62,8 @@ def figures(folder: Path, dtype: str, tenants: int) -> dict[str, dict[str, dict[
     for id, question in asked.items():
         own = judged(store, id, question, precision)
         for name, ways in WAYS.items():
-            for drop, (left, part) in zip(_names(name), ways(own.choosing, own.test), strict=True):
-                found.setdefault(name, {}).setdefault(drop, []).append(_point(own, left, part))
+            for drop, leaves in zip(_names(name), ways(own.choosing, own.test), strict=True):
+                found.setdefault(name, {}).setdefault(drop, []).append(_point(own, leaves))
         for keep, point in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
             found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(point)
     return {name: {drop: _mean(points) for drop, points in own.items()} for name, own in found.items()}
@@ -72,12 +80,14 @@ def _names(way: str) -> Sequence[str]:
     return ("-",) if way in ("vote", "oracle") else [f"{drop:g}" for drop in DROPS]
 
 
-def _point(own: Judged, left: Left, part: Part) -> Point:
-    texts = np.arange(len(left))
-    looks = np.minimum(left + 1, len(own.test.answered.confidences)) * LOOK
-    answered = own.test.answered
-    work = float((answered.costs[left] + looks) @ answered.weights / answered.weights.sum())
-    return Point(work, Estimate.of(own.test.right[-1] - part.right[left, texts]))
+def _point(own: Judged, leaves: Leaves) -> Point:
+    right = leaves.part.right[leaves.left, np.arange(len(leaves.left))]
+    return Point(_work(leaves), Estimate.of(own.test.right[-1] - right))
+
+
+def _work(leaves: Leaves) -> float:
+    answered = leaves.part.answered
+    return float((answered.costs[leaves.left] + LOOK * leaves.looks) @ answered.weights / answered.weights.sum())
 
 
 def _mean(points: Sequence[Point]) -> dict[str, float]:
@@ -86,44 +96,51 @@ def _mean(points: Sequence[Point]) -> dict[str, float]:
     return {"work": work, "points_lost": lost, "points_lost_off": off}
 
 
-def served(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+def served(choosing: Part, judged: Part) -> Iterable[Leaves]:
     """One exit and its threshold, as `hplm tenant exits` chooses them."""
     for leaving in within(choosing.answered, DROPS):
-        yield judged.answered.left_at(leaving), judged
+        left = judged.answered.left_at(leaving)
+        yield Leaves(judged, left, np.full(len(left), leaving.exit is not None))
 
 
-def several(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+def several(choosing: Part, judged: Part) -> Iterable[Leaves]:
     """Rerouting (Eq. 4 and 5): an exit a level, each with a threshold of its calibrated confidence. All are chosen together."""
-    tried = [(thresholds, *_loss_and_work(choosing, thresholds)) for thresholds in _by_price(choosing)]
+    tried: list[tuple[float, float, list[float]]] = []  # work, loss, thresholds
+    for thresholds in _by_price(choosing):
+        leaves = _by_thresholds(choosing, thresholds)
+        tried.append((_work(leaves), 100 * _likely(choosing.answered.losses_of(leaves.left)), thresholds))
     for drop in DROPS:
-        thresholds, *_ = min((one for one in tried if one[1] <= drop), key=lambda one: one[2])
-        yield _left(judged, thresholds), judged
+        able = [one for one in tried if one[1] <= drop] or tried[:1]  # an ensemble may lose more where no text leaves
+        yield _by_thresholds(judged, min(able)[2])
 
 
-def ensemble(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+def ensemble(choosing: Part, judged: Part) -> Iterable[Leaves]:
     """The weighted ensemble (Eq. 6): a text's answer is that of the exits that it has passed. Held-out NLL chooses weights."""
     mixed, weights = _mixed(choosing, None)
     yield from several(mixed, _mixed(judged, weights)[0])
 
 
-def cheapest(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+def cheapest(choosing: Part, judged: Part) -> Iterable[Leaves]:
     """As INFaaS chooses a model: all texts leave at the cheapest exit that loses little enough."""
     exits, texts = len(choosing.answered.confidences), len(judged.wanted_numbers)
+    losses = [100 * _likely(own) for own in choosing.answered.losses]
     for drop in DROPS:
-        losses = [100 * _likely(own) for own in choosing.answered.losses]
-        yield np.full(texts, next(exit for exit in range(exits + 1) if exit == exits or losses[exit] <= drop)), judged
+        exit = next(exit for exit in range(exits + 1) if exit == exits or losses[exit] <= drop)
+        yield Leaves(judged, np.full(texts, exit), np.full(texts, exit < exits))
 
 
-def vote(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
+def vote(choosing: Part, judged: Part) -> Iterable[Leaves]:
     """A text leaves at the first exit that says the same as the one before."""
     same = judged.labels[1:] == judged.labels[:-1]
     same[-1] = True
-    yield same.argmax(axis=0) + 1, judged
+    left = same.argmax(axis=0) + 1
+    yield Leaves(judged, left, np.minimum(left + 1, len(same)))
 
 
-def oracle(choosing: Part, judged: Part) -> Iterable[tuple[Left, Part]]:
-    """The bound: a text leaves at the first exit that has the full stack's answer."""
-    yield (judged.labels == judged.labels[-1]).argmax(axis=0), judged
+def oracle(choosing: Part, judged: Part) -> Iterable[Leaves]:
+    """The bound: a text leaves at the first exit that has the full stack's answer, and no look costs anything."""
+    left = (judged.labels == judged.labels[-1]).argmax(axis=0)
+    yield Leaves(judged, left, np.zeros(len(left)))
 
 
 WAYS: dict[str, Choosing] = {
@@ -136,21 +153,20 @@ WAYS: dict[str, Choosing] = {
 }
 
 
-def _left(part: Part, thresholds: Sequence[float]) -> Left:
+def _left(part: Part, thresholds: Sequence[float]) -> Array:
     sure = part.answered.confidences >= np.array(thresholds)[:, None]
     return np.where(sure.any(axis=0), sure.argmax(axis=0), len(thresholds))
+
+
+def _by_thresholds(part: Part, thresholds: Sequence[float]) -> Leaves:
+    left = _left(part, thresholds)
+    open_before = np.cumsum([0, *(threshold < NEVER for threshold in thresholds)])
+    return Leaves(part, left, open_before[np.minimum(left + 1, len(thresholds))])
 
 
 def _likely(losses: Array) -> float:
     """Returns a mean with its standard error."""
     return float(losses.mean() + losses.std() / sqrt(len(losses)))
-
-
-def _loss_and_work(part: Part, thresholds: Sequence[float]) -> tuple[float, float]:
-    left = _left(part, thresholds)
-    looks = np.cumsum([0, *(threshold < NEVER for threshold in thresholds)])[np.minimum(left + 1, len(thresholds))]
-    work = float((part.answered.costs[left] + LOOK * looks) @ part.answered.weights / part.answered.weights.sum())
-    return 100 * _likely(part.answered.losses_of(left)), work
 
 
 def _by_price(part: Part) -> list[list[float]]:

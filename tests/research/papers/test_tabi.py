@@ -38,21 +38,21 @@ def made_up(sharp=(2.0, 6.0, 8.0), seed=0) -> Part:
 def test_each_way_does_what_it_says() -> None:
     choosing, judged = made_up(), made_up(seed=1)
     texts = np.arange(TEXTS)
-    ((left, _),) = oracle(choosing, judged)
+    ((_, left, _),) = oracle(choosing, judged)
     assert (judged.labels[left, texts] == judged.labels[-1]).all() and left.mean() < 1
-    ((left, _),) = vote(choosing, judged)
+    ((_, left, _),) = vote(choosing, judged)
     assert set(left) == {1, 2} and (judged.labels[0] == judged.labels[1])[left == 1].all()
-    for (left, _), drop in zip(several(choosing, judged), DROPS, strict=True):
+    for (_, left, _), drop in zip(several(choosing, judged), DROPS, strict=True):
         assert 100 * judged.answered.losses_of(left).mean() < drop + 0.5 and len(set(left)) > 1
-    works = [judged.answered.costs[left].mean() for left, _ in several(choosing, judged)]
+    works = [judged.answered.costs[left].mean() for _, left, _ in several(choosing, judged)]
     assert works == sorted(works, reverse=True)
-    levels = [set(left.tolist()) for left, _ in cheapest(choosing, judged)]
+    levels = [set(left.tolist()) for _, left, _ in cheapest(choosing, judged)]
     assert all(len(level) == 1 for level in levels) and levels == sorted(levels, key=min, reverse=True)
 
 
 def test_an_ensemble_weighs_what_helps() -> None:
     choosing, judged = made_up((6.0, 6.0, 6.0)), made_up((6.0, 6.0, 6.0), seed=1)  # as good as each other, with own errors
-    *_, (left, mixed) = ensemble(choosing, judged)
+    *_, (mixed, left, _) = ensemble(choosing, judged)
     texts = np.arange(TEXTS)
     assert (mixed.labels[-1] == judged.wanted_numbers).mean() > judged.right[-1].mean() + 0.02
     assert mixed.right[left, texts].mean() >= judged.right[left, texts].mean()
