@@ -17,7 +17,7 @@ from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.exits.thresholds import Answered, Estimate, Leaving
+from builder.exits.thresholds import Answered, Estimate
 from builder.store.exits import layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store
@@ -33,7 +33,7 @@ from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
 from hplm.tasks import softmax
-from hplm.tenants.exits import Exits
+from hplm.tenants.exits import Exits, Plan
 
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
 TASKS_FILE = "tasks.json"
@@ -94,7 +94,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What exits and the full stack, which is the last, answer to some texts."""
+    """Holds what the exits, and last the full stack, answer to some texts."""
 
     answered: Answered
     probabilities: Array  # exits + 1 x texts x labels, calibrated
@@ -123,18 +123,17 @@ class Judged:
         names = np.array([*self.names, ""])
         return names[self.test.wanted_numbers], names[self.test.labels].T
 
-    def plan(self, rung: int) -> Leaving:
-        """Returns where texts leave by a plan, the dearest first; by the cheapest, if there are fewer."""
-        plan = self.exits.plans[min(rung, len(self.exits.plans) - 1)]
-        return Leaving(plan.exit, plan.threshold)
+    def plan(self, rung: int) -> Plan:
+        """Returns a plan, the dearest first; the cheapest, if there are fewer."""
+        return self.exits.plans[min(rung, len(self.exits.plans) - 1)]
 
-    def way(self, leaving: Leaving) -> Way:
+    def way(self, leaving: Plan) -> Way:
         answered, right = self.test.answered, self.test.right
         left, texts = answered.left_at(leaving), np.arange(len(self.texts))
         lost = Estimate.of(right[-1] - right[left, texts])
         return Way(answered.cost_of(leaving), lost, float(answered.agrees[left, texts].mean()))
 
-    def random(self, leaving: Leaving) -> Way:
+    def random(self, leaving: Plan) -> Way:
         """Returns what is expected if as many texts leave, whichever they are."""
         left, right = self.test.answered.left_at(leaving), self.test.right.mean(axis=1)
         lost = 100 * float(right[-1] - right[left].mean())

@@ -15,7 +15,7 @@ from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, States, states_of
-from builder.exits.thresholds import Chosen, Leaving, chosen
+from builder.exits.thresholds import Chosen, chosen
 from builder.store.calibrations import calibration_of
 from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
 from builder.store.store import Store, TenantFile
@@ -132,7 +132,7 @@ def _made(
     answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
     plans = chosen(answered, drops)
     kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
-    lefts = [answered.left_at(Leaving(one.plan.exit, one.plan.threshold)) for one in kept]
+    lefts = [answered.left_at(one.plan) for one in kept]
     report = {
         "tenant": tenant.id,
         "version": tenant.version,

@@ -50,13 +50,13 @@ class Answered:
         own = self.confidences[:, texts], self.agrees[:, texts], self.losses[:, texts]
         return Answered(*own, self.costs, self.look, self.weights[texts])
 
-    def left_at(self, leaving: Leaving) -> Array:
+    def left_at(self, leaving: Leaving | Plan) -> Array:
         """Returns the exit at which each text leaves; their number, if at none."""
         if leaving.exit is None:
             return np.full(len(self.weights), len(self.confidences))
         return np.where(self.confidences[leaving.exit] >= leaving.threshold, leaving.exit, len(self.confidences))
 
-    def cost_of(self, leaving: Leaving) -> float:
+    def cost_of(self, leaving: Leaving | Plan) -> float:
         """Returns the share of the layers' work that is left. Long texts take more of it."""
         cost = float(self.costs[self.left_at(leaving)] @ self.weights / self.weights.sum())
         return cost if leaving.exit is None else cost + self.look

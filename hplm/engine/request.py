@@ -140,7 +140,7 @@ class Records(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """What a text would have answered at its exit, had it left there."""
+    """Holds what a text would have answered at its exit."""
 
     confidence: float
     logits: Array  # answer rows x outputs

@@ -29,15 +29,11 @@ def made_up(useful=(True, True), look=0.01, seed=0):
     return Answered(sure, agrees, 1.0 - agrees, COSTS, look, np.ones(TEXTS))
 
 
-def leaving_of(found):
-    return Leaving(found.plan.exit, found.plan.threshold)
-
-
 @pytest.mark.parametrize("most", [0.5, 2.0, 5.0])
 def test_the_allowed_loss_is_kept_on_further_texts_and_spares_work(most):
     (found,) = chosen(made_up(), [most])
     further = [made_up(seed=seed) for seed in range(1, 6)]
-    left = [texts.left_at(leaving_of(found)) for texts in further]
+    left = [texts.left_at(found.plan) for texts in further]
     lost = [100 * texts.losses_of(own).mean() for texts, own in zip(further, left, strict=True)]
     assert most / 3 < np.mean(lost) < most + 0.5
     assert found.plan.cost < 1 - most / 100
@@ -85,7 +81,7 @@ def test_halves_judge_each_other():
         assert plan.agrees == pytest.approx(1 - plan.loss.points / 100, abs=1e-3)
         found.append(plan.loss.points)
         for losses, texts in ((own, some), (further, others)):
-            losses.append(100 * texts.losses_of(texts.left_at(leaving_of(plan))).mean())
+            losses.append(100 * texts.losses_of(texts.left_at(plan.plan)).mean())
     assert np.mean(own) <= 1.0 < np.mean(further) < np.mean(found) + 0.1
 
 
