@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from bench.rows import say
 from builder.adaptation.learning import Budget
@@ -16,13 +18,14 @@ from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
-from builder.exits.states import states_of
+from builder.exits.states import States, states_of
 from builder.exits.thresholds import Answered, Estimate
 from builder.store.exits import layout_of
 from builder.store.resumable import write_json
-from builder.store.store import Store
+from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
-from builder.training.tasks import training_task
+from builder.training.labelled import Labelled
+from builder.training.tasks import TrainingTask, training_task
 from builder.training.tenant import build_tenant
 from demo.building import minilm
 from demo.data import write_demo_data
@@ -32,6 +35,7 @@ from demo.tasks import TASKS
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
 from hplm.tasks import softmax
 from hplm.tenants.exits import Exits, Plan
 
@@ -149,21 +153,41 @@ def judged(store: Store, id: str, question: Question, precision: Precision) -> J
     given = [task.read(question.dev), task.read(question.test)]
     states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in given]
     full = calibration_by(given[0].examples, tenant.labels, states[0].logits)
-    number_of = {label: number for number, label in enumerate(tenant.labels)}
-    parts: list[Part] = []
-    for labelled, seen in zip(given, states, strict=True):
-        outputs = [outputs_of(head, layout, own) for head, own in zip(found.heads, seen.exits, strict=True)]
-        answered, _ = answered_by(tenant, task, seen, outputs, found.exits.calibrations, full, store.config)
-        logits = [(own, one.temperature) for own, one in zip(outputs, found.exits.calibrations, strict=True)]
-        logits.append((seen.logits, full.temperature))
-        parts.append(
-            Part(
-                answered,
-                np.array([softmax(own.numpy() / temperature) for own, temperature in logits]),
-                np.array([own.numpy().argmax(axis=1) for own, _ in logits]),
-                np.array([number_of.get(example.labels[0], -1) for example in labelled.examples]),
-            )
+    choosing, test = (
+        part_of(
+            store,
+            tenant,
+            task,
+            labelled,
+            seen,
+            [outputs_of(*one) for one in zip(found.heads, repeat(layout), seen.exits)],
+            found.exits.calibrations,
+            full,
         )
+        for labelled, seen in zip(given, states, strict=True)
+    )
     texts = [example.text for example in given[1].examples]
-    choosing, test = parts
     return Judged(id, found.exits, choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
+
+
+def part_of(
+    store: Store,
+    tenant: TenantFile,
+    task: TrainingTask,
+    labelled: Labelled,
+    seen: States,
+    outputs: Sequence[Tensor],
+    calibrations: Sequence[Calibration],
+    full: Calibration,
+) -> Part:
+    """Returns what exits answer whose heads say this of texts."""
+    answered, _ = answered_by(tenant, task, seen, outputs, calibrations, full, store.config)
+    logits = [(own, one.temperature) for own, one in zip(outputs, calibrations, strict=True)]
+    logits.append((seen.logits, full.temperature))
+    number_of = {label: number for number, label in enumerate(tenant.labels)}
+    return Part(
+        answered,
+        np.array([softmax(own.numpy() / temperature) for own, temperature in logits]),
+        np.array([own.numpy().argmax(axis=1) for own, _ in logits]),
+        np.array([number_of.get(example.labels[0], -1) for example in labelled.examples]),
+    )

@@ -16,8 +16,10 @@ from bench.curves import Curves, draw, table_of
 from bench.rows import EngineDtype
 from builder.pictures import check_picture
 from hplm.errors import HplmError, InvalidInput
-from research.options import FLAG, FLAT, JSON
+from research.options import FLAG, FLAT, JSON, SEVERAL
 from research.papers.alpaserve import alpaserve_curves
+from research.papers.exits import figures as compared
+from research.papers.tabi import Ways
 from research.papers.tabi import curves_of as curves_of_ways
 from research.papers.tabi import figures as spared
 from research.papers.tcb import Axes, curves_of, simulated
@@ -84,16 +86,52 @@ def tabi(
     tenants
         Tenants, at most.
     """
-    found = spared(folder, dtype, 1 if output.quick else tenants)
+    _show_ways(spared(folder, dtype, 1 if output.quick else tenants), folder, output)
+
+
+@app.command
+def exits(
+    *,
+    folder: Path = Path(".hplm/bench-cascade"),
+    dtype: EngineDtype = "auto",
+    tenants: Annotated[tuple[str, ...], SEVERAL] = (),
+    seeds: int = 3,
+    layers: Annotated[tuple[int, ...], SEVERAL] = (3, 2),
+    epochs: int = 4,
+    output: Annotated[Output, FLAT] = USUAL,
+) -> None:
+    """Compares exits that learn, read or are calibrated in other ways, fewer layers, other seeds and pairs of texts.
+
+    Parameters
+    ----------
+    folder
+        The benchmark's folder. Tenants of other seeds, with fewer layers, and of pairs are trained beside its own.
+    dtype
+        Precision of the full stack.
+    tenants
+        Names of the benchmark's tenants, with commas between; all without it.
+    seeds
+        Seeds with which the tenants learn.
+    layers
+        Upper layers of smaller backbones.
+    epochs
+        Epochs of each training.
+    """
+    if seeds < 1:
+        raise InvalidInput(f"--seeds {seeds}: give 1 or more")
+    _show_ways(compared(folder, dtype, tenants, seeds, layers, epochs), folder, output)
+
+
+def _show_ways(found: Ways, folder: Path, output: Output) -> None:
     title = f"means over tenants of {folder}: work of the layers, points lost by labels"
     if output.as_json or output.picture is not None:
         output.show({"ways": found}, curves_of_ways(found), title)
     if not output.as_json:
-        print(f"{'way':20}{'points or words':>16}{'work':>8}{'points lost':>18}")
+        print(f"{'way':28}{'points, words, layers':>22}{'work':>8}{'points lost':>18}")
         for name, ways in found.items():
             for at, one in ways.items():
                 lost = f"{one['points_lost']:.2f} +- {one['points_lost_off']:.2f}"
-                print(f"{name:20}{at:>16}{one['work']:>8.3f}{lost:>18}")
+                print(f"{name:28}{at:>22}{one['work']:>8.3f}{lost:>18}")
 
 
 @app.command

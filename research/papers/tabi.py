@@ -45,6 +45,7 @@ class Leaves(NamedTuple):
     looks: Array  # of each text: the exits that were looked at
 
 
+Ways = dict[str, dict[str, dict[str, float]]]  # figures by way, and by drop or share
 Choosing = Callable[[Part, Part], Iterable[Leaves]]  # by the first part, where texts of the second leave
 
 
@@ -53,7 +54,7 @@ class Point(NamedTuple):
     lost: Estimate
 
 
-def figures(folder: Path, dtype: str, tenants: int) -> dict[str, dict[str, dict[str, float]]]:
+def figures(folder: Path, dtype: str, tenants: int) -> Ways:
     """Returns means over the tenants, by way and drop (or the share of words that stay)."""
     asked = questions_in(folder, tenants)
     store = Store(folder / "store")
@@ -66,10 +67,10 @@ def figures(folder: Path, dtype: str, tenants: int) -> dict[str, dict[str, dict[
                 found.setdefault(name, {}).setdefault(drop, []).append(_point(own, leaves))
         for keep, point in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
             found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(point)
-    return {name: {drop: _mean(points) for drop, points in own.items()} for name, own in found.items()}
+    return {name: {drop: mean_of(points) for drop, points in own.items()} for name, own in found.items()}
 
 
-def curves_of(found: dict[str, dict[str, dict[str, float]]]) -> Curves:
+def curves_of(found: Ways) -> Curves:
     lines: dict[str, Curve] = {
         name: {f"{one['work']:.3f}": one["points_lost"] for one in own.values()} for name, own in found.items()
     }
@@ -90,7 +91,7 @@ def _work(leaves: Leaves) -> float:
     return float((answered.costs[leaves.left] + LOOK * leaves.looks) @ answered.weights / answered.weights.sum())
 
 
-def _mean(points: Sequence[Point]) -> dict[str, float]:
+def mean_of(points: Sequence[Point]) -> dict[str, float]:
     off = sqrt(sum(point.lost.off**2 for point in points)) / len(points)
     work, lost = np.mean([(point.work, point.lost.points) for point in points], axis=0).tolist()
     return {"work": work, "points_lost": lost, "points_lost_off": off}
