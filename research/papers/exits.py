@@ -100,6 +100,7 @@ def _last(body: ServedBody, ground: Ground) -> Tensor:
     found = torch.empty(len(ground.texts.texts), ground.config.hidden)
     for some in packed_batches(ground.texts.lengths, PACK_TOKENS, len(found)):
         pack = ground.reader.pack(ground.texts, some, ground.device)
+        assert pack.sums is not None  # as the body reads tables
         x, attend = (
             body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments),
             body.attention(pack, ground.device),
