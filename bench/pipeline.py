@@ -22,6 +22,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
+from hplm.engine.process import Process
 from hplm.engine.request import Request, Text
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
@@ -72,16 +73,19 @@ def pipeline(
         variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
         variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}
         services = {name: Service([(folder, Settings.read(parameters))]) for name, parameters in variants.items()}
+        processes = {name: Process(service) for name, service in services.items()}
         rates: dict[str, list[float]] = {name: [] for name in services}
         try:
             for turn in tqdm(range(ROUNDS + 1), desc="all variants in turn"):
                 for name, service in services.items():
-                    rate = traffic.rate(service, seconds / ROUNDS if turn else 0.5)
+                    rate = traffic.rate(service, processes[name], seconds / ROUNDS if turn else 0.5)
                     if turn:  # the first turn warms up
                         rates[name].append(rate)
             staging = _staging_share(folder, traffic, Settings.read(given), batch)
         finally:
-            for service in services.values():
+            for name, service in services.items():
+                processes[name].close()
+                processes[name].join()
                 service.close()
     median = {name: float(np.median(found)) for name, found in rates.items()}
     for name, rate in median.items():
@@ -115,11 +119,11 @@ class Traffic:
         snapshot = self._backbone.view.snapshot
         return Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
 
-    def rate(self, service: Service, seconds: float) -> float:
-
+    def rate(self, service: Service, process: Process, seconds: float) -> float:
         def send(number: int, answered: Answered) -> None:
             tenant, looked_up = self._asked[number % len(self._asked)]
             service.submit(self._ticket(tenant), looked_up, answered)
+            process.wake()
 
         return saturated(send, self._in_flight, seconds)
 

@@ -97,7 +97,7 @@ class Beat:
     """From the engine, once a second: it lives, and this is what it has counted."""
 
     backbones: list[Beaten]
-    computing_s: float  # how long the current batch has been computing
+    computing_s: float  # how long a thread has been preparing or computing a batch
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,24 @@ class Channel:
             if not more:
                 return None
             self._received += more
-        message = pickle.loads(memoryview(self._received)[_SIZE.size : end])
-        del self._received[:end]
-        return message
+        return self._take(end)
+
+    def arrived(self) -> list[Any]:
+        """Returns the messages that are here, without waiting. The last one is None if the other end has gone."""
+        messages: list[Any] = []
+        try:
+            more = self._socket.recv(READ, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return messages
+        except OSError:
+            more = b""
+        self._received += more
+        while (end := self._end()) <= len(self._received):
+            messages.append(self._take(end))
+        return messages if more else [*messages, None]
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     @property
     def waits(self) -> bool:
@@ -142,6 +157,11 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _take(self, end: int) -> Any:
+        message = pickle.loads(memoryview(self._received)[_SIZE.size : end])
+        del self._received[:end]
+        return message
 
     def _end(self) -> int:
         """Returns where the first message ends in what was received."""

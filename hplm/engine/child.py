@@ -16,15 +16,18 @@ import traceback
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from hplm.engine.answer import CONFIDENCE, fill, size_of
 from hplm.engine.channel import DEVICE_FAILED, Apart, Ask, Asks, Beat, Beaten, Begin, Channel, End, Ready, Replies, Reply
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.memory import LARGE
+from hplm.engine.process import Process
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import read_all
+from hplm.engine.threads import repeat
 from hplm.errors import HplmError, for_client, kind_of
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import apart
@@ -124,11 +127,16 @@ def _reply(answers: list[Answered]) -> Reply:
 
 
 class Child:
+    """The main thread sends heartbeats. The process's other threads take in messages and answer them."""
+
+    _service: Service
+    _process: Process
+
     def __init__(self, channel: Channel, shown: int) -> None:
         self._channel = channel
         self._shown = shown
         self._outbox = Outbox(channel)
-        self._ending = threading.Event()
+        self._unopened: SimpleQueue[Ask] = SimpleQueue()  # requests whose generation is not open yet
 
     def run(self) -> None:
         begin = self._channel.receive()
@@ -137,51 +145,66 @@ class Child:
         try:
             places = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
             end = partial(os._exit, DEVICE_FAILED)  # the model process answers for it, and starts another engine
-            service = apart(lambda: Service(places, begin.state, self._outbox.together, end, self._shown))
-            service.separate(begin.apart)
+            self._service = apart(lambda: Service(places, begin.state, self._outbox.together, end, self._shown))
+            self._service.separate(begin.apart)
+            self._process = Process(self._service, self._channel, self._take_in)
+            repeat(self._open_next, "open")
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")
             self._channel.send(Ready(failure=str(error)))
             return
         self._channel.send(Ready())
-        beats = threading.Thread(target=self._beat, args=(service,), name="beat", daemon=True)
-        beats.start()
-        while isinstance(message := self._channel.receive(), Asks | Apart):
-            if isinstance(message, Apart):
-                service.separate(message)
-                continue
+        while not self._process.ended.wait(BEAT_SECONDS):
+            self._beat()
+        self._service.close()
+        self._beat()
+
+    def _take_in(self, message: object) -> None:
+        if isinstance(message, Asks):
             with self._outbox.together():  # what is refused
                 for ask in message.asks:
-                    self._submit(service, ask)
-        if not isinstance(message, End):
+                    self._submit(ask)
+        elif isinstance(message, Apart):
+            self._service.separate(message)
+        elif isinstance(message, End):
+            self._process.close()
+        else:
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
-        service.close()
-        self._ending.set()
-        beats.join()
 
-    def _submit(self, service: Service, ask: Ask) -> None:
+    def _submit(self, ask: Ask, may_open: bool = False) -> None:
         ticket, found = Ticket.read(ask.signed)
+        if not (may_open or self._service.has_open(ticket, ask.backbone)):
+            self._unopened.put(ask)  # others do not wait for it
+            return
         respond = partial(self._outbox.put, ask._replace(signed=b""), ticket)  # a waiting request keeps only its texts
         try:
             looked_up, with_confidence = LookedUp.unpack(found), CONFIDENCE in ask.wanted
-            service.submit(ticket, looked_up, respond, ask.id, with_confidence, ask.backbone, ask.number)
+            self._service.submit(ticket, looked_up, respond, ask.id, with_confidence, ask.backbone, ask.number)
         except Exception as error:
             respond(error)
 
-    def _beat(self, service: Service) -> None:
-        ending = False
-        while not ending:
-            ending = self._ending.wait(BEAT_SECONDS)
-            try:
-                service.look()
-                instruments = [served.instruments for served in service.served]
-                beaten = [Beaten(*own.meter.take(), own.busiest) for own in instruments]
-                self._channel.send(Beat(beaten, service.computing_s))
-            except OSError:  # the model process has gone
-                return
-            except Exception:
-                log.exception("cannot send what was counted")
+    def _open_next(self) -> bool:
+        self._submit(self._unopened.get(), may_open=True)
+        self._process.wake()
+        return True
+
+    def _beat(self) -> None:
+        try:
+            beaten = [self._counted(number) for number in range(len(self._service.served))]
+            self._channel.send(Beat(beaten, self._process.busy_s))
+        except OSError:
+            log.info("the model process has gone")
+
+    def _counted(self, backbone: int) -> Beaten:
+        """Returns the counts of a backbone. A failure of counting leaves them out, but not the heartbeat."""
+        instruments = self._service.served[backbone].instruments
+        try:
+            self._service.look(backbone)
+            return Beaten(*instruments.meter.take(), instruments.busiest)
+        except Exception:
+            log.exception("cannot send what was counted")
+            return Beaten({}, {}, instruments.busiest)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from hplm.adapters.layout import Layout
 from hplm.engine.exits import Watch
@@ -16,10 +17,19 @@ from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
 from hplm.scheduling.batch import Batch
-from hplm.scheduling.queue import Levels
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
+
+    texts: int
+    bytes: int
+    rung: int  # of tenants beyond their fair share
+    cost: dict[str, float]  # nanoseconds by term of the cost model
 
 
 class Instruments:

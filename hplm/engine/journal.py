@@ -35,6 +35,8 @@ class Journal:
         self._write(self._clock())
 
     def request(self, request: Request, outcome: str, now_ns: int) -> None:
+        if self._file is None:
+            return
         self._follow(
             request=request.id,
             tenant=request.tenant.id,
@@ -54,6 +56,8 @@ class Journal:
         )
 
     def batch(self, number: int, staged: StagedBatch) -> None:
+        if self._file is None:
+            return
         self._follow(
             batch=number,
             texts=len(staged.texts),

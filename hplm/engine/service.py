@@ -1,8 +1,9 @@
-"""The upper halves of backbones as a service: builds their pipeline from settings, and checks requests before they enter it."""
+"""The upper halves of backbones as a service: builds their encoder from settings, and checks requests before they enter it."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -11,13 +12,12 @@ from pathlib import Path
 import torch
 
 from hplm.engine.channel import Apart
+from hplm.engine.encoder import Encoder, Together
 from hplm.engine.in_flight import InFlight
 from hplm.engine.looked_up import LookedUp
-from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
-from hplm.engine.threads import Runner
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import compute_with
@@ -31,7 +31,6 @@ from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
-DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
 MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked key for long
 
@@ -44,7 +43,7 @@ class Service:
         together: Together = nullcontext[None],
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,
-        runner: Runner | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`places`: the folders of the backbones that share the line, with settings that differ in their stages alone.
         `together` surrounds the answers to a batch, so that they may leave as one message. `device_failed` is called after a
@@ -54,10 +53,10 @@ class Service:
         """
         check_encoders(folder for folder, _ in places)
         settings = places[0][1]
-        threads = settings.threads or torch.get_num_threads()
+        self.threads = settings.threads or torch.get_num_threads()  # of the CPU, for the thread that computes
         if settings.stages and not settings.on_accelerator:
-            threads = 1  # each stage has one core
-        compute_with(threads)
+            self.threads = 1  # each stage has one core
+        compute_with(self.threads)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         first, *others = (policy(own.policy) for _, own in places)
         scheduler: Scheduler[Text] = Scheduler(
@@ -73,10 +72,9 @@ class Service:
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         self.served = [Served(folder, own, state) for folder, own in places]
-        self._runner = runner or Runner()
-        self._line = self._runner.line(scheduler)
+        self._now_ns = now_ns
         batches = InFlight(in_flight, capacity.texts, shown)
-        self._pipeline = Pipeline(self._line, capacity, self.served, together, device_failed, threads, batches, self._runner)
+        self.encoder = Encoder(scheduler, capacity, self.served, together, device_failed, batches, now_ns)
 
     def submit(
         self,
@@ -99,7 +97,7 @@ class Service:
         view = served.backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
-        answered, now = partial(_leave, served, respond), self._runner.now_ns()
+        answered, now = partial(_leave, served, respond), self._now_ns()
         request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, backbone, number)
         try:
             if tenant.id in served.quarantined:
@@ -111,19 +109,22 @@ class Service:
                 self._check(request, looked_up, ticket.top_k)
                 request.rung = self._rung(request, ticket.rung, looked_up.tokens)
                 request.tokens = looked_up.tokens
-                displaced = self._line.offer(request.texts_from(looked_up))
+                self.encoder.offer(request.texts_from(looked_up))
             except BaseException:
                 served.quotas.give_back(tenant)  # the request was not taken, so no answer will give it back
                 raise
         except Exception as error:
             served.instruments.left(request, error)
             raise
-        self._pipeline.refuse(displaced)
+
+    def has_open(self, ticket: Ticket, backbone: int) -> bool:
+        """Whether `submit` has to read no snapshot for this ticket, which may take long."""
+        return self.served[backbone].backbone.is_open(ticket.generation)
 
     def _rung(self, request: Request, asked: int, tokens: int) -> int:
         """Returns the tier that a request asks for, the cheapest if there are fewer, or else the one that the load allows."""
         costs = request.tenant.costs
-        allowed = self._line.rung(request.tenant_number, tokens, costs)  # a request that asks for a tier is load too
+        allowed = self.encoder.rung(request.tenant_number, tokens, costs)  # a request that asks for a tier is load too
         return min(asked, len(costs)) - 1 if asked else allowed
 
     @staticmethod
@@ -144,25 +145,19 @@ class Service:
 
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
-        self._line.separate(apart.alone)
+        self.encoder.separate(apart.alone)
         for served, refused in zip(self.served, apart.quarantined, strict=True):
             served.quarantined = refused
 
-    @property
-    def computing_s(self) -> float:
-        """How long the current batch has been computing."""
-        return self._pipeline.computing_s
-
-    def look(self) -> None:
-        """Updates the instruments."""
-        for number, served in enumerate(self.served):
-            served.instruments.look(self._line.levels(number), served.stager, served.engine.watch)
+    def look(self, backbone: int) -> None:
+        """Updates the instruments of a backbone."""
+        served = self.served[backbone]
+        served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.watch)
 
     def close(self) -> None:
+        """Ends what follows the live state, and the journals. Its requests are answered before."""
         for served in self.served:
             served.stop_watching()
-        self._pipeline.close(DRAIN_SECONDS)
-        for served in self.served:
             served.instruments.close()
 
 

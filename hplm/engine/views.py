@@ -100,6 +100,10 @@ class Views:
                 self.is_behind = False
             self._forget()
 
+    def is_open(self, generation: int) -> bool:
+        """Whether `at` returns this generation without reading files."""
+        return self._known(generation) is not None
+
     def at(self, generation: int) -> View:
         """Returns the view that a ticket names. Opens it if lookup has seen a generation that this process has not."""
         if (found := self._known(generation)) is not None:

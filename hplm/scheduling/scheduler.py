@@ -1,6 +1,6 @@
 """Waiting texts, running batches and the choice of the next batch. It has no threads and no clock of its own.
 
-The server drives it through `Queue`, the simulator on a virtual clock.
+The server drives it through `Encoder`, the simulator on a virtual clock.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
+from hplm.engine.process import Process
 from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -37,22 +38,6 @@ def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
     return Request(ticket, view, tenant, len(given), lambda request, answer: None).texts_from(found)
 
 
-class Gate:
-    """Holds the engine's next batch until the gate is opened, or makes it fail."""
-
-    def __init__(self, monkeypatch, failure=None):
-        self.opened = threading.Event()
-        run = Engine.run
-
-        def gated(engine, batch):
-            assert self.opened.wait(60)
-            if failure is not None:
-                raise failure
-            return run(engine, batch)
-
-        monkeypatch.setattr(Engine, "run", gated)
-
-
 class Asker:
     """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
@@ -64,6 +49,7 @@ class Asker:
         self._lookups = [Lookup(backbone) for backbone in self._backbones]
         self.backbone, self.lookup = self._backbones[0], self._lookups[0]
         self.service = Service(places, state)
+        self.process = Process(self.service)
         self.answers = []
         self._arrived = threading.Condition()
 
@@ -84,18 +70,22 @@ class Asker:
         view = self._backbones[backbone].view
         tenant = view.snapshot.find(tenant_id)
         resolved = self._lookups[backbone].resolve(view, tenant, texts, pairs, truncate)
-        number, snapshot = len(self.answers), view.snapshot
-        self.answers.append([])
-
-        def respond(answer, counted):
-            with self._arrived:
-                self.answers[number].append(answer)
-                self._arrived.notify_all()
-
+        snapshot = view.snapshot
+        with self._arrived:
+            number = len(self.answers)
+            self.answers.append([])
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
         ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung)
-        self.service.submit(ticket, resolved, respond, f"request {number}", confidence, backbone if to is None else to)
+        self.service.submit(
+            ticket, resolved, partial(self.answered, number), f"request {number}", confidence, backbone if to is None else to
+        )
+        self.process.wake()
         return number
+
+    def answered(self, number, answer, counted):
+        with self._arrived:
+            self.answers[number].append(answer)
+            self._arrived.notify_all()
 
     def wait(self, number):
         with self._arrived:
@@ -103,5 +93,7 @@ class Asker:
         return self.answers[number][0]
 
     def close(self):
+        self.process.close()
+        self.process.join()
         self.service.close()
         assert all(len(answers) == 1 for answers in self.answers), Counter(map(len, self.answers))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hplm.errors import Broken
-from hplm.scheduling.queue import Queue
 
 if TYPE_CHECKING:
     from tests.engine.world import World
@@ -39,80 +35,37 @@ FAULTS = {  # where they come, and what is raised there
 SILENT = {"start is not counted", "batch is not counted", "reader", "choice"}  # no answer says anything of these
 
 
-class Idle(Exception):
-    """There is nothing to do for a step."""
-
-
-class Step:
-    """Stands for a thread, and goes on when a test says so."""
-
-    def __init__(self, call: Callable[[], bool], closing: Callable[[], None]) -> None:
-        self.call, self._closing = call, closing
-
-    def join(self, timeout: float) -> None:
-        self._closing()
-
-
-class Later(Executor):
-    """Runs calls when a test says so."""
-
-    def __init__(self) -> None:
-        self._calls: list[Callable[[], None]] = []
-        self._ended = False
-
-    def submit(self, call, *args):
-        if self._ended:
-            raise RuntimeError("no call is taken after the end")
-        self._calls.append(partial(call, *args))
-
-    def run(self) -> bool:
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call()
-        return bool(calls)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._ended = True
-        self.run()
-
-
-class Line(Queue):
-    """Never waits. Counts what waits, and remembers the requests."""
+class Line:
+    """A scheduler that counts what waits, remembers the requests, and fails where the world says so."""
 
     def __init__(self, scheduler, world: World) -> None:
-        super().__init__(scheduler, world.clock)
         self._own, self._world = scheduler, world
 
-    def offer(self, texts):
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def __len__(self):
+        return len(self._own)
+
+    def offer(self, texts, now):
         self._world.requests.append(weakref.ref(texts[0].request))
-        displaced = super().offer(texts)
+        displaced = self._own.offer(texts, now)
         assert len(self._own.columns) <= self._world.limit
         return displaced
 
-    def take(self, capacity):
+    def choose(self, capacity, now):
         self._world.passes("choice")
-        now = self._world.clock()
-        batch = self._own.choose(capacity, now) if self._own.choose_at(now) <= now else None
+        batch = self._own.choose(capacity, now)
         if batch is not None:
             assert len(batch.texts) == 1 or sum(text.tokens for text in batch.texts) <= capacity.tokens
-            return batch
-        return self._none()
+        return batch
 
-    def expired(self):
-        return self._own.expired(self._world.clock()) or self._none()
-
-    def _none(self):
-        if self._own.draining and not len(self._own):
-            return None
-        raise Idle
-
-    def started(self, batch):
-        self._world.is_one_ahead = not self._world.overlaps
-        super().started(batch)
+    def started(self, batch, now):
+        self._own.started(batch, now)
         self._world.passes("line", batch.texts)
 
     def finished(self, batch, *learned):
-        super().finished(batch, *learned)
+        self._own.finished(batch, *learned)
         self._world.passes("line", batch.texts)
 
 
@@ -142,7 +95,6 @@ class Failing:
         self._world.computes(staged)
         self._world.passes("enter", staged.texts)
         yield from self._whole.enter(staged, stage)
-        self._world.waiting[stage + 1] += 1
 
     def run(self, staged):
         self._world.computes(staged)

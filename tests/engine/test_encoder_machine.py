@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 TENANTS = st.sampled_from(["acme", "acme", "beta", "city", "echo", "flux"])
 TEXTS = st.lists(st.sampled_from([*WORDS[:4], " ".join(WORDS[5:15]), " ".join(WORDS[20:50])]), min_size=1, max_size=4)
-STEPS = st.sampled_from(["stage", "compute", "compute 1", "compute 2", "expire", "answer"])
+STEPS = st.sampled_from(["prepare", "compute 1", "compute 2", "expire"])
 
 
 class Encoders(RuleBasedStateMachine):
@@ -42,7 +42,7 @@ class Encoders(RuleBasedStateMachine):
         if name in self.world.names:
             self.world.step(name)
 
-    @rule(name=st.sampled_from(["stage", "expire", "answer"]))
+    @rule(name=st.sampled_from(["prepare", "expire"]))
     def step_while_a_batch_computes(self, name):
         self.world.meanwhile = partial(self.world.step, name)
 

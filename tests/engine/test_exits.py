@@ -146,7 +146,7 @@ def test_a_text_that_leaves_is_answered_before_the_others_are_computed(small, ex
     world = world_of(small, expected, stages=stages_of(*stages) if stages else ())
     leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
     seen = []
-    in_last_layer(monkeypatch, lambda: world.step("answer") and seen.append([len(world.answers[n]) for n in (leaver, stayer)]))
+    in_last_layer(monkeypatch, lambda: seen.append([len(world.answers[number]) for number in (leaver, stayer)]))
     world.run_all()
     assert seen == [[1, 0]]
     world.finish()

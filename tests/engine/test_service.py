@@ -47,14 +47,13 @@ def test_the_rows_and_slots_of_a_policy_reach_the_packing(toy, monkeypatch, poli
 
 
 def test_a_batch_computes_in_the_first_stage_while_the_one_before_waits_for_the_second(toy):
-    world, computing = World(toy.folder, len, stages=stages_of(0, 1), slots="3", policy="fcfs", admission="false"), []
+    world = World(toy.folder, len, stages=stages_of(0, 1), slots="3", policy="fcfs", admission="false")
     for tenant in ("acme", "beta", "city", "echo"):  # a batch has one slot
         world.offer(tenant, [WORDS[0]])
     for _ in range(2):
-        assert world.step("stage")
-        world.meanwhile = lambda: computing.append(world.service.computing_s)
+        assert world.step("prepare")
         assert world.step("compute 1")
-    assert world.waiting == [0, 2] and all(computing) and not world.service.computing_s and not any(world.answers)
+    assert [len(batches) for batches in world.waiting] == [0, 2] and not any(world.answers)
     world.run_all()
     assert [len(answer) for (answer,) in world.answers] == [1] * 4
     world.end()
@@ -112,7 +111,7 @@ def test_a_passage_counts_for_the_memory_limit():
     assert long - short >= 199_000
 
 
-@pytest.mark.parametrize("step", ["hplm.engine.pipeline.read_answers", "hplm.engine.request.Request.joined"])
+@pytest.mark.parametrize("step", ["hplm.engine.encoder.read_answers", "hplm.engine.request.Request.joined"])
 def test_an_answer_for_which_there_is_no_memory_says_so(asker, monkeypatch, step):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -15,23 +15,23 @@ from functools import cache
 import numpy as np
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.encoder import Prepared
 from hplm.engine.in_flight import read
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
-from hplm.engine.threads import Runner
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, OutOfCapacity, QueueFull
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
-from tests.engine.stepped import FAULTS, SILENT, Failing, Idle, Later, Line, Step
+from tests.engine.stepped import FAULTS, SILENT, Failing, Line
 from tests.support.wait import Clock
 
 MS = 1_000_000
 
 
-class World(Runner):
+class World:
     """`limit`: the most texts that wait. `expected` returns the logits that a text of a tenant must get."""
 
     def __init__(self, folder, expected, limit=10, stages=(), **changes) -> None:
@@ -46,44 +46,22 @@ class World(Runner):
         self._halved: set[tuple[int, int]] = set()  # texts for which there was no memory in a larger batch
         self.taken = 0  # requests that have not left
         self._served_until = 0  # requests that were taken before it closed
-        self.is_one_ahead = self.is_stuck = self.closed = False
-        self.waiting = [0] * max(1, len(stages))  # batches before each stage
+        self.closed = False
+        self.waiting: list[list[Prepared]] = [[] for _ in stages or (None,)]  # batches before each stage
         self.meanwhile: Callable[[], object] = lambda: None  # while a batch computes
-        self._steps: dict[str, Step] = {}
-        self._ended: set[str] = set()  # steps
         self._shown = os.memfd_create("batches")
         parameters = {**PARAMETERS, "queue_texts": str(limit), "batch_tokens": "64", **changes}
         settings = replace(Settings.read(parameters), stages=stages)
-        self.service = Service([(folder, settings)], device_failed=self._device_failed, shown=self._shown, runner=self)
+        self.service = Service([(folder, settings)], device_failed=self._device_failed, shown=self._shown, now_ns=self.clock)
         (self._served,) = self.service.served
-        self.overlaps = settings.overlap.staging
-        self.names = [*self._steps, "answer"]
+        self._encoder = self.service.encoder
+        self._line = self._encoder._scheduler = Line(self._encoder._scheduler, self)
+        self.names = ["prepare", *(f"compute {stage + 1}" for stage in range(len(self.waiting))), "expire"]
         for part in ("engine", "stager", "instruments", "quotas"):
             setattr(self._served, part, Failing(getattr(self._served, part), self))
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
         self._computing = None
-
-    # The service and its parts.
-
-    def now_ns(self) -> int:
-        return self.clock()
-
-    def line(self, scheduler):
-        self._line = Line(scheduler, self)
-        return self._line
-
-    def repeat(self, step, name, first=None):
-        self._steps[name] = Step(step, self._finish_closing)
-        return self._steps[name]
-
-    def beside(self, name):
-        self._later = Later()
-        return self._later
-
-    def _finish_closing(self) -> None:
-        if not self.is_stuck:
-            self.run_all()
 
     # Faults.
 
@@ -123,8 +101,6 @@ class World(Runner):
     def staged(self, staged) -> None:
         shown = {mark.number for mark in read(self._shown)}
         assert set(self._numbers(staged)) <= shown, "a staged request is not shown"
-        self.waiting[0] += 1
-        self.is_one_ahead = True
 
     def computes(self, staged) -> None:
         self._computing = staged
@@ -156,31 +132,27 @@ class World(Runner):
         return number
 
     def step(self, name: str) -> bool:
-        """Does one step of a thread. Returns whether there was anything to do."""
-        number = {"compute": 0, "compute 1": 0, "compute 2": 1}.get(name)
-        if name == "answer":
-            return self._later.run()
-        if name in self._ended:
+        """Does one step. Returns whether there was anything to do."""
+        if name == "expire":
+            before = len(self._line)
+            self._encoder.expire()
+            return len(self._line) < before
+        if name == "prepare":
+            if self.waiting[0]:
+                return False
+            try:
+                prepared = self._encoder.prepare()
+            except ZeroDivisionError:  # no batch was chosen, and the thread goes on
+                return True
+            self.waiting[0] += [prepared] if prepared is not None else []
+            return prepared is not None
+        stage = int(name.removeprefix("compute ")) - 1
+        if not self.waiting[stage]:
             return False
-        if (name == "stage" and self.is_one_ahead) or (number is not None and not self.waiting[number]):
-            return False
-        if number is not None:
-            self.waiting[number] -= 1
-        try:
-            goes_on = self._steps[name].call()
-        except Idle:
-            return False
-        except ZeroDivisionError:  # no batch was chosen, and the thread goes on
-            assert name == "stage"
-            return True
-        if not goes_on:
-            self._ended.add(name)
-        if not goes_on and (name == "stage" or (number is not None and number + 1 < len(self.waiting))):
-            self.waiting[0 if name == "stage" else number + 1] += 1  # the word that it closes
-            self.is_one_ahead = True
-        elif number == 0 and not self.overlaps:
-            self.is_one_ahead = False
-        return goes_on
+        prepared = self.waiting[stage].pop(0)
+        if self._encoder.compute(prepared, stage):
+            self.waiting[stage + 1].append(prepared)
+        return True
 
     def run_all(self) -> None:
         """Goes on until nothing is left to do. Time passes where somebody waits for it."""
@@ -193,10 +165,14 @@ class World(Runner):
 
     def close(self, is_stuck: bool = False) -> None:
         """`is_stuck`: no step is done any more until it has closed."""
-        self.is_stuck, self.closed = is_stuck, True
+        self.closed = True
         self._served_until = 0 if is_stuck else len(self.asked)
+        self._encoder.close()
+        if not is_stuck:
+            self.run_all()
+            assert self._encoder.is_drained
+        self._encoder.abandon()
         self.service.close()
-        self.is_stuck = False
 
     def finish(self) -> None:
         """Answers what is left, and checks that each request has its one answer and nothing is held."""

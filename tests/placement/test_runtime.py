@@ -1,4 +1,4 @@
-"""The pipeline that serves and the simulated one agree, event for event, on a virtual clock."""
+"""The encoder that serves and the simulated one agree, event for event, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hplm.engine.encoder import Encoder
 from hplm.engine.overlap import Overlap
-from hplm.engine.pipeline import Pipeline
-from hplm.engine.threads import Runner
+from hplm.engine.process import Process
 from hplm.placement.servers import GroupServer, Serving, Stages
 from hplm.placement.simulation import run_together
-from hplm.scheduling.queue import Queue
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.server import Outcome
 from hplm.scheduling.waiting import Capacity
@@ -93,10 +92,10 @@ class Engine:
             self._changed.notify_all()
 
 
-class Quiet(Pipeline):
-    """A pipeline that answers nobody."""
+class Quiet(Encoder):
+    """An encoder that answers nobody."""
 
-    def _answer(self, texts, logits):
+    def _answer(self, batch, staged, computed):
         pass
 
 
@@ -104,14 +103,14 @@ class Served:
     def __init__(self, scheduler, capacity, stages):
         self.now = 0
         self.told = Told(scheduler)
-        self.line = Queue(scheduler, lambda: self.now)
         self.engine = Engine(stages)
         stager = SimpleNamespace(stage=self._stage, finish=lambda staged: None, release=list.clear, overlap=Overlap())
         instruments = SimpleNamespace(started=self._started, computed=lambda staged: None)
         self._batches = self.ended = 0  # `ended`: stages of batches
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
         in_flight = SimpleNamespace(enter=lambda batch, marks: None, leave=lambda batch: None)
-        self.pipeline = Quiet(self.line, capacity, [own], nullcontext, lambda: None, 1, in_flight, Runner())
+        self.encoder = Quiet(scheduler, capacity, [own], nullcontext, lambda: None, in_flight, lambda: self.now)
+        self.process = Process(SimpleNamespace(encoder=self.encoder, served=[own], threads=1))
 
     def state(self):
         return self.told.events, self.engine.reached, self.ended
@@ -135,8 +134,8 @@ class Served:
 
 
 @pytest.mark.parametrize("count, batch_tokens", [(1, 512), (2, 200), (2, 512), (3, 512), (4, 200)])
-def test_the_pipeline_that_serves_does_what_is_simulated(count, batch_tokens):
-    """Neither has deadlines: `Queue` waits for these by a real clock."""
+def test_the_encoder_that_serves_does_what_is_simulated(count, batch_tokens):
+    """Neither has deadlines: `Process` waits for these by a real clock."""
     trace = trace_of(PROFILE, 320.0, 0.15)
     group = group_of(PROFILE, "g", tuple(f"cpu:{i}" for i in range(count)), "b0")
     # With noise no two batches end at one time.
@@ -156,14 +155,16 @@ def test_the_pipeline_that_serves_does_what_is_simulated(count, batch_tokens):
         served.now = at
         if what == "arrive":
             text = arrivals.text(*which)
-            served.line.offer([Asked(**asdict(text))])
+            served.encoder.offer([Asked(**asdict(text))])
+            served.process.wake()
         else:
             served.engine.end(*which)
         told = [event for event in server.told.events if event[1] <= at]
         reached = {(batch, stage) for batch, stage, start, _ in server.computed if start <= at}
         ended = sum(end <= at for *_, end in server.computed)
         eventually(lambda expected=(told, reached, ended): served.state() == expected)
-    served.pipeline.close(60)
+    served.process.close()
+    served.process.join()
     assert served.told.events == server.told.events and len(server.outcome.batches) > 5
     assert (scheduler.costs[0].terms == server._scheduler.costs[0].terms).all()
     assert scheduler.costs[0].shares == server._scheduler.costs[0].shares and len(scheduler.costs[0].shares) == count

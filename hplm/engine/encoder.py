@@ -1,0 +1,314 @@
+"""Admits, chooses, stages, computes and answers texts, a step at a time. It has no threads, no socket and no clock of its own.
+
+`hplm.engine.process` drives it with threads, `step` and tests without. While `compute` runs a batch, another thread may call
+`offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts that it held.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from hplm.engine.failures import drained, failure, full, no_memory
+from hplm.engine.in_flight import InFlight
+from hplm.engine.instruments import Levels
+from hplm.engine.passage import Computed
+from hplm.engine.request import Text
+from hplm.engine.results import read_answers
+from hplm.engine.served import Served
+from hplm.engine.staged import StagedBatch
+from hplm.errors import DeadlineMissed, HplmError
+from hplm.model import faults
+from hplm.scheduling.batch import Batch
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.cost import TERMS
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.waiting import Capacity
+
+log = logging.getLogger(__name__)
+Together = Callable[[], AbstractContextManager[None]]
+
+
+class Prepared(NamedTuple):
+    batch: Batch[Text]
+    staged: StagedBatch
+
+
+class Encoder:
+    def __init__(
+        self,
+        scheduler: Scheduler[Text],
+        capacity: Capacity,
+        served: Sequence[Served],
+        together: Together,
+        device_failed: Callable[[], None],
+        in_flight: InFlight,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`served`: by the number of the backbone. All have the same devices, so a stage has one thread for all of them.
+
+        `together` surrounds answers that may leave as one message. `device_failed` is called after a fault of the device that
+        stays.
+        """
+        self._scheduler, self._capacity = scheduler, capacity
+        self._served = served
+        self._together = together
+        self._device_failed = device_failed
+        self._in_flight = in_flight
+        self._now_ns = now_ns
+        self._lock = threading.RLock()  # around the scheduler
+        self._stages = range(len(served[0].engine.stages))
+        self._may_choose = True  # a batch is not chosen before the batch before it starts to compute
+        self._open: set[Batch[Text]] = set()  # chosen, and not all answered yet
+        self._computed: deque[Callable[[], None]] = deque()  # give back the slots that a batch held
+
+    def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
+        """Counts a request as load, and returns its rung. Call it once for each request, before it is offered."""
+        with self._lock:
+            return self._scheduler.rung(tenant, tokens, costs, self._now_ns())
+
+    def offer(self, texts: Sequence[Text]) -> None:
+        """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
+        with self._lock:
+            displaced = self._scheduler.offer(texts, self._now_ns())
+        self._refuse(displaced, full)
+
+    def separate(self, tenants: frozenset[int]) -> None:
+        """Sets the tenants that run alone (`Scheduler.alone`)."""
+        with self._lock:
+            self._scheduler.alone = tenants
+
+    def levels(self, backbone: int) -> Levels:
+        with self._lock:
+            cost = dict(zip(TERMS, self._scheduler.costs[backbone].terms.tolist(), strict=True))
+            return Levels(*self._scheduler.waiting(backbone), self._scheduler.governor.rung, cost)
+
+    def wait_s(self) -> float:
+        """Returns how many seconds nothing has to be done if nothing changes."""
+        with self._lock:
+            now = self._now_ns()
+            choose_at = self._scheduler.choose_at(now) if len(self._scheduler) else now
+            due = min(self._scheduler.next_expiry(now), choose_at if choose_at > now else NEVER)
+        return max(0.0, (due - now) / 1e9) if due < NEVER else math.inf
+
+    def expire(self) -> None:
+        """Answers texts that can no longer be answered in time."""
+        with self._lock:
+            late = self._scheduler.expired(self._now_ns())
+        if late:
+            with self._together():
+                self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
+
+    def prepare(self) -> Prepared | None:
+        """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
+        while self._may_choose and (batch := self._choose()) is not None:
+            staged = None
+            try:
+                staged = self._stage(batch)
+            finally:
+                if staged is None:
+                    self._in_flight.leave(batch)
+                    self._open.discard(batch)
+                    self._may_choose = True
+            if staged is not None:
+                return Prepared(batch, staged)
+        return None
+
+    def compute(self, prepared: Prepared, stage: int = 0) -> bool:
+        """Computes a batch in a stage. Returns whether it goes on to the next one. If not, its texts are answered."""
+        batch, staged = prepared
+        own, is_last, goes_on = self._served[batch.backbone], stage == self._stages[-1], False
+        end = Computed([], [])
+        try:
+            if stage == 0:
+                self._begin(batch, staged)
+            with self._timed(staged, stage):
+                for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
+                    if computed.exit is None:
+                        end = computed
+                    else:
+                        self._leave(batch, staged, computed)
+            if is_last:
+                self._hand_back(batch, staged)  # before the scheduler hears of it, and lets a batch be staged in their place
+                with self._lock:
+                    learned = staged.brought, staged.computing_ns if stage else ()
+                    self._scheduler.finished(batch, self._now_ns(), *learned)
+            elif stage == 0:
+                with self._lock:
+                    self._scheduler.released(batch, self._now_ns())
+            goes_on = not is_last
+        except Exception as error:
+            self._give_up(batch, staged.left, error, staged)
+        else:
+            if is_last:
+                self._note(own.instruments.computed, staged)
+                self._answer(batch, staged, end)
+        finally:
+            if stage == 0:
+                self._may_choose = True
+            if not goes_on:
+                self._open.discard(batch)
+        return goes_on
+
+    def step(self) -> bool:
+        """Expires, prepares and computes one batch in all stages. Returns whether there was one."""
+        self.expire()
+        prepared = self.prepare()
+        if prepared is None:
+            return False
+        for stage in self._stages:
+            if not self.compute(prepared, stage):
+                break
+        return True
+
+    def close(self) -> None:
+        """Refuses new requests. Waiting texts are still served."""
+        with self._lock:
+            self._scheduler.close()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it is closed, and each text has its answer."""
+        with self._lock:
+            return self._scheduler.draining and not self._open and not len(self._scheduler)
+
+    def abandon(self) -> None:
+        """Closes, and answers all texts that have no answer yet with an error."""
+        with self._lock:
+            self._scheduler.close()
+            left = self._scheduler.abandon()
+        with self._together():
+            self._refuse(left, drained)
+
+    def _choose(self) -> Batch[Text] | None:
+        with self._lock:
+            now = self._now_ns()
+            if self._scheduler.choose_at(now) > now:
+                return None
+            batch = self._scheduler.choose(self._capacity, now)
+            if batch is not None:
+                self._may_choose = False
+                self._open.add(batch)
+            return batch
+
+    def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
+        """Returns the batch, staged as far as that runs ahead. None: its texts are answered, or its halves are next."""
+        try:
+            self._in_flight.enter(batch, {text.request.mark for text in batch.texts})
+            while self._computed:
+                self._computed.popleft()()
+            waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
+            texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
+            staged = self._served[batch.backbone].stager.stage(texts, self._broken, places) if texts else None
+        except Exception as error:
+            self._give_up(batch, batch.texts, error)
+            return None
+        if staged is None:
+            self._drop(batch)
+        return staged
+
+    def _begin(self, batch: Batch[Text], staged: StagedBatch) -> None:
+        own = self._served[batch.backbone]
+        with self._lock:
+            self._scheduler.started(batch, self._now_ns())
+        self._note(own.instruments.started, batch, staged)
+        own.stager.finish(staged)
+        self._may_choose = own.stager.overlap.staging  # the next batch may be chosen and staged while this one computes
+
+    def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
+        """Answers texts that leave at an exit, while others of their batch compute."""
+        texts = [staged.texts[index] for index in leaving.indexes]
+        with self._lock:
+            self._scheduler.left(batch, texts, self._now_ns())
+        self._note(self._served[batch.backbone].instruments.reached, texts)
+        self._answer(batch, staged, leaving)
+
+    @contextmanager
+    def _timed(self, staged: StagedBatch, stage: int) -> Generator[None]:
+        """Measures how long a stage computes a batch."""
+        name = f"compute_{stage + 1}" if stage else "compute"
+        with staged.timed(name):
+            yield
+        start, end = staged.stages[name]
+        staged.computing_ns.append(max(1, end - start))
+
+    @staticmethod
+    def _note(instrument: Callable[..., None], *args: object) -> None:
+        """Counts something. A failure of that is logged, and changes no answer."""
+        try:
+            instrument(*args)
+        except Exception:
+            log.exception("cannot count a batch")
+
+    def _hand_back(self, batch: Batch[Text], staged: StagedBatch) -> None:
+        """Lets `prepare` have the slots of a computed batch again. May be called twice."""
+        self._in_flight.leave(batch)
+        self._computed.append(partial(self._served[batch.backbone].stager.release, staged.held))
+
+    def _answer(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> None:
+        staged.gone.update(computed.indexes)
+        texts, served = [staged.texts[index] for index in computed.indexes], self._served[batch.backbone]
+        try:
+            with self._together():
+                for text, found in read_answers(texts, computed.logits, computed.exit):
+                    if isinstance(found, HplmError):
+                        _sending(text.request.fail, found)
+                        continue
+                    _sending(text.request.done, text.index, found)
+                    if text.guess is not None:
+                        self._note(served.engine.watch.audit, text, text.guess, found)
+            self._note(served.instruments.answered, texts, computed.exit)
+        except Exception as error:
+            self._fail(texts, failure("answering", error))
+
+    @staticmethod
+    def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
+        """Answers texts that are not computed."""
+        for text in texts:
+            _sending(text.request.fail, error(text))
+
+    def _broken(self, text: Text, error: HplmError) -> None:
+        log.error("tenant %s: %s", text.request.tenant.id, error)
+        _sending(text.request.fail, type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
+
+    def _give_up(self, batch: Batch[Text], texts: list[Text], error: Exception, staged: StagedBatch | None = None) -> None:
+        """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
+        what = "staging" if staged is None else "computing"
+        if faults.stays(error):
+            log.critical("%s a batch failed, and the device with it", what, exc_info=error)
+            self._device_failed()  # while the batch is still shown: its tenants are the suspects
+        if staged is not None:
+            self._hand_back(batch, staged)  # before a half may be staged in its place
+        if faults.is_out_of_memory(error):
+            with self._lock:
+                is_halved = self._scheduler.halve(batch, texts, self._now_ns())
+            if is_halved:
+                log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
+                return
+            error = no_memory(texts)
+        self._drop(batch)
+        self._fail(texts, failure(what, error))
+
+    def _drop(self, batch: Batch[Text]) -> None:
+        with self._lock:
+            self._scheduler.dropped(batch, self._now_ns())
+
+    def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
+        with self._together():
+            for request in {text.request for text in texts}:
+                _sending(request.fail, error)
+
+
+def _sending(send: Callable[..., None], *args: object) -> None:
+    """Calls `send` and logs an exception, so that the others are still answered."""
+    try:
+        send(*args)
+    except Exception:
+        log.exception("cannot send an answer")
