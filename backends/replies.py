@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
 from hplm.engine.answer import fill, size_of
-from hplm.engine.memory import SharedMemory
+from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.parameters import asked_number
@@ -33,15 +33,40 @@ DRAIN = Drain()
 WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
 
 
+class Call:
+    """The requests of one call of `execute`, which returns the responses to those that are not deferred."""
+
+    def __init__(self, requests: Sequence[pb_utils.InferenceRequest], held: Held) -> None:
+        self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
+        self.senders = [Sender(request, held, self) for request in requests]
+
+    def takes(self, size: int) -> bool:
+        """Whether a response of `size` bytes may be returned with the others."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def responses(self) -> list[pb_utils.InferenceResponse | None]:
+        return [sender.response for sender in self.senders]
+
+
 class Sender:
     """Sends the responses to a request that the model holds. Only decoupled models may send more than one.
+
+    A `call` returns the response if it comes before `defer`. That saves a round trip to the server process.
 
     Triton forgets a request when its last response is sent, and to ask about it after that ends the whole server process. So
     only one thread at a time talks to Triton about a request.
     """
 
-    def __init__(self, request: pb_utils.InferenceRequest, held: Held) -> None:
-        self._sender = request.get_response_sender()
+    def __init__(self, request: pb_utils.InferenceRequest, held: Held, call: Call | None = None) -> None:
+        self._request: pb_utils.InferenceRequest | None = request
+        self._call = call
+        self._sender: pb_utils.InferenceResponseSender | None = None
+        self.response: pb_utils.InferenceResponse | None = None  # that the call returns
+        if call is None:
+            self.defer()
         self._held = held
         self.is_probe = False
         self._talking = threading.Lock()
@@ -53,10 +78,27 @@ class Sender:
         self.is_probe = True
         self._held.forget()
 
+    def defer(self) -> None:
+        """Lets any thread answer from now on. Before, only the thread that Triton has called may do so."""
+        if self._request is not None:
+            self._sender, self._request = self._request.get_response_sender(), None
+
+    @property
+    def is_deferred(self) -> bool:
+        return self._sender is not None
+
+    def make_room(self, size: int) -> None:
+        """Defers the request if an answer of `size` bytes cannot be returned with the others of its call."""
+        if self._call is not None and not self.is_deferred and not self._call.takes(size):
+            self.defer()
+
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
         try:
             with self._talking:
                 self._ended |= is_last
+                if self._sender is None:
+                    self.response = response
+                    return
                 self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
         finally:
             if is_last and not self.is_probe:
@@ -66,11 +108,11 @@ class Sender:
     def is_cancelled(self) -> bool:
         """Whether the client has gone before the last response. To ask is a round trip to the server process."""
         with self._talking:
-            return not self._ended and self._sender.is_cancelled()
+            return not self._ended and self._sender is not None and self._sender.is_cancelled()
 
 
 class Refusals:
-    """Sends errors from a thread of its own, because to send one is a round trip to the server process.
+    """Sends the errors of deferred requests from a thread of its own, because each is a round trip to the server process.
 
     `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is refused a
     thousand times a second would delay everybody.
@@ -83,7 +125,10 @@ class Refusals:
         self._thread = repeat(self._send_next, "refusals")
 
     def put(self, sender: Sender, error: Exception) -> None:
-        self._waiting.put((sender, error))
+        if sender.is_deferred:
+            self._waiting.put((sender, error))
+        else:
+            sender.send(failure(error, self._doing))
 
     def close(self) -> None:
         """Returns when all have been sent."""
@@ -228,7 +273,9 @@ def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = T
         sender.send(failure(error, "making the answer"))
         return for_client(error, "making the answer")
     try:
-        with SHARED_MEMORY.taken(size_of(outputs)):
+        size = size_of(outputs)
+        sender.make_room(size)
+        with SHARED_MEMORY.taken(size):
             sender.send(response, is_last)
     except OutOfCapacity as error:  # nothing was sent
         log.error("%s", error)

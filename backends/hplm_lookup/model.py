@@ -7,6 +7,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -59,28 +60,32 @@ class TritonPythonModel:
         self._deadline_us = deadline_us(parameters)
         self._held = Held(args["model_name"])
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
-        """Takes the requests and returns at once, so that Triton keeps none back and their arrival is known.
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
+        """Returns the tickets of short requests if nobody waits. The others are answered later, once, through their senders.
 
-        Each is answered once, later, through its own sender.
+        It takes a millisecond or so, so that Triton keeps no request back for long and their arrival is known.
         """
         received = time.monotonic_ns()
-        for request in requests:
-            sender = replies.Sender(request, self._held)
+        call = replies.Call(requests, self._held)
+        taken: list[LookupRequest] = []
+        for request, sender in zip(requests, call.senders, strict=True):
             try:
-                self._take(request, sender, received)
+                parameters = replies.taken(request, sender)
+                if sender.is_probe:
+                    self._service.check()
+                    replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
+                else:
+                    taken.append(self._admitted(request, parameters, sender, received))
             except Exception as error:
                 if not sender.is_probe:
                     self._service.count(word_of(error))
                 self._refusals.put(sender, error)
-        return [None] * len(requests)
+        self._service.submit(taken)
+        return call.responses()
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
-        parameters = replies.taken(request, sender)
-        if sender.is_probe:
-            self._service.check()
-            replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
-            return
+    def _admitted(
+        self, request: pb_utils.InferenceRequest, parameters: dict[str, Any], sender: replies.Sender, received_ns: int
+    ) -> LookupRequest:
         view = self._views.view
         tenant = admit(view.snapshot, parameters, time.time())
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
@@ -109,7 +114,7 @@ class TritonPythonModel:
         respond = partial(self._send, sender, ticket)
         # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
         is_forwarded = self._mark.is_on(parameters)
-        self._service.submit(LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, refuse_at_once=is_forwarded))
+        return LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, is_forwarded, sender.defer)
 
     def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:
         """Sends the ticket for the result of a lookup, or the error."""

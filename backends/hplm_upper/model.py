@@ -1,6 +1,6 @@
-"""Triton's side of the engine: takes the tickets of looked-up texts, and later sends labels, scores, logits and spans.
+"""Triton's side of the engine: takes the tickets of looked-up texts, and answers with labels, scores, logits and spans.
 
-The engine is a process of its own. This one keeps the senders, so that every request is answered even if the engine ends.
+The engine is a process of its own. This one keeps the requests, so that every request is answered even if the engine ends.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ class TritonPythonModel:
         ]
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
         self._held = Held(args["model_name"])
-        self._refusals = replies.Refusals("taking the request")
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
-        """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
+        """Returns the answers that come within milliseconds. The others are sent later, once, through the requests' senders."""
+        call = replies.Call(requests, self._held)
         asked: list[Asked] = []
-        for request in requests:
-            sender = replies.Sender(request, self._held)
+        for request, sender in zip(requests, call.senders, strict=True):
             try:
                 signed = replies.required(request, "TICKET").as_numpy().tobytes()  # a copy: Triton frees the memory later
                 wanted = frozenset(request.requested_output_names())
@@ -63,15 +62,15 @@ class TritonPythonModel:
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
                     backbone = Ticket.check(signed, self._secrets)
-                    asked.append(Asked(signed, replies.request_id(request), wanted, partial(_respond, sender), backbone))
+                    respond = partial(_respond, sender)
+                    asked.append(Asked(signed, replies.request_id(request), wanted, respond, sender.defer, backbone))
             except Exception as error:
-                self._refusals.put(sender, error)
+                sender.send(replies.failure(error, "taking the request"))
         self._keeper.submit(asked)
-        return [None] * len(requests)
+        return call.responses()
 
     def finalize(self) -> None:
         self._keeper.close()
-        self._refusals.close()
         for publisher in self._publishers:
             publisher.close()
         self._held.close()

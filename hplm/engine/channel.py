@@ -5,11 +5,13 @@ Both ends are ours and private, so messages are pickled.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,13 +126,8 @@ class Channel:
     def receive(self) -> Any | None:
         """Waits for a message. Returns None when the other end has gone."""
         while (end := self._end()) > len(self._received):
-            try:
-                more = self._socket.recv(READ)
-            except OSError:
+            if not self._receive_more():
                 return None
-            if not more:
-                return None
-            self._received += more
         return self._take(end)
 
     def arrived(self) -> list[Any]:
@@ -150,10 +147,29 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    @property
-    def waits(self) -> bool:
-        """Whether another message has already arrived, or a part of it."""
-        return bool(self._received) or bool(self._poll.poll(0))
+    def comes(self, seconds: float = 0.0) -> bool:
+        """Waits for a message at most so long. Returns whether `receive` returns at once."""
+        until = time.monotonic() + seconds
+        while self._end() > len(self._received):
+            if not self._poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
+                return False
+            if not self._receive_more():
+                return True
+        return True
+
+    def _receive_more(self) -> bool:
+        """Returns False when the other end has gone."""
+        try:
+            more = self._socket.recv(READ)
+        except OSError:
+            return False
+        self._received += more
+        return bool(more)
+
+    def shut(self) -> None:
+        """Lets both ends know that the other one has gone, also those that wait."""
+        with contextlib.suppress(OSError):  # it has
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

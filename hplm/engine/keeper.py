@@ -28,7 +28,7 @@ from hplm.engine.in_flight import number_of, read
 from hplm.engine.outage import Outage
 from hplm.engine.separation import Separation
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Crashed, Draining, HplmError, Internal
+from hplm.errors import Broken, Crashed, Draining, HplmError, Internal, for_client
 from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS
 from hplm.metrics.meter import Counted, Meter, Series
@@ -41,6 +41,9 @@ BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended
 STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
+SOON_SECONDS = 0.004  # that `submit` waits for answers, unless they have lately taken longer
+LEARNING = 0.1  # rate of the running mean of that
+IDLE_SECONDS = 0.05  # between looks at an engine that has no requests
 # oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
 CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
@@ -63,7 +66,9 @@ class Asked(NamedTuple):
     id: str  # the client's name for it
     wanted: frozenset[str]  # outputs
     respond: Respond
+    defer: Callable[[], None]  # called before another thread than that of `submit` may answer
     backbone: int = 0  # whose lookup has signed the ticket
+    passed_on: float = 0.0  # when the engine got it
 
 
 @dataclass
@@ -77,6 +82,11 @@ class _Engine:
     batches: int  # descriptor of memory that shows what is in them
     told: object  # which tenants are apart, as it was told last
 
+    def end(self) -> None:
+        """Ends it for us, even if the system cannot end the process yet: a driver or a disk may delay that."""
+        self.process.kill()
+        self.channel.shut()
+
 
 class Keeper:
     def __init__(
@@ -89,6 +99,9 @@ class Keeper:
         self._busiest: list[frozenset[str]] = [frozenset() for _ in meters]
         self._lock = threading.Lock()
         self._numbers = 0
+        self._receiving = threading.Lock()  # held by the thread that receives; before the other lock
+        self._deferred = threading.Event()  # set when the keeping thread has something to receive
+        self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
         self._closing = threading.Event()
         self._newest: subprocess.Popen[bytes]
         for meter in meters:
@@ -119,26 +132,67 @@ class Keeper:
             raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
 
     def submit(self, asked: Sequence[Asked]) -> None:
-        """Takes requests. Each is answered once, through its `respond`."""
+        """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.
+
+        It waits for answers that come soon. Nobody else receives meanwhile, so no thread must be woken for them.
+        """
+        if not asked:
+            return
+        waits = self._took_s < SOON_SECONDS and self._receiving.acquire(blocking=False)
+        try:
+            self._pass_on(asked, waits)
+        finally:
+            if waits:
+                self._receiving.release()
+
+    def _pass_on(self, asked: Sequence[Asked], waits: bool) -> None:
+        now = time.monotonic()
         with self._lock:
             engine = self._engine
             numbers = range(self._numbers, self._numbers + len(asked))
             self._numbers += len(asked)
             if engine is not None:
-                engine.held.update(zip(numbers, (one._replace(signed=one.signed[:TICKET_BYTES]) for one in asked), strict=True))
+                waits = waits and not engine.held
+                if not waits:
+                    _defer(asked)
+                kept = (one._replace(signed=one.signed[:TICKET_BYTES], passed_on=now) for one in asked)
+                engine.held.update(zip(numbers, kept, strict=True))
         if engine is None:
             for one in asked:
                 _answer(one.respond, GONE)
             return
+        if not waits:
+            self._deferred.set()
         try:
             if engine.told is not (apart := self._separation.apart):
                 engine.channel.send(apart)
                 engine.told = apart
             engine.channel.send(Asks([Ask(number, *one[:3], one.backbone) for number, one in zip(numbers, asked, strict=True)]))
-        except OSError:  # the engine has just ended; whoever removes a request from `held` answers it
+        except Exception as error:  # whoever removes a request from `held` answers it
+            ended = isinstance(error, OSError)
+            if not ended:
+                log.exception("cannot pass requests on to the engine")
             for number in numbers:
                 if (held := self._taken(engine, number)) is not None:
-                    _answer(held.respond, GONE)
+                    _answer(held.respond, GONE if ended else for_client(error, "passing the request on").failure())
+        if waits:
+            self._wait(engine)
+
+    def _wait(self, engine: _Engine) -> None:
+        """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
+        now, now_ns = time.monotonic(), time.monotonic_ns()
+        deadlines_ns = [Ticket.read(one.signed)[0].deadline_ns for one in engine.held.values()]
+        left_s = (min(filter(None, deadlines_ns), default=sys.maxsize) - now_ns) / 1e9
+        until = now + min(SOON_SECONDS, left_s)
+        try:
+            while engine.held and engine.channel.comes(until - time.monotonic()):
+                if not self._receive_next(engine, returned=True):
+                    break
+        except Exception:
+            log.exception("what the engine said cannot be read")
+            engine.end()  # so that the keeping thread answers its requests
+        _defer(list(engine.held.values()))
+        self._deferred.set()
 
     def keeps(self, backbone: int, series: Series) -> bool:
         """Whether a series of a backbone is still published."""
@@ -150,6 +204,7 @@ class Keeper:
         with self._lock:
             self._closing.set()
             engine = self._engine
+        self._deferred.set()
         if engine is not None:
             try:
                 engine.channel.send(End())
@@ -209,7 +264,7 @@ class Keeper:
                 self._receive(engine)
             except Exception:  # its requests must still be answered
                 log.exception("what the engine said cannot be read")
-            with self._lock:
+            with self._receiving, self._lock:  # nobody waits: all that it has are deferred
                 self._engine = None
             self._outage = self._outage.ended(time.monotonic())
             self._end(engine)
@@ -226,37 +281,50 @@ class Keeper:
                 return
 
     def _receive(self, engine: _Engine) -> None:
-        while (message := engine.channel.receive()) is not None:
-            if isinstance(message, Beat):
-                engine.beat = time.monotonic() if message.computing_s < STUCK_SECONDS else 0.0
-                self._busiest = [beaten.busiest for beaten in message.backbones]
-                for meter, beaten in zip(self._meters, message.backbones, strict=True):
-                    meter.add_all(beaten.counts)
-                    meter.set_all(beaten.levels)
-            elif isinstance(message, Replies):
-                for reply in message.replies:
-                    self._answer_all(engine, reply)
+        """Receives while requests are deferred. Otherwise looks now and then, because `submit` receives itself."""
+        while True:
+            self._deferred.wait(IDLE_SECONDS)
+            self._deferred.clear()
+            with self._receiving:
+                while engine.held or self._closing.is_set() or engine.channel.comes():
+                    if not self._receive_next(engine):
+                        return
 
-    def _answer_all(self, engine: _Engine, reply: Reply) -> None:
-        """Answers requests. Each answer is a round trip to the server process, so several threads share them."""
-        alone = len(reply.numbers) == 1 and not engine.channel.waits  # nothing else waits for this thread
-        start = 0
+    def _receive_next(self, engine: _Engine, returned: bool = False) -> bool:
+        """Waits for a message. Returns False when the engine has gone. `returned`: this thread returns the answers."""
+        message = engine.channel.receive()
+        if isinstance(message, Beat):
+            engine.beat = time.monotonic() if message.computing_s < STUCK_SECONDS else 0.0
+            self._busiest = [beaten.busiest for beaten in message.backbones]
+            for meter, beaten in zip(self._meters, message.backbones, strict=True):
+                meter.add_all(beaten.counts)
+                meter.set_all(beaten.levels)
+        elif isinstance(message, Replies):
+            for reply in message.replies:
+                self._answer_all(engine, reply, returned)
+        return message is not None
+
+    def _answer_all(self, engine: _Engine, reply: Reply, returned: bool) -> None:
+        """Answers requests. What is not returned is a round trip to the server process each, so several threads share them."""
+        here = returned or (len(reply.numbers) == 1 and not engine.channel.comes())  # nothing else waits for this thread
+        start, now = 0, time.monotonic()
         for index, (number, texts) in enumerate(zip(reply.numbers, reply.texts, strict=True)):
             answer, start = _cut(reply.answer, start, start + texts), start + texts
             held = self._taken(engine, number)
             if held is None:
                 continue
+            self._took_s += LEARNING * (now - held.passed_on - self._took_s)
             if self._separation.apart.alone and not isinstance(answer, tuple):
                 self._separation.answered(number_of(held.backbone, Ticket.read(held.signed)[0].uid))
             counted, deadline_ns = (reply.counted[index], reply.deadlines_ns[index]) if reply.counted else ((), 0)
-            if alone:
+            if here:
                 self._answer(held, answer, counted, deadline_ns)
             else:
                 self._answers.put((held, answer, counted, deadline_ns))
 
     def _end(self, engine: _Engine) -> None:
         """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
-        engine.process.kill()
+        engine.end()
         engine.channel.close()
         with self._lock:
             left, engine.held = engine.held, {}
@@ -296,7 +364,7 @@ class Keeper:
             engine = self._engine
             if engine is not None and time.monotonic() - engine.beat > BEATLESS_SECONDS:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
-                engine.process.kill()
+                engine.end()
             self._separation.look()
 
     def _taken(self, engine: _Engine, number: int) -> Asked | None:
@@ -327,6 +395,11 @@ class Keeper:
 def _cut(answer: Outputs | Failure, start: int, stop: int) -> Outputs | Failure:
     """Returns a request's part of the answer to several requests."""
     return answer if isinstance(answer, tuple) else {name: values[start:stop] for name, values in answer.items()}
+
+
+def _defer(asked: Sequence[Asked]) -> None:
+    for one in asked:
+        one.defer()
 
 
 def _answer(respond: Respond, answer: Outputs | Failure) -> HplmError | None:

@@ -1,13 +1,15 @@
 """The lookup half of a backbone as a service: requests wait in a line in which tenants take turns, for one thread.
 
-A long request is read in pieces, so that it never keeps the others waiting for long. Each request is answered exactly once.
+If nobody waits, a short request is read by the thread that brings it. A long one is read in pieces, so that it never keeps the
+others waiting for long. Each request is answered exactly once.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
 
@@ -25,6 +27,7 @@ P = ParamSpec("P")
 PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
+AT_ONCE = 8192  # that one call of `submit` reads itself: about a millisecond
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
@@ -46,14 +49,18 @@ class LookupRequest:
         deadline_ns: int,
         respond: Callable[[LookedUp | Exception], None],
         refuse_at_once: bool = False,
+        defer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`received_ns`: when this server got it. `refuse_at_once`: even if its tenant is refused often."""
+        """`received_ns`: when this server got it. `refuse_at_once`: even if its tenant is refused often. `defer` is called
+        before another thread may answer.
+        """
         self.reading = reading
         self.arrival_ns = arrival_ns
         self.received_ns = received_ns
         self.answer_by_ns = deadline_ns  # 0: no deadline
         self.respond = respond
         self.refuse_at_once = refuse_at_once
+        self.defer = defer
 
     @property
     def tenant(self) -> int:
@@ -78,7 +85,7 @@ class LookupService:
         allow: Callable[[LookupRequest], None] = lambda request: None,
         ahead: Callable[[], int] = lambda: 0,
     ) -> None:
-        """All are called by the thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
+        """All are called by a thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
         request or its next piece is read and before the result is taken, to refuse it by raising. `ahead` says how many
         looked-up requests are not answered yet.
         """
@@ -88,6 +95,7 @@ class LookupService:
         self._allow = allow
         self._looked_up = looked_up
         self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
+        self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
         self._refused: Refused[LookupRequest] = Refused(REFUSED, self._tell, time.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
@@ -95,9 +103,38 @@ class LookupService:
         self._closing = False
         self._thread = repeat(self._take_turn, "lookup")
 
-    def submit(self, request: LookupRequest) -> None:
-        """Takes a request, or raises. A request that was taken is answered once, through its `respond`."""
-        for refused in self._line.offer(request):
+    def submit(self, requests: Sequence[LookupRequest]) -> None:
+        """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`."""
+        at_once: list[LookupRequest] = []
+        if requests and self._reading.acquire(blocking=False):
+            try:
+                if at_once := self._at_once(requests):
+                    self._look_up(at_once)
+            finally:
+                self._reading.release()
+        for request in requests:
+            if request not in at_once:
+                request.defer()
+                self._wait_in_line(request)
+
+    def _at_once(self, requests: Sequence[LookupRequest]) -> list[LookupRequest]:
+        """Returns those which the calling thread may read: none if others wait, else few that are short."""
+        room = 0 if len(self._line) or self._closing else MOST_AHEAD - self._ahead()
+        found: list[LookupRequest] = []
+        work = AT_ONCE
+        for request in requests:
+            if len(found) < room and request.left <= work:
+                found.append(request)
+                work -= request.left
+        return found
+
+    def _wait_in_line(self, request: LookupRequest) -> None:
+        try:
+            displaced = self._line.offer(request)
+        except Exception as error:  # the line is closed
+            self._answer(request, error)
+            return
+        for refused in displaced:
             if refused.refuse_at_once:
                 self._tell(refused)
                 continue
@@ -156,6 +193,17 @@ class LookupService:
             return False
         taken, expired = turn
         self._expire(expired)
+        started, finished = time.perf_counter(), 0
+        try:
+            with self._reading:
+                finished = self._look_up(taken)
+        finally:
+            self._send_refusals(finished)
+            self._keep_pace(started, finished)
+        return True
+
+    def _look_up(self, taken: list[LookupRequest]) -> int:
+        """Reads a piece of each request and answers those that are finished. Returns how many that are."""
         started = self._working_since = time.perf_counter()
         finished = 0
         try:
@@ -167,10 +215,8 @@ class LookupService:
                     finished += 1
         finally:
             self._working_since = None
-            self._send_refusals(finished)
-            self._keep_pace(started, finished)
         self.meter.add(names.LOOKUP_SECONDS, time.perf_counter() - started)
-        return True
+        return finished
 
     def _keep_pace(self, started: float, finished: int) -> None:
         now, since = time.perf_counter(), self._paced_since or started

@@ -24,7 +24,7 @@ class Client:
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None, id=""):
+    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None, id="", defer=lambda: None):
         """`unsent`: the error that is sent instead of the answer. `sending` is called while the answer is sent."""
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
@@ -41,7 +41,7 @@ class Client:
             return unsent
 
         signed = ticket.sign(b"secret", self.lookup.resolve(view, tenant, texts).pack())
-        self.keeper.submit([Asked(signed, id, WANTED, respond)])
+        self.keeper.submit([Asked(signed, id, WANTED, respond, defer)])
         self.answers.append(answers)
         return answers
 

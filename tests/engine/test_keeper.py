@@ -91,6 +91,96 @@ def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
     client.ask_until_served("acme", [WORDS[0]])
 
 
+class Waiting:
+    """A request whose `submit` runs in a thread of its own, and notes in which order what happens to it."""
+
+    def __init__(self, client, **how):
+        self.events = []
+        ask = {"defer": lambda: self.events.append("deferred"), "sending": self._answered, **how}
+        self._own = threading.Thread(target=lambda: setattr(self, "answers", client.ask("acme", [WORDS[0]], **ask)))
+        self._own.start()
+
+    def _answered(self):
+        self.events.append("returned" if threading.current_thread() is self._own else "sent")
+
+    def submitted(self):
+        self._own.join(300)
+        return self.answers
+
+
+@pytest.fixture
+def patient(client, monkeypatch):
+    """A client whose keeper waits for ever for answers, as if they came soon."""
+    client.ask_until_served("acme", [WORDS[0]])
+    eventually(lambda: not client.keeper._engine.held)
+    monkeypatch.setattr(keeper, "SOON_SECONDS", 1e6)
+    return client
+
+
+def test_what_is_answered_soon_is_returned(patient):
+    asked = Waiting(patient)
+    assert isinstance(asked.submitted()[0], dict) and asked.events == ["returned"]
+
+
+@pytest.mark.parametrize("why", ["late", "deadline", "slow"])
+def test_what_is_not_answered_soon_is_deferred_and_then_answered_once(patient, monkeypatch, why):
+    if why == "late":
+        monkeypatch.setattr(keeper, "SOON_SECONDS", 0.004)
+    if why == "slow":
+        monkeypatch.setattr(patient.keeper, "_took_s", 2e6)
+    os.kill(patient.keeper.pid, signal.SIGSTOP)
+    asked = Waiting(patient, allowed_s=0.004 if why == "deadline" else 0.0)
+    answers = asked.submitted()
+    assert not answers and asked.events == ["deferred"]
+    behind = Waiting(patient)  # while one is deferred, nobody waits
+    assert not behind.submitted() and behind.events == ["deferred"]
+    os.kill(patient.keeper.pid, signal.SIGCONT)
+    patient.wait(answers)
+    assert isinstance(patient.wait(behind.answers), dict)
+    assert asked.events == behind.events == ["deferred", "sent"]
+
+
+def test_an_engine_that_ends_while_its_answer_is_waited_for_is_answered_for_at_once(patient):
+    pid = patient.keeper.pid
+    os.kill(pid, signal.SIGSTOP)
+    asked = Waiting(patient)
+    eventually(lambda: patient.keeper._engine.held)
+    os.kill(pid, signal.SIGKILL)
+    assert word_in(patient.wait(asked.submitted())) == "draining" and asked.events == ["deferred", "sent"]
+    patient.ask_until_served("acme", [WORDS[0]])
+
+
+def test_a_message_that_cannot_be_read_while_it_is_waited_for_ends_the_engine(patient, monkeypatch):
+    pid = patient.keeper.pid
+    monkeypatch.setattr(patient.keeper._engine.channel, "receive", lambda: 1 // 0)
+    asked = Waiting(patient)
+    assert word_in(patient.wait(asked.submitted())) == "draining" and asked.events == ["deferred", "sent"]
+    patient.ask_until_served("acme", [WORDS[0]])
+    assert patient.keeper.pid != pid
+
+
+def test_requests_that_cannot_be_passed_on_are_answered(patient, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr(patient.keeper._engine.channel, "send", lambda message: bytearray(1 << 62))
+        asked = Waiting(patient)
+        assert word_in(asked.submitted()[0]) == "capacity" and asked.events == ["returned"]
+    assert isinstance(Waiting(patient).submitted()[0], dict)
+
+
+def test_closing_answers_what_is_waited_for(toy, monkeypatch):
+    monkeypatch.setattr(keeper, "SOON_SECONDS", 1e6)
+    client = Client(toy.folder)
+    os.kill(client.keeper.pid, signal.SIGSTOP)
+    asked = Waiting(client)
+    eventually(lambda: client.keeper._engine.held)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    eventually(lambda: client.keeper._closing.is_set())
+    os.kill(client.keeper.pid, signal.SIGCONT)
+    closing.join(300)
+    assert isinstance(asked.submitted()[0], dict) and asked.events == ["returned"]
+
+
 class Clock:
     """The clock of the keeper. A thread can move its own time forward."""
 

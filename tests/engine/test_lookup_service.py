@@ -14,7 +14,7 @@ from hplm.engine import lookup_service
 from hplm.engine.backbone import Backbone
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
-from hplm.engine.lookup_service import MOST_AHEAD, PIECE, LookupRequest, LookupService
+from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, PIECE, LookupRequest, LookupService
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds
@@ -60,15 +60,15 @@ class Desk:
         self.meter, self.answers = Meter(), {}
         self.service = LookupService(lookup, self.meter, looked_up, **hooks)
 
-    def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None, received_ns=0, **more):
-        """`received_ns`: 0 is now."""
+    def submit(self, tenant, characters=AT_ONCE + 1, deadline_ns=0, fails=None, respond=None, received_ns=0, **more):
+        """Its thread reads only what has fewer characters. `received_ns`: 0 is now."""
         number = len(self.answers)
         self.answers[number] = []
         who = SimpleNamespace(id=tenant, uid=hash(tenant))
         reading = SimpleNamespace(tenant=who, characters_left=characters, texts_left=0, fails=fails)
         received_ns = received_ns or time.monotonic_ns()
         respond = respond or self.answers[number].append
-        self.service.submit(LookupRequest(reading, received_ns, received_ns, deadline_ns, respond, **more))
+        self.service.submit([LookupRequest(reading, received_ns, received_ns, deadline_ns, respond, **more)])
         return number
 
     def close(self):
@@ -105,6 +105,49 @@ def test_nothing_is_read_while_too_many_are_ahead_and_what_expires_is_answered()
     assert lookup.waits.wait(30)
     late, found = desk.close()
     assert isinstance(late, DeadlineMissed) and found is FOUND
+
+
+def test_short_requests_are_read_by_the_thread_that_brings_them_unless_others_wait():
+    lookup, ahead = Gated(), [0]
+    lookup.may_read.release(9)
+    desk = Desk(lookup, ahead=lambda: ahead[0])
+    threads, deferred = {}, []
+
+    def bring(name, characters=1):
+        return LookupRequest(
+            SimpleNamespace(tenant=SimpleNamespace(id=name, uid=0), characters_left=characters, texts_left=0, fails=None),
+            *(0, 0, 0),
+            lambda answer: threads.update({name: threading.current_thread()}),
+            defer=lambda: deferred.append(name),
+        )
+
+    half = AT_ONCE // 2
+    desk.service.submit([bring("one", half), bring("long", half + 1), bring("two", half)])
+    own = threading.current_thread()
+    assert threads["one"] is threads["two"] is own
+    eventually(lambda: "long" in threads)
+    assert threads["long"] is not own and deferred == ["long"]
+    ahead[0] = MOST_AHEAD - 1
+    desk.service.submit([bring("first"), bring("second")])
+    assert threads["first"] is own and deferred == ["long", "second"]
+    ahead[0] = MOST_AHEAD
+    desk.service.submit([bring("third")])
+    ahead[0] = 0
+    desk.close()
+    desk.service.submit([bring("late")])
+    assert deferred == ["long", "second", "third", "late"]
+    assert {name for name, thread in threads.items() if thread is not own} == {"long", "second", "third"}
+
+
+def test_a_short_request_waits_while_another_is_read():
+    lookup = Gated()
+    desk = Desk(lookup)
+    desk.submit("acme")
+    assert lookup.waits.wait(30)
+    asked = desk.submit("beta", characters=1)
+    assert not desk.answers[asked]
+    lookup.may_read.release(2)
+    assert desk.close() == [FOUND, FOUND]
 
 
 def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
@@ -200,7 +243,7 @@ def test_a_turn_takes_no_more_than_have_room_ahead():
     lookup.read = lambda readings, characters: (turns.append(len(readings)), read(readings, characters))[1]
     desk = Desk(lookup, ahead=lambda: ahead[0])
     for tenant in ("noisy", "noisy", "noisy", "noisy", "quiet"):
-        desk.submit(tenant)
+        desk.submit(tenant, characters=1)
     ahead[0] = MOST_AHEAD - 2
     eventually(lambda: len(lookup.read_of) == 5)
     assert turns == [2, 2, 1] and "quiet" in lookup.read_of[:2]

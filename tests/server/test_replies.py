@@ -4,8 +4,10 @@ import threading
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from hplm.engine.memory import LARGE
 from hplm.errors import Draining, Internal
 from hplm.server.held import Held
 from tests.support import fake_triton
@@ -57,6 +59,22 @@ def test_a_request_is_not_asked_about_after_its_last_response():
             assert sender.is_cancelled is False and request.asked == asked
 
 
+def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many():
+    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+        requests, held = [fake_triton.Request({}, {}) for _ in range(6)], Held("toy")
+        call = replies.Call(requests, held)
+        returned, deferred, large, half, second_half, refused = call.senders
+        deferred.defer()
+        for sender, count in ((returned, 1), (deferred, 1), (large, LARGE), (half, LARGE // 2), (second_half, LARGE // 2)):
+            assert held._count
+            replies.send_outputs(sender, {"SCORE": np.zeros(count, dtype=np.uint8)})
+        refusals = replies.Refusals("testing")
+        refusals.put(refused, Draining("soon"))
+        assert [response is not None for response in call.responses()] == [True, False, False, True, False, True]
+        assert all(requests[number].next() for number in (1, 2, 4)) and not held._count
+        refusals.close()
+
+
 class Refusals:
     def __init__(self):
         self.errors = []
@@ -75,7 +93,9 @@ def model(request):
     with with_fake_triton(fake_utilities(), "backends.replies", f"backends.{request.param}.model") as (_, module):
         model, counted = module.TritonPythonModel.__new__(module.TritonPythonModel), Counter()
         model._held, model._refusals = Held("toy"), Refusals()
-        model._service = SimpleNamespace(check=fails, count=lambda outcome: counted.update([outcome]))
+        model._service = SimpleNamespace(
+            check=fails, count=lambda outcome: counted.update([outcome]), submit=lambda requests: None
+        )
         model._count = lambda outcome: counted.update([outcome])
         model.replies = module.replies
         yield model, counted
