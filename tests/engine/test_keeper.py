@@ -24,7 +24,7 @@ from testing.toy import WORDS
 from tests.engine.client import Client
 from tests.support.message import mentioning
 from tests.support.message import mentions as names_of
-from tests.support.wait import eventually
+from tests.support.wait import eventually, stop
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def client(toy):
 def test_requests_that_were_answered_together_get_their_own_answers(client):
     texts = [[WORDS[number + more] for more in range(1 + number % 3)] for number in range(12)]
     alone = [client.wait(client.ask("acme", own))["LOGITS"] for own in texts]
-    os.kill(client.keeper.pid, signal.SIGSTOP)
+    stop(client.keeper.pid)
     held = [client.ask("acme", own) for own in texts]
     os.kill(client.keeper.pid, signal.SIGCONT)
     for asked, expected in zip(held, alone, strict=True):
@@ -49,7 +49,7 @@ def test_requests_that_were_answered_together_get_their_own_answers(client):
 def test_requests_of_an_engine_that_is_killed_are_answered_and_the_next_engine_serves(client):
     before = client.wait(client.ask("acme", [WORDS[0]]))
     pid = client.keeper.pid
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     held = [client.ask("acme", [WORDS[0]] * 3) for _ in range(40)]
     os.kill(pid, signal.SIGKILL)
     told = [answer for answer in map(client.wait, held) if not isinstance(answer, dict)]
@@ -62,7 +62,7 @@ def test_requests_of_an_engine_that_is_killed_are_answered_and_the_next_engine_s
 
 def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
     client.wait(client.ask("acme", [WORDS[0]]))
-    os.kill(client.keeper.pid, signal.SIGSTOP)
+    stop(client.keeper.pid)
     asked = client.ask("acme", [WORDS[0]])
     with monkeypatch.context() as patience:  # not before the signal: a busy machine may let an engine wait for its turn
         patience.setattr(keeper, "BEATLESS_SECONDS", 0.0)
@@ -82,7 +82,7 @@ def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
         return wait(timeout)
 
     process.wait = wait_for_the_driver
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     asked = client.ask("acme", [WORDS[0]])
     os.kill(process.pid, signal.SIGKILL)
     status, message = client.wait(asked)
@@ -128,7 +128,7 @@ def test_what_is_not_answered_soon_is_deferred_and_then_answered_once(patient, m
         monkeypatch.setattr(keeper, "SOON_SECONDS", 0.004)
     if why == "slow":
         monkeypatch.setattr(patient.keeper, "_took_s", 2e6)
-    os.kill(patient.keeper.pid, signal.SIGSTOP)
+    stop(patient.keeper.pid)
     asked = Waiting(patient, allowed_s=0.004 if why == "deadline" else 0.0)
     answers = asked.submitted()
     assert not answers and asked.events == ["deferred"]
@@ -142,7 +142,7 @@ def test_what_is_not_answered_soon_is_deferred_and_then_answered_once(patient, m
 
 def test_an_engine_that_ends_while_its_answer_is_waited_for_is_answered_for_at_once(patient):
     pid = patient.keeper.pid
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     asked = Waiting(patient)
     eventually(lambda: patient.keeper._engine.held)
     os.kill(pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_requests_that_cannot_be_passed_on_are_answered(patient, monkeypatch):
 def test_closing_answers_what_is_waited_for(toy, monkeypatch):
     monkeypatch.setattr(keeper, "SOON_SECONDS", 1e6)
     client = Client(toy.folder)
-    os.kill(client.keeper.pid, signal.SIGSTOP)
+    stop(client.keeper.pid)
     asked = Waiting(client)
     eventually(lambda: client.keeper._engine.held)
     closing = threading.Thread(target=client.close)
@@ -344,7 +344,7 @@ def word_in(answer):
 @pytest.mark.parametrize("damage, word", [("memory", "crashed"), ("separation", "draining")])
 def test_whatever_is_wrong_with_the_notes_of_an_engine_its_requests_are_answered(client, monkeypatch, damage, word):
     client.wait(client.ask("acme", [WORDS[0]]))
-    os.kill(client.keeper.pid, signal.SIGSTOP)
+    stop(client.keeper.pid)
     asked = client.ask("acme", [WORDS[0]])
     if damage == "memory":
         os.pwrite(client.keeper._engine.batches, b"\xff" * 16, 0)

@@ -17,7 +17,7 @@ from testing.toy import WORDS
 from tests.server.asking import Asking
 from tests.server.stock import LIBRARIES
 from tests.support.servers import published
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("group")]
 
@@ -48,7 +48,7 @@ def test_every_request_in_flight_is_answered(server):
     expected = ask(0)
     assert expected == ask(1) == (4, 1)
     killed = engine_of(server.server)
-    os.kill(killed, signal.SIGSTOP)
+    stop(killed)
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         answers = [pool.submit(ask, number) for number in range(IN_FLIGHT)]
         eventually(lambda: server.held >= IN_FLIGHT // 4)
@@ -68,7 +68,7 @@ def test_answers_that_come_at_once_equal_those_that_are_waited_for(server):
 
     eventually(lambda: not server.held)
     alone, engine = ask(1), engine_of(server.server)
-    os.kill(engine, signal.SIGSTOP)
+    stop(engine)
     try:
         with ThreadPoolExecutor(9) as pool:
             answers = [pool.submit(ask, texts) for texts in [1] * 8 + [100]]

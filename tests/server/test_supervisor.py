@@ -27,7 +27,7 @@ from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_engine_ends import engine_of
 from tests.support.message import mentioning, mentions
 from tests.support.servers import kill_model, published
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE, eventually, stop
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,7 @@ def test_a_model_that_was_loaded_while_the_server_served_is_loaded_again_too(wat
 
 def test_requests_that_a_dead_model_held_end_with_their_connections(watched, expected):
     """Takes long: a start of Triton."""
-    os.kill(engine_of(watched.server), signal.SIGSTOP)  # so that upper holds them
+    stop(engine_of(watched.server))  # so that upper holds them
     dead = watched.stub(UPPER)
     with ThreadPoolExecutor(REQUESTS) as pool:
         asked = [pool.submit(watched.answers) for _ in range(REQUESTS)]  # each has asked one backbone
@@ -156,7 +156,7 @@ def test_a_model_that_stands_still_is_replaced(watched, expected):
     Takes long: a probe that nobody answers, and perhaps a start of Triton.
     """
     still = watched.stub("toy-lookup").pid
-    os.kill(still, signal.SIGSTOP)
+    stop(still)
     watched.until(lambda: all(stub.pid != still for stub in stubs(watched.server.pid or 0)) and engine_of(watched.server))
     watched.until(lambda: watched.answers() == expected)
     assert watched.said[-1].startswith(("loaded", "Ready again"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 PATIENCE = 60.0  # seconds
 
@@ -15,6 +18,19 @@ def eventually(condition: Callable[[], object], patience: float = PATIENCE) -> N
     while not condition():
         assert time.monotonic() < ends, f"it has not come true in {patience:g} s"
         time.sleep(0.05)
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and returns when all its threads stand still. The signal alone stops them a little later."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: all(_state(task) in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()))
+
+
+def _state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:  # it has ended
+        return "X"
 
 
 class Clock:
