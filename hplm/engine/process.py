@@ -43,7 +43,7 @@ class Timer:
 
     def start(self, seconds: float) -> None:
         """Starts it anew."""
-        _libc.timerfd_settime(self._descriptor, 0, (ctypes.c_long * 4)(0, 0, 0, round(1e9 * seconds)), None)  # less than 1 s
+        _libc.timerfd_settime(self._descriptor, 0, (ctypes.c_long * 4)(0, 0, *divmod(round(1e9 * seconds), 10**9)), None)
 
     def stop(self) -> None:
         self.start(0)
