@@ -1,6 +1,6 @@
 """Admits, chooses, stages, computes and answers texts, a step at a time. It has no threads, no socket and no clock of its own.
 
-`hplm.engine.process` drives it with threads, `step` and tests without. While `compute` runs a batch, another thread may call
+`hplm.engine.process` drives it with threads, tests without. While `compute` runs a batch, another thread may call
 `offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts that it held.
 """
 
@@ -156,17 +156,6 @@ class Encoder:
             if not goes_on:
                 self._open.discard(batch)
         return goes_on
-
-    def step(self) -> bool:
-        """Expires, prepares and computes one batch in all stages. Returns whether there was one."""
-        self.expire()
-        prepared = self.prepare()
-        if prepared is None:
-            return False
-        for stage in self._stages:
-            if not self.compute(prepared, stage):
-                break
-        return True
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""

@@ -8,6 +8,7 @@ the helper starts at once. An engine with several stages has a further computing
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import select
@@ -25,6 +26,7 @@ from hplm.engine.stages import Stage
 from hplm.engine.threads import repeat
 from hplm.model.openmp import compute_with
 
+log = logging.getLogger(__name__)
 DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
 HELP_SECONDS = 0.005  # beside shorter batches another thread gains nothing
 LOOK_SECONDS = 0.02  # after so long the helper looks whether it is still needed
@@ -43,7 +45,7 @@ class Timer:
 
     def start(self, seconds: float) -> None:
         """Starts it anew."""
-        _libc.timerfd_settime(self._descriptor, 0, (ctypes.c_long * 4)(0, 0, 0, round(1e9 * seconds)), None)  # less than 1 s
+        _libc.timerfd_settime(self._descriptor, 0, (ctypes.c_long * 4)(0, 0, *divmod(round(1e9 * seconds), 10**9)), None)
 
     def stop(self) -> None:
         self.start(0)
@@ -59,7 +61,7 @@ class Process:
     def __init__(
         self, service: Service, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None
     ) -> None:
-        """`take_in` is called with each message of the channel, and with None at its end."""
+        """`take_in` is called with each message of the channel, and with None if there is no more."""
         self._encoder, self._channel, self._take_in = service.encoder, channel, take_in
         stages = service.served[0].engine.stages
         on_cpu = stages[0].device.type == "cpu"
@@ -190,9 +192,14 @@ class Process:
     def _receive(self) -> None:
         with suppress(BlockingIOError):  # nobody has rung
             os.eventfd_read(self._bell)
-        if self._channel is not None:
+        if self._channel is None:
+            return
+        try:
             for message in self._channel.arrived():
                 self._take_in(message)
+        except Exception:  # requests in it would never be answered
+            log.critical("a message cannot be read", exc_info=True)
+            self._take_in(None)
 
     def _end(self) -> None:
         self._encoder.abandon()

@@ -1,21 +1,26 @@
 """The threads around an encoder: who does what for a lone request, and what goes on while a thread is kept."""
 
+import socket
+import struct
 import threading
 import time
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
 from hplm.engine import process
-from hplm.engine.channel import Ask, Asks, Beat, End
+from hplm.engine.channel import Ask, Asks, Beat, Channel, End
 from hplm.engine.child import Child
 from hplm.engine.engine import Engine
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager
 from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
-from tests.engine.asker import Asker, stages_of
-from tests.support.wait import Hold, eventually
+from tests.engine.asker import PARAMETERS, Asker, stages_of
+from tests.support.wait import PATIENCE, Hold, eventually
 
 NAMES = {"prepare": (Stager, "stage"), "compute": (Engine, "run")}
 
@@ -38,7 +43,7 @@ def hold(monkeypatch):
 
 
 def test_one_thread_does_everything_for_a_lone_request(toy, monkeypatch):
-    monkeypatch.setattr(process, "HELP_SECONDS", 0.9)  # whatever else the machine does
+    monkeypatch.setattr(process, "HELP_SECONDS", 600.0)  # whatever else the machine does
     seen = set()
     for owner, name in (*NAMES.values(), (Asker, "answered")):
         whole = getattr(owner, name)
@@ -126,6 +131,18 @@ def test_each_request_of_many_threads_gets_one_answer_while_it_closes(toy, stage
     asker.process.join()
     asker.service.close()
     assert sorted(map(len, asker.answers)) == [0] * len(refused) + [1] * (120 - len(refused))
+
+
+def test_a_message_that_cannot_be_read_ends_the_engine(toy):
+    """Its requests would never be answered."""
+    service, said, (ours, its) = Service([(toy.folder, Settings.read(PARAMETERS))]), SimpleQueue(), socket.socketpair()
+    engine = process.Process(service, Channel(its.detach()), said.put)
+    ours.sendall(struct.pack("<Q", 1) + b"?")
+    assert said.get(timeout=PATIENCE) is None
+    engine.close()
+    engine.join()
+    service.close()
+    ours.close()
 
 
 class Sent(list):
