@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from hplm.tenants.ticket import TICKET_BYTES, Ticket
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
 CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
-BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended
+BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended, without the time in which this process is paused
 STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
@@ -49,7 +49,6 @@ CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 RESTARTING = "the engine is being started again: send the request again"
 GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
-GONE = Draining(RESTARTING).failure()
 ENDED = Draining("the engine ended while the request waited, and is being started again: send the request again")
 CRASHED = Crashed(
     "the engine ended while it computed this request and maybe others: a tenant whose requests do that twice is quarantined, "
@@ -77,10 +76,11 @@ class _Engine:
 
     process: subprocess.Popen[bytes]
     channel: Channel
-    beat: float  # time of the last beat
+    silent_s: float  # without a beat
     held: dict[int, Asked]  # without what was looked up
     batches: int  # descriptor of memory that shows what is in them
     told: object  # which tenants are apart, as it was told last
+    corrections: list[tuple[Meter, Counted]] = field(default_factory=list)  # of what its next beat will count
 
     def end(self) -> None:
         """Ends it for us, even if the system cannot end the process yet: a driver or a disk may delay that."""
@@ -108,7 +108,7 @@ class Keeper:
             meter.add(names.ENGINE_RESTARTS, 0)
             for error in (Crashed, Draining):
                 meter.add(names.LOST_REQUESTS, 0, error.word)
-        self._answers: queue.SimpleQueue[tuple[Asked, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[_Engine, Asked, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         began = time.monotonic()
         self._engine: _Engine | None = self._start()
@@ -128,7 +128,7 @@ class Keeper:
         if self._outage.is_given_up(time.monotonic()):
             raise Internal(GIVEN_UP)
         engine = self._engine
-        if engine is None or time.monotonic() - engine.beat > BEATLESS_SECONDS:
+        if engine is None or engine.silent_s > BEATLESS_SECONDS:
             raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
 
     def submit(self, asked: Sequence[Asked]) -> None:
@@ -159,7 +159,7 @@ class Keeper:
                 engine.held.update(zip(numbers, kept, strict=True))
         if engine is None:
             for one in asked:
-                _answer(one.respond, GONE)
+                self._lose(one, Draining(RESTARTING))
             return
         if not waits:
             self._deferred.set()
@@ -169,12 +169,13 @@ class Keeper:
                 engine.told = apart
             engine.channel.send(Asks([Ask(number, *one[:3], one.backbone) for number, one in zip(numbers, asked, strict=True)]))
         except Exception as error:  # whoever removes a request from `held` answers it
-            ended = isinstance(error, OSError)
-            if not ended:
+            if isinstance(error, OSError):
+                error = Draining(RESTARTING)
+            else:
                 log.exception("cannot pass requests on to the engine")
             for number in numbers:
                 if (held := self._taken(engine, number)) is not None:
-                    _answer(held.respond, GONE if ended else for_client(error, "passing the request on").failure())
+                    self._lose(held, for_client(error, "passing the request on"))
         if waits:
             self._wait(engine)
 
@@ -233,7 +234,7 @@ class Keeper:
             answer = self._first_said(process, channel, begin)
             if isinstance(answer, Ready) and not answer.failure:
                 failed.pop_all()
-                return _Engine(process, channel, time.monotonic(), {}, batches, begin.apart)
+                return _Engine(process, channel, 0.0, {}, batches, begin.apart)
             process.kill()
             code = process.wait()
             said = answer.failure if isinstance(answer, Ready) else f"it ended with {_reason(code)}: read the log"
@@ -257,28 +258,15 @@ class Keeper:
         finally:
             too_late.cancel()
 
-    def _keep(self, engine: _Engine) -> None:
+    def _keep(self, engine: _Engine | None) -> None:
         """Answers what the engine answers. When it ends, answers the rest, and starts another, until closed."""
-        while True:
-            try:
-                self._receive(engine)
-            except Exception:  # its requests must still be answered
-                log.exception("what the engine said cannot be read")
-            with self._receiving, self._lock:  # nobody waits: all that it has are deferred
-                self._engine = None
-            self._outage = self._outage.ended(time.monotonic())
-            self._end(engine)
-            started = self._start_again()
-            if started is None:
-                return
-            engine = started
-            self._outage = self._outage.started(time.monotonic())
-            with self._lock:
-                if not self._closing.is_set():
-                    self._engine = engine
-            if self._engine is None:  # closed meanwhile
-                self._end(engine)
-                return
+        while engine is not None:
+            for step in (self._receive, self._end):
+                try:
+                    step(engine)
+                except Exception:  # its requests must still be answered, and another engine started
+                    log.exception("cannot read what the engine said, or end it")
+            engine = self._start_again()
 
     def _receive(self, engine: _Engine) -> None:
         """Receives while requests are deferred. Otherwise looks now and then, because `submit` receives itself."""
@@ -294,11 +282,15 @@ class Keeper:
         """Waits for a message. Returns False when the engine has gone. `returned`: this thread returns the answers."""
         message = engine.channel.receive()
         if isinstance(message, Beat):
-            engine.beat = time.monotonic() if message.computing_s < STUCK_SECONDS else 0.0
+            engine.silent_s = 0.0 if message.computing_s < STUCK_SECONDS else float("inf")
             self._busiest = [beaten.busiest for beaten in message.backbones]
             for meter, beaten in zip(self._meters, message.backbones, strict=True):
                 meter.add_all(beaten.counts)
                 meter.set_all(beaten.levels)
+            with self._lock:
+                corrections, engine.corrections = engine.corrections, []
+            for meter, counted in corrections:
+                meter.add_all(dict.fromkeys(counted, -1))
         elif isinstance(message, Replies):
             for reply in message.replies:
                 self._answer_all(engine, reply, returned)
@@ -318,12 +310,15 @@ class Keeper:
                 self._separation.answered(number_of(held.backbone, Ticket.read(held.signed)[0].uid))
             counted, deadline_ns = (reply.counted[index], reply.deadlines_ns[index]) if reply.counted else ((), 0)
             if here:
-                self._answer(held, answer, counted, deadline_ns)
+                self._answer(engine, held, answer, counted, deadline_ns)
             else:
-                self._answers.put((held, answer, counted, deadline_ns))
+                self._answers.put((engine, held, answer, counted, deadline_ns))
 
     def _end(self, engine: _Engine) -> None:
         """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
+        with self._receiving, self._lock:  # nobody waits: all that it has are deferred
+            self._engine = None
+        self._outage = self._outage.ended(time.monotonic())
         engine.end()
         engine.channel.close()
         with self._lock:
@@ -335,11 +330,11 @@ class Keeper:
             self._separation.ended(computed)
         except Exception:  # the requests must still be answered, and another engine started
             log.exception("cannot find out which requests may have ended the engine")
-        os.close(engine.batches)
         for number, held in left.items():
             lost = CRASHED if number in numbers else ENDED
             self._meters[held.backbone].add(names.LOST_REQUESTS, 1, lost.word)
-            self._answers.put((held, lost.failure(), (), 0))
+            self._answers.put((engine, held, lost.failure(), (), 0))
+        os.close(engine.batches)
         code = engine.process.wait()
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
@@ -351,9 +346,16 @@ class Keeper:
             try:
                 for meter in self._meters:
                     meter.add(names.ENGINE_RESTARTS)
-                return self._start()
+                engine = self._start()
             except Exception as error:  # such as no memory, no process or no thread
                 log.error("%s; another attempt follows in %g s", error, pause, exc_info=not isinstance(error, HplmError))
+            else:
+                self._outage = self._outage.started(time.monotonic())
+                with self._lock:
+                    if not self._closing.is_set():
+                        self._engine = engine
+                        return engine
+                self._end(engine)
             self._closing.wait(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
         return None
@@ -361,18 +363,29 @@ class Keeper:
     def _watch(self) -> None:
         """Ends an engine that does not move, so that its requests are answered. Looks who is released meanwhile."""
         while not self._closing.wait(1.0):
-            engine = self._engine
-            if engine is not None and time.monotonic() - engine.beat > BEATLESS_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        """Counts a second. A clock would count the time in which all processes are paused."""
+        engine = self._engine
+        if engine is not None:
+            engine.silent_s += 1.0
+            if engine.silent_s > BEATLESS_SECONDS:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
                 engine.end()
-            self._separation.look()
+        self._separation.look()
 
     def _taken(self, engine: _Engine, number: int) -> Asked | None:
         """Returns a request that has no answer yet, to the first caller."""
         with self._lock:
             return engine.held.pop(number, None)
 
-    def _answer(self, held: Asked, answer: Outputs | Failure, counted: Counted, deadline_ns: int) -> None:
+    def _lose(self, one: Asked, error: HplmError) -> None:
+        """Answers a request that no engine got."""
+        self._meters[one.backbone].add(names.LOST_REQUESTS, 1, error.word)
+        _answer(one.respond, error.failure())
+
+    def _answer(self, engine: _Engine, held: Asked, answer: Outputs | Failure, counted: Counted, deadline_ns: int) -> None:
         """Sends an answer. If an error was sent instead, or if it left too late, counts that and no longer the answer."""
         unsent = _answer(held.respond, answer)
         if unsent is not None:
@@ -382,7 +395,8 @@ class Keeper:
         else:
             return
         meter = self._meters[held.backbone]
-        meter.add_all(dict.fromkeys(counted, -1))
+        with self._lock:
+            engine.corrections.append((meter, counted))
         meter.add_all({(metric, (of, outcome)): 1 for metric, (of, _) in counted})
 
     def _answer_next(self) -> bool:

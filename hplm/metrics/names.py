@@ -80,7 +80,8 @@ ENGINE_RESTARTS = Metric("hplm_engine_restarts_total", COUNTER, "Engines that we
 LOST_REQUESTS = Metric(
     "hplm_lost_requests_total",
     COUNTER,
-    "Requests that an engine had when it ended, by outcome: crashed (it computed them), or draining (they only waited)",
+    "Requests that an engine had when it ended or could not get, by outcome: crashed (it computed them), draining (it did "
+    "not), or why they could not be passed on",
     ("outcome",),
 )
 SUSPECTED_TENANTS = Metric(

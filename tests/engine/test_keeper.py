@@ -71,6 +71,60 @@ def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
     client.ask_until_served("acme", [WORDS[0]])
 
 
+def test_a_pause_of_all_processes_ends_no_engine(client, monkeypatch):
+    """After it the clock is ahead, and the watching thread may be the first one that runs."""
+    client.ask_until_served("acme", [WORDS[0]])
+    engine = client.keeper._engine
+    with monkeypatch.context() as paused:
+        paused.setattr(
+            keeper, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, monotonic_ns=time.monotonic_ns)
+        )
+        client.keeper._look()
+        client.keeper.check()
+    assert isinstance(client.wait(client.ask("acme", [WORDS[0]])), dict) and client.keeper._engine is engine
+
+
+def test_requests_of_an_engine_that_cannot_be_killed_are_answered(client, monkeypatch):
+    """A process that waits for a driver or a disk keeps its end of the socket open."""
+    client.ask_until_served("acme", [WORDS[0]])
+    process = client.keeper._engine.process
+    monkeypatch.setattr(process, "kill", lambda: None)
+    os.kill(process.pid, signal.SIGSTOP)
+    asked = client.ask("acme", [WORDS[0]])
+    with monkeypatch.context() as patience:
+        patience.setattr(keeper, "BEATLESS_SECONDS", 0.0)
+        assert word_in(client.wait(asked)) == "draining"
+    before = client.meter.take()[0].get((names.LOST_REQUESTS, ("draining",)), 0)
+    assert before >= 1
+    eventually(lambda: client.keeper.pid is None)
+    assert word_in(client.wait(client.ask("acme", [WORDS[0]]))) == "draining"  # there is no engine
+    assert client.meter.take()[0][names.LOST_REQUESTS, ("draining",)] == 1
+    os.kill(process.pid, signal.SIGKILL)
+    client.ask_until_served("acme", [WORDS[0]])
+
+
+def test_what_fails_while_an_engine_is_ended_does_not_end_the_thread_that_starts_the_next_one(client, monkeypatch):
+    client.ask_until_served("acme", [WORDS[0]])
+    engine = client.keeper._engine
+    monkeypatch.setattr(engine.process, "wait", lambda: 1 // 0)
+    os.kill(engine.process.pid, signal.SIGKILL)
+    client.ask_until_served("acme", [WORDS[0]])
+    assert client.keeper._engine is not engine
+
+
+def test_an_engine_that_ends_before_it_has_counted_an_answer_leaves_no_correction(client, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(keeper, "time", clock)
+    client.ask_until_served("beta", [WORDS[0]])
+    eventually(lambda: (names.TENANT_REQUESTS, ("beta", "answered")) in client.meter.take()[0])
+    engine = client.keeper._engine
+    monkeypatch.setattr(engine, "corrections", kept := [])
+    client.wait(client.ask("beta", [WORDS[0]], allowed_s=60.0, sending=clock.pass_two_minutes))
+    eventually(lambda: kept or engine.corrections is not kept)
+    counts = client.meter.take()[0]
+    assert min(counts.values()) >= 0
+
+
 def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
     """A process that waits for a driver or a disk outlives SIGKILL."""
     client.wait(client.ask("acme", [WORDS[0]]))
