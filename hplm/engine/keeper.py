@@ -41,7 +41,7 @@ BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended, wit
 STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
-SOON_SECONDS = 0.004  # that `submit` waits for answers, unless they have lately taken longer
+SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
 LEARNING = 0.1  # rate of the running mean of that
 IDLE_SECONDS = 0.05  # between looks at an engine that has no requests
 # oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.

@@ -28,6 +28,7 @@ PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that one call of `submit` reads itself: about a millisecond
+SOON_SECONDS = 0.01  # that it waits for a turn to end, so that it may read
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
@@ -106,7 +107,7 @@ class LookupService:
     def submit(self, requests: Sequence[LookupRequest]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`."""
         at_once: list[LookupRequest] = []
-        if requests and self._reading.acquire(blocking=False):
+        if requests and self._reading.acquire(timeout=SOON_SECONDS):
             try:
                 if at_once := self._at_once(requests):
                     self._look_up(at_once)
