@@ -63,7 +63,7 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
         """Returns the tickets of short requests if nobody waits. The others are answered later, once, through their senders.
 
-        It takes a millisecond or so, so that Triton keeps no request back for long and their arrival is known.
+        It takes some milliseconds at most, so that Triton keeps no request back for long and their arrival is known.
         """
         received = time.monotonic_ns()
         call = replies.Call(requests, self._held)
