@@ -48,7 +48,9 @@ class Call:
         return True
 
     def responses(self) -> list[pb_utils.InferenceResponse | None]:
-        return [sender.response for sender in self.senders]
+        """Ends the call. Nothing holds its requests any longer, nor the memory that they share with the server process."""
+        senders, self.senders = self.senders, []
+        return [sender.returned() for sender in senders]
 
 
 class Sender:
@@ -64,7 +66,7 @@ class Sender:
         self._request: pb_utils.InferenceRequest | None = request
         self._call = call
         self._sender: pb_utils.InferenceResponseSender | None = None
-        self.response: pb_utils.InferenceResponse | None = None  # that the call returns
+        self._response: pb_utils.InferenceResponse | None = None  # that the call returns
         if call is None:
             self.defer()
         self._held = held
@@ -87,6 +89,11 @@ class Sender:
     def is_deferred(self) -> bool:
         return self._sender is not None
 
+    def returned(self) -> pb_utils.InferenceResponse | None:
+        """Gives the response to the call, which ends."""
+        response, self._response, self._request, self._call = self._response, None, None, None
+        return response
+
     def make_room(self, size: int) -> None:
         """Defers the request if an answer of `size` bytes cannot be returned with the others of its call."""
         if self._call is not None and not self.is_deferred and not self._call.takes(size):
@@ -97,7 +104,7 @@ class Sender:
             with self._talking:
                 self._ended |= is_last
                 if self._sender is None:
-                    self.response = response
+                    self._response = response
                     return
                 self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
         finally:

@@ -109,8 +109,11 @@ class LookupService:
         at_once: list[LookupRequest] = []
         if requests and self._reading.acquire(timeout=SOON_SECONDS):
             try:
-                if at_once := self._at_once(requests):
-                    self._look_up(at_once)
+                at_once, now = self._at_once(requests), time.monotonic_ns()
+                late = [request for request in at_once if request.deadline_ns and request.deadline_ns <= now]
+                self._expire(late)
+                if in_time := [request for request in at_once if request not in late]:
+                    self._look_up(in_time)
             finally:
                 self._reading.release()
         for request in requests:

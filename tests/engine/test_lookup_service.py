@@ -266,3 +266,14 @@ def test_a_refusal_leaves_when_a_request_is_looked_up_and_a_forwarded_one_at_onc
     assert isinstance(desk.answers[kept][0], QueueFull)
     lookup.may_read.release()
     desk.close()
+
+
+def test_what_is_late_is_not_read_by_the_thread_that_brings_it_either():
+    lookup = Gated()
+    lookup.may_read.release(9)
+    desk = Desk(lookup)
+    now, minute = time.monotonic_ns(), 60 * 10**9
+    desk.submit("acme", characters=1, received_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
+    desk.submit("acme", characters=1, received_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
+    late, in_time = desk.close()
+    assert isinstance(late, DeadlineMissed) and in_time is FOUND and len(lookup.read_of) == 1

@@ -52,8 +52,9 @@ class Models:
 
 def _said(model: Any, request: Request) -> str | None:
     """Returns the refusal of a request, or None if it was taken."""
-    model.execute([request])
-    answer = request.first()
+    (answer,) = model.execute([request]) or [None]  # of a request that is not deferred
+    if answer is None:
+        answer = request.first()
     if not isinstance(answer, str):
         return None
     word = REFUSAL.match(answer)
