@@ -53,7 +53,7 @@ Guesses = Sequence[nn.Module]  # of each exit: what the last states would be
 
 @dataclass(frozen=True)
 class Seen:
-    """What a tenant's texts look like between the layers: those that heads learn from, choose by, and are judged by."""
+    """Holds what exits see of a tenant's texts: heads learn from the first set, the second chooses plans, the third judges."""
 
     store: Store
     tenant: TenantFile
@@ -101,10 +101,8 @@ def _last(body: ServedBody, ground: Ground) -> Tensor:
     for some in packed_batches(ground.texts.lengths, PACK_TOKENS, len(found)):
         pack = ground.reader.pack(ground.texts, some, ground.device)
         assert pack.sums is not None  # as the body reads tables
-        x, attend = (
-            body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments),
-            body.attention(pack, ground.device),
-        )
+        x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
+        attend = body.attention(pack, ground.device)
         for layer in body.upper_layers:
             x = layer(x, attend, unchanged)
         found[torch.from_numpy(some)] = x[pack.reading].float().cpu()
