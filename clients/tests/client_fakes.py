@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from hplm_client import AsyncHplmClient, HplmClient
@@ -53,18 +53,26 @@ def infer(client: Any) -> Any:
     return client.infer("a", tenant="acme")
 
 
-def generate(client: Any) -> Any:
-    return client.generate("a", tenant="acme")
+def generate(client: Any, prompt: str | None = "a", **asked: Any) -> Any:
+    return client.generate(prompt, **{"tenant": "acme", **asked})
 
 
-def read(client: Any) -> Any:
+def read(client: Any, prompt: str | None = "a", **asked: Any) -> Any:
     """Reads a whole stream."""
-    pieces = client.stream("a", tenant="acme")
+    pieces = client.stream(prompt, **{"tenant": "acme", **asked})
     return _drained(pieces) if hasattr(pieces, "__anext__") else list(pieces)
 
 
 async def _drained(pieces: Any) -> list[Any]:
     return [piece async for piece in pieces]
+
+
+@contextlib.contextmanager
+def raising(kind: type[Exception], match: str | None = None) -> Iterator[Any]:
+    """Expects this error, and none of a class below it."""
+    with pytest.raises(kind, match=match) as caught:
+        yield caught
+    assert type(caught.value) is kind
 
 
 def http(status: str, body: bytes) -> bytes:
@@ -116,13 +124,11 @@ class Canned(Fake):
     def __init__(self, answer: bytes) -> None:
         super().__init__()
         self._canned = answer
-        self.closed = threading.Event()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(65536)
         writer.write(self._canned)
         writer.write_eof()
-        self.closed.set()
         await reader.read()  # if a request stays unread, closing resets the connection before the answer arrives
 
 
@@ -174,14 +180,8 @@ class Forwarder(Fake):
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(pair)
             context.set_alpn_protocols(["h2", "http/1.1"])
-        super().__init__(host, context)
-        self._target, self._wanted = target.split(":"), port
-
-    def __enter__(self) -> Forwarder:
-        self._thread.start()
-        self.listener = self._call(asyncio.start_server(self._serve, self._host, self._wanted, ssl=self._tls))
-        self.port = self.listener.sockets[0].getsockname()[1]
-        return self
+        super().__init__(host, context, port)
+        self._target = target.split(":")
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection(*self._target)

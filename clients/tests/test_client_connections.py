@@ -25,6 +25,7 @@ from client_fakes import (
     generate,
     http,
     infer,
+    raising,
     read,
 )
 
@@ -95,9 +96,8 @@ def test_a_request_that_may_have_been_taken_is_sent_once(way):
 def test_a_silent_server_times_out_without_a_retry(way, certificate, tls):
     trust = {"ca_file": certificate[0]} if tls else {}
     with Silent() as silent:
-        with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:\d+") as caught:
+        with raising(ClientTimeout, match=r"127\.0\.0\.1:\d+"):
             way.call(silent.url, infer, backbone="minilm", network_timeout=0.5, retries=5, **trust)
-        assert type(caught.value) is ClientTimeout
         eventually(lambda: silent.connections >= 1)
         assert silent.connections == 1
         assert tls or way.call(silent.url, lambda client: client.ready(), network_timeout=0.1) is False
@@ -116,9 +116,8 @@ def test_the_search_for_the_backbone_ends_with_the_deadline(way, monkeypatch):
 def test_a_server_that_answers_byte_by_byte_times_out(before, beginning, is_async, tls):
     with Dripping(beginning) as dripping:
         door, trust = before(dripping.url, tls)
-        with pytest.raises(ConnectionFailed) as caught:
+        with raising(ClientTimeout):
             Way("http", is_async).call(door.url, infer, backbone="minilm", network_timeout=0.3, **trust)
-        assert type(caught.value) is ClientTimeout
 
 
 @both
@@ -126,11 +125,11 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
     text = "x" * 60_000_000
     with SlowReader() as slow:
         door, trust = before(slow.url, True)
-        with pytest.raises(ConnectionFailed) as caught:
+        with raising(ClientTimeout):
             Way("http", is_async).call(
                 door.url, lambda client: client.infer(text, tenant="acme"), backbone="minilm", network_timeout=1.0, **trust
             )
-        assert type(caught.value) is ClientTimeout and slow.received < 30_000_000
+        assert slow.received < 30_000_000
 
 
 @both
@@ -151,9 +150,8 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
 def test_answers_of_other_servers_are_errors(answer, kind, is_async):
     for ask in (infer, generate, read):
         for backbone in ("minilm", None) if b"outputs" not in answer else ("minilm",):  # which lists no models
-            with Canned(answer) as stranger, pytest.raises(kind) as caught:
+            with Canned(answer) as stranger, raising(kind):
                 Way("http", is_async).call(stranger.url, ask, backbone=backbone)
-            assert type(caught.value) is kind
 
 
 @both
@@ -249,9 +247,8 @@ def test_a_closed_client_refuses_calls(way):
 
     client = HplmClient("127.0.0.1:1", way.protocol)
     client.close()
-    with pytest.raises(HplmClientError) as caught:
+    with raising(HplmClientError):
         asyncio.run(use_closed()) if way.is_async else infer(client)
-    assert type(caught.value) is HplmClientError
 
 
 @on_both
@@ -263,9 +260,8 @@ def test_an_asyncio_client_stays_with_its_loop(server, protocol):
         await client._bound[1].close()
 
     asyncio.run(use_and_keep())
-    with pytest.raises(HplmClientError) as caught:
+    with raising(HplmClientError):
         asyncio.run(infer(client))
-    assert type(caught.value) is HplmClientError
 
 
 @on_both

@@ -63,6 +63,7 @@ def test_only_requests_that_were_not_accepted_are_safe_to_retry():
     safe = {kind.__name__ for kind in kinds if issubclass(kind, hplm_client.SafeToRetry)}
     assert safe == {"SafeToRetry", "QueueFull", "QuotaExceeded", "Draining", "NotConnected"}
     assert all(issubclass(kind, hplm_client.HplmClientError) for kind in kinds)
+    assert issubclass(errors.ClientTimeout, errors.ConnectionFailed)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tritonclient.http
-from client_fakes import Way, infer, write_backbone
+from client_fakes import infer, raising, write_backbone
 
 from hplm_client import (
     Answer,
-    AsyncHplmClient,
     Broken,
     ClientTimeout,
-    HplmClient,
     HplmClientError,
     InvalidInput,
     NoBackbone,
@@ -26,8 +24,6 @@ from hplm_client import (
 )
 
 pytestmark = pytest.mark.slow
-
-on_both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 def test_texts_and_pairs_come_back_with_their_labels_in_their_order(ask):
@@ -71,23 +67,22 @@ def test_parameters_key_and_deadline_reach_the_model(ask):
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [("invalid_input", InvalidInput), ("no_tenant", NoTenant), ("queue_full", QueueFull), ("broken", Broken)]
-)
-def test_the_error_word_of_each_status_raises_its_exception(ask, text, kind):
-    with pytest.raises(kind, match=rf"\[{text}\] as asked retry after 20 ms") as caught:
-        ask(lambda client: client.infer(f"fail {text} retry after 20 ms", tenant="acme"), retries=0)
-    assert type(caught.value) is kind
+    ("texts", "backbone", "kind", "said"),
+    [
+        *((f"fail {word} retry after 20 ms", "minilm", kind, rf"\[{word}\] as asked retry after 20 ms") for word, kind in (
+            ("invalid_input", InvalidInput), ("no_tenant", NoTenant), ("queue_full", QueueFull), ("broken", Broken),
+        )),
+        ("raise", "minilm", ServerFault, "no word for this"),
+        (["a"] * 1025, "minilm", InvalidInput, "1024"),
+        ("a", "nope", NoBackbone, "nope"),
+    ],
+)  # fmt: skip
+def test_errors_of_the_server_raise_different_exceptions(ask, texts, backbone, kind, said):
+    def use(client):
+        return (client.infer if isinstance(texts, str) else client.infer_batch)(texts, tenant="acme")
 
-
-def test_errors_of_the_server_raise_different_exceptions(ask):
-    with pytest.raises(NoTenant):
-        ask(lambda client: client.infer("a", tenant="nobody"))
-    with pytest.raises(NoBackbone, match="nope"):
-        ask(infer, backbone="nope")
-    with pytest.raises(InvalidInput, match="1024"):
-        ask(lambda client: client.infer_batch(["a"] * 1025, tenant="acme"))
-    with pytest.raises(ServerFault, match="no word for this"):
-        ask(lambda client: client.infer("raise", tenant="acme"))
+    with raising(kind, match=said):
+        ask(use, backbone=backbone, retries=0)
 
 
 def test_the_next_request_after_a_timeout_is_fine(ask, way):
@@ -143,19 +138,16 @@ def test_the_only_backbone_is_found_and_of_two_one_must_be_named(ask, server):
                 control.unload_model(model, headers=headers)
 
 
-@on_both
-def test_threads_share_a_client_and_do_not_wait_for_each_other(server, protocol):
+def test_calls_share_a_client_and_do_not_wait_for_each_other(ask, way):
     """The server answers the latter only when it has all eight requests."""
-    texts = [f"text {number}" for number in range(300)]
-    with HplmClient(Way(protocol).url(server), protocol, "minilm") as client, ThreadPoolExecutor(8) as threads:
-        for sent in (texts, [f"meet {protocol} 8"] * 8):
-            assert [answer.label for answer in threads.map(lambda text: client.infer(text, tenant="acme"), sent)] == sent
+    rounds = [f"text {number}" for number in range(300)], [f"meet {way.protocol}-{way.is_async} 8"] * 8
 
+    async def by_tasks(client):
+        return [await asyncio.gather(*(client.infer(text, tenant="acme") for text in texts)) for texts in rounds]
 
-@on_both
-def test_tasks_do_not_wait_for_each_other(server, protocol):
-    async def all_at_once():
-        async with AsyncHplmClient(Way(protocol).url(server), protocol, "minilm") as client:
-            return await asyncio.gather(*(client.infer(f"meet tasks-{protocol} 50", tenant="acme") for _ in range(50)))
+    def by_threads(client):
+        with ThreadPoolExecutor(8) as threads:
+            return [list(threads.map(lambda text: client.infer(text, tenant="acme"), texts)) for texts in rounds]
 
-    assert [answer.label for answer in asyncio.run(all_at_once())] == [f"meet tasks-{protocol} 50"] * 50
+    answered = ask(by_tasks if way.is_async else by_threads)
+    assert [[answer.label for answer in answers] for answers in answered] == [*rounds]

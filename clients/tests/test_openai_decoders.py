@@ -1,12 +1,14 @@
 """The gateway chooses among several decoders. The connection to Triton is played here."""
 
 import asyncio
+from unittest import mock
 
 import pytest
 
 from hplm_client.errors import ConnectionFailed, Draining, NoBackbone, NoTenant, UnexpectedAnswer
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
 from hplm_openai.requests import Asked, Opened
+from tests.support.wait import Clock
 
 
 class Transport:
@@ -52,23 +54,22 @@ class Transport:
 
 
 def use(act, named=(), **tenants):
-    """Returns what `act(decoders)` gives, and the transport."""
+    """Returns what `act(decoders, transport)` gives, and the transport."""
 
     async def in_loop():
-        decoders = Decoders("127.0.0.1:1", named, 1.0)
-        await decoders.close()
-        decoders._transport = transport
-        return await act(decoders)
+        with mock.patch("hplm_openai.decoders.AsyncGrpcTransport", lambda settings: transport):
+            return await act(Decoders("127.0.0.1:1", named, 1.0), transport)
 
     transport = Transport(**tenants)
     return asyncio.run(in_loop()), transport
 
 
-def asking(tenant):
-    async def act(decoders):
-        return [response["text_output"][0] async for response in decoders.ask(Asked(tenant, "a"))]
+async def ask(decoders, tenant="a"):
+    return [response["text_output"][0] async for response in decoders.ask(Asked(tenant, "a"))]
 
-    return act
+
+def asking(tenant):
+    return lambda decoders, _: ask(decoders, tenant)
 
 
 GONE = NoBackbone("unknown model")
@@ -106,64 +107,69 @@ def test_what_no_decoder_answers_is_an_error(tenant, given, kind):
 
 
 def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
-    opened, _ = use(lambda decoders: decoders.opened("key"), y=["a", "b"], z=["b", "c"], x=GONE)
+    opened, _ = use(lambda decoders, _: decoders.opened("key"), y=["a", "b"], z=["b", "c"], x=GONE)
     assert opened == {"a": "y", "b": "y", "c": "z"}
 
 
-def names_of(decoders, times):
-    return asyncio.gather(*(decoders._names() for _ in range(times)), return_exceptions=True)
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("hplm_openai.decoders.time", clock)
+    return clock
 
 
-def test_the_list_of_decoders_is_renewed_after_a_while_by_one_request_at_a_time():
-    async def act(decoders):
-        found = [await names_of(decoders, 5)]
-        for passed, listed in ((0, 1), (SECONDS_KNOWN / 2, 1), (SECONDS_KNOWN, 2)):
-            decoders._known_at -= passed
-            found.append(await names_of(decoders, 5))
-            assert decoders._transport.listed == listed
-        return found
+ANSWER = ["y", "end"]
 
-    assert use(act, y=["a"])[0] == [[["y"]] * 5] * 4
+
+def test_the_list_of_decoders_is_renewed_after_a_while_by_one_request_at_a_time(clock):
+    async def act(decoders, transport):
+        for passed, listed in ((0, 1), (0, 1), (SECONDS_KNOWN / 2, 1), (SECONDS_KNOWN, 2)):
+            clock.sleep(passed)
+            assert await asyncio.gather(*(ask(decoders) for _ in range(5))) == [ANSWER] * 5
+            assert transport.listed == listed
+
+    use(act, y=["a"])
 
 
 def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
-    async def act(decoders):
-        first, second = (asyncio.create_task(decoders._names()) for _ in range(2))
+    async def act(decoders, _):
+        first, second = (asyncio.create_task(ask(decoders)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         return await second
 
-    names, transport = use(act, y=["a"])
-    assert names == ["y"] and transport.listed == 1
+    answer, transport = use(act, y=["a"])
+    assert answer == ANSWER and transport.listed == 1
 
 
 def test_a_list_that_fails_fails_those_that_wait_for_it_and_is_asked_for_again():
-    async def act(decoders):
-        return await names_of(decoders, 3), await decoders._names()
+    async def act(decoders, _):
+        failed = await asyncio.gather(*(ask(decoders) for _ in range(3)), return_exceptions=True)
+        return [type(error) for error in failed], await ask(decoders)
 
-    (failed, names), transport = use(act, failures=[ConnectionFailed("nobody listens")], y=["a"])
-    assert [type(error) for error in failed] == [ConnectionFailed] * 3
-    assert names == ["y"] and transport.listed == 2
+    found, transport = use(act, failures=[ConnectionFailed("nobody listens")], y=["a"])
+    assert found == ([ConnectionFailed] * 3, ANSWER) and transport.listed == 2
 
 
-def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to():
-    async def act(decoders):
-        await decoders._names()
-        decoders._known_at -= SECONDS_KNOWN
-        renewing = asyncio.create_task(decoders._names())
+def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to(clock):
+    async def act(decoders, transport):
+        await ask(decoders)
+        clock.sleep(SECONDS_KNOWN)
+        renewing = asyncio.create_task(ask(decoders))
         await asyncio.sleep(0)
-        decoders._transport.failures = [ConnectionFailed("nobody listens")]
-        old = await decoders._names()
+        transport.failures = [ConnectionFailed("nobody listens")]
+        old = await ask(decoders)
         with pytest.raises(ConnectionFailed):
             await renewing
-        return old, await decoders._names()
+        return old, await ask(decoders)
 
-    assert use(act, y=["a"])[0] == (["y"], ["y"])
+    assert use(act, y=["a"])[0] == (ANSWER, ANSWER)
 
 
 def test_closing_ends_the_renewing_of_the_list():
-    async def act(decoders):
-        waiting = asyncio.create_task(decoders._names())
+    async def act(decoders, _):
+        await decoders.close()  # nothing has begun
+        waiting = asyncio.create_task(ask(decoders))
         await asyncio.sleep(0)
         await decoders.close()
         with pytest.raises(asyncio.CancelledError):
