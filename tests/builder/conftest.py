@@ -9,6 +9,8 @@ import torch
 
 from builder.store.store import Store
 from testing.toy import CONFIG
+from tests.builder.stores import build, make_store, some_lines
+from tests.tasks import make_tasks
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -23,9 +25,22 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="package")
 def learnable(one_thread, tmp_path_factory):
     """A store with a root, whose backbone can learn."""
-    from tests.builder.training.small_tenants import make_store
+    folder = tmp_path_factory.mktemp("learnable")
+    store = make_store(folder / "store", replace(CONFIG, upper_layers=3), scale=8)  # or tokens would not influence each other
+    build(store, folder, "root", some_lines(200, seed=1))
+    return store
 
-    return make_store(tmp_path_factory.mktemp("learnable") / "store", replace(CONFIG, upper_layers=3))
+
+@pytest.fixture(scope="package")
+def tasks(tmp_path_factory):
+    """A repository and its store, with untrained tenants of all tasks."""
+    return make_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture
+def tasks_store(tasks, tmp_path):
+    """A copy of that store, which a test may change."""
+    return Store(shutil.copytree(tasks.store.folder, tmp_path / "tasks"))
 
 
 @pytest.fixture
@@ -37,14 +52,13 @@ def store(learnable, tmp_path):
 @pytest.fixture(scope="package")
 def trained(learnable, tmp_path_factory):
     """A store with a tenant of each entry of TASKS, and the folder of their data: a test changes only copies of it."""
-    from tests.builder.training.small_tenants import TASKS, examples, learn
+    from tests.builder.training.small_tenants import TASKS, learn, made
 
     folder = tmp_path_factory.mktemp("trained")
     store = Store(shutil.copytree(learnable.folder, folder / "store"))
-    for name, (task, *_, options) in TASKS.items():
-        train, dev = examples(folder, name, 360, "train"), examples(folder, name, 60, "dev")
+    for name, (task, texts, *_, options) in TASKS.items():
+        train, dev, _ = (made(folder, name, *part) for part in ((texts, "train"), (60, "dev"), (150, "test")))
         learn(store, task, train, dev, tenant=name, epochs=6, **options)
-        examples(folder, name, 150, "test")
     return store, folder
 
 

@@ -19,11 +19,10 @@ from builder.tables.root import RootOptions, build_root
 from builder.training.start import ANEW
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from tests.builder.adaptation.models import save
+from tests.builder.checkpoints import save_bert
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
-from tests.builder.tables.branches import CPU
+from tests.builder.stores import CPU, NO_TIME, SMALL, corpus, rooted
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
-from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted
 from tests.builder.training.small_tenants import made, pretend
 from tests.support.killed import deaths_survived
 
@@ -69,7 +68,7 @@ def domain(folder, monkeypatch, _):
 
 
 def root(folder, monkeypatch, _):
-    model, text = str(save(folder, "without")), corpus(folder, 1)
+    model, text = str(save_bert(folder)), corpus(folder, 1)
     options = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5)
 
     def work(target):

@@ -12,8 +12,7 @@ from hplm.cli.main import main
 from hplm.tenants.state import State
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
-from tests.builder.tables.test_domain import corpus, rooted
-from tests.builder.tables.test_domain import tenant as stored_tenant
+from tests.builder.stores import add_tenant, corpus, rooted
 from tests.cli.commands import Live
 
 TENANTS = random_tenants(4, 4, 2, domains=("bio",))
@@ -51,7 +50,7 @@ def built(tmp_path_factory):
 
     common = ["build", "domain", "--minutes", 0, "--min-tokens", 1]
     build(*common, "--name", "bio", "--corpus", corpus(folder, 1), "--keep", 0.5, "--dtype", "int8")
-    stored_tenant(store, "acme", "bio")
+    add_tenant(store, "acme", "bio")
     build("domain", "update", "--name", "bio", "--corpus", corpus(folder, 2))
     build(*common, "--name", "cells", "--parent", "bio", "--corpus", corpus(folder, 3))
     return store

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.builder.tables.branches import some_lines
-from tests.builder.tables.test_domain import corpus
+from tests.builder.stores import corpus, some_lines
 from tests.cli.commands import printed, run
 from tests.support.message import mentions
 

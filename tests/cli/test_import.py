@@ -6,8 +6,7 @@ import pytest
 
 from builder.store.store import Store
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
-from tests.builder.tables.branches import some_lines
-from tests.builder.tables.test_domain import corpus
+from tests.builder.stores import corpus, some_lines
 from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
 

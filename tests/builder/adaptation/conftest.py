@@ -1,12 +1,12 @@
 import pytest
 
 from hplm.model.checkpoint import load_checkpoint
-from tests.builder.adaptation.models import save
+from tests.builder.checkpoints import save_bert
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("model"), "without")
+    return save_bert(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,9 @@
-"""A tiny BERT whose neighbours matter, and documents whose words can be guessed."""
+"""Documents whose words can be guessed, and comparisons of weights."""
 
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
-from testing.random_store import random_documents, tokenizer_json
-
-CPU = torch.device("cpu")
-VOCABULARY = 90
-
-
-def save(folder, model):
-    """Saves a BERT. `model`: "with head", or without one."""
-    (folder / "made.json").write_text(tokenizer_json(VOCABULARY))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, initializer_range=0.15,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    (BertForMaskedLM if model == "with head" else BertModel)(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
-    return folder
+from testing.random_store import random_documents
+from tests.builder.checkpoints import VOCABULARY
 
 
 def chained(config, tokens, length, seed):

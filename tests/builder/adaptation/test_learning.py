@@ -16,7 +16,8 @@ from builder.store.savepoint import Savepoint
 from builder.training.model import Diverged
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import split
-from tests.builder.adaptation.models import CPU, chained
+from tests.builder.adaptation.models import chained
+from tests.builder.stores import CPU
 from tests.support.message import mentioning, mentions
 
 

@@ -18,8 +18,9 @@ from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_documents
-from tests.builder.adaptation.models import CPU, chained, same, save, weights
-from tests.builder.tables.branches import some_lines
+from tests.builder.adaptation.models import chained, same, weights
+from tests.builder.checkpoints import save_bert
+from tests.builder.stores import CPU, some_lines
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=["with head", "without"])
 def model(request, tmp_path_factory):
-    return save(tmp_path_factory.mktemp("model"), request.param), request.param == "with head"
+    return save_bert(tmp_path_factory.mktemp("model"), request.param == "with head"), request.param == "with head"
 
 
 def run(checkpoint, documents, budget, head):
@@ -102,6 +103,7 @@ def report_of(store, branch):
     return json.loads((store.folder / "lower" / f"{branch}.json").read_text())
 
 
+@pytest.mark.parametrize("model", ["with head"], indirect=True)  # the test of predictions makes one
 def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
     folder, has_head = model
     two, options = Budget(steps=2), DomainOptions(min_tokens=1)

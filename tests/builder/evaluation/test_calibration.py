@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from builder.evaluation.calibration import calibrate_tenant
 from builder.store.calibrations import read_calibrated
 from builder.store.resumable import digest_of
-from builder.store.store import Store
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
@@ -22,9 +20,9 @@ from hplm.tasks import softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
+from tests.builder.training.small_tenants import write
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
-from tests.tasks import make_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -35,27 +33,21 @@ TEXTS = 300
 TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "regress": "mark", "span": "perhaps"}
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    return make_tasks(tmp_path_factory.mktemp("tasks"))
-
-
 @pytest.fixture
-def store(toy, tmp_path):
-    return Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+def store(tasks_store):
+    return tasks_store
 
 
 @pytest.fixture(scope="module")
-def files(toy, tmp_path_factory):
+def files(tasks, tmp_path_factory):
     """Returns a labelled file a task."""
-    folder, reference, rng = tmp_path_factory.mktemp("texts"), Reference.open(toy.folder), np.random.default_rng(0)
+    folder, reference, rng = tmp_path_factory.mktemp("texts"), Reference.open(tasks.folder), np.random.default_rng(0)
     texts = list(dict.fromkeys(random_text(random.Random(number), 8) for number in range(2 * TEXTS)))[:TEXTS]
     found = {}
     for task, tenant_id in TENANTS.items():
-        labels = toy.store.tenant(tenant_id).labels
+        labels = tasks.store.tenant(tenant_id).labels
         lines = [labelled(task, reference, tenant_id, labels, text, rng) for text in texts]
-        found[task] = folder / f"{task}.jsonl"
-        found[task].write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found[task] = write(folder / f"{task}.jsonl", lines)
     return found
 
 

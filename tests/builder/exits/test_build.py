@@ -30,11 +30,12 @@ from testing.exits import random_exits
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.builder.training.small_tenants import made
+from tests.builder.stores import cut
+from tests.builder.training.small_tenants import made, write
 from tests.engine.asker import Asker
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
-from tests.tasks import exported, make_tasks
+from tests.tasks import exported
 
 pytestmark = pytest.mark.slow
 
@@ -44,24 +45,14 @@ TEXTS = [random_text(random.Random(number), 8) for number in range(300)]
 TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "regress": "mark"}
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    return make_tasks(tmp_path_factory.mktemp("tasks"))
-
-
 @pytest.fixture
-def store(toy, tmp_path):
-    return Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+def store(tasks_store):
+    return tasks_store
 
 
 @pytest.fixture
 def file(tmp_path):
-    return written(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
-
-
-def written(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
 
 
 def built(store, tenant_id, file, **options):
@@ -82,9 +73,9 @@ def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store
     assert built(store, TENANTS[task], file, drops=(5.0,))[1]
 
 
-def test_texts_with_labels_say_what_is_lost_by_them(store, toy, tmp_path):
-    reference = Reference.open(toy.folder)
-    labelled = written(
+def test_texts_with_labels_say_what_is_lost_by_them(store, tasks, tmp_path):
+    reference = Reference.open(tasks.folder)
+    labelled = write(
         tmp_path / "labelled.jsonl", ({"text": text, "label": reference.answer(text, "pair").labels[0]} for text in TEXTS)
     )
     found, _ = built(store, "pair", labelled, drops=(0.0, 30.0))
@@ -94,7 +85,7 @@ def test_texts_with_labels_say_what_is_lost_by_them(store, toy, tmp_path):
 
 
 def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_path):
-    train = written(tmp_path / "train.jsonl", ({"text": text + " more", "label": "no"} for text in TEXTS[:200]))
+    train = write(tmp_path / "train.jsonl", ({"text": text + " more", "label": "no"} for text in TEXTS[:200]))
     report = {"training": {"file": str(train), "digest": digest_of(train)}}
     (store.tenant_folder("pair", 1) / "report.json").write_text(json.dumps(report))
     moved = train.rename(tmp_path / "moved.jsonl")
@@ -106,7 +97,7 @@ def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_pa
 
 def states(store, tenant, file, texts):
     task = replace(training_task(tenant.task), targets=unread_targets)
-    labelled = read_labelled(written(file, ({"text": text} for text in texts)), read_text)
+    labelled = read_labelled(write(file, ({"text": text} for text in texts)), read_text)
     return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, CPU, FP32, False, task))
 
 
@@ -130,7 +121,7 @@ def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
 
 
 def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(store, file, tmp_path):
-    few = written(tmp_path / "few.jsonl", ({"text": text} for text in TEXTS[:99]))
+    few = write(tmp_path / "few.jsonl", ({"text": text} for text in TEXTS[:99]))
     for tenant, texts, options, named in [
         ("find", file, {}, ["'find'", "windows"]),
         ("nobody", file, {}, ["'nobody'"]),
@@ -148,10 +139,7 @@ def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(store, file,
 def test_an_interrupted_write_leaves_no_exits(store, monkeypatch):
     tenant = store.tenant("pair")
     found = random_exits(store, tenant)
-    with monkeypatch.context() as patch:
-        patch.setattr("builder.store.exits.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            write_exits(store, tenant, found)
+    cut(monkeypatch, lambda: write_exits(store, tenant, found), "builder.store.exits.write_json")
     assert read_exits(store, tenant) is None
     write_exits(store, tenant, found)
     assert read_exits(store, tenant).exits == found.exits

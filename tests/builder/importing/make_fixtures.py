@@ -20,7 +20,7 @@ from adapters import BertAdapterModel, BnConfig, DoubleSeqBnConfig, LoRAConfig, 
 from peft import LoraConfig, TaskType, get_peft_model
 from transformers import BertForSequenceClassification, BertForTokenClassification
 
-from tests.builder.importing.base import SPLIT, TOKENS, drawn, save_base
+from tests.builder.checkpoints import SPLIT, TOKENS, drawn, save_base
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = {0: "red", 1: "green", 2: "blue"}
@@ -52,11 +52,13 @@ def expect(model: torch.nn.Module, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected) + "\n", "utf-8")
 
 
-def from_peft(base: str, name: str, kind: type, config: LoraConfig, safe: bool = True) -> None:
-    folder = FIXTURES / name
-    model = get_peft_model(kind.from_pretrained(base, num_labels=len(LABELS)), config)
+def from_peft(base: str, name: str, is_tag: bool = False, **options: object) -> None:
+    """Saves a LoRA: one of texts as safetensors, one of words as pickles."""
+    folder, kind = FIXTURES / name, BertForTokenClassification if is_tag else BertForSequenceClassification
+    own = {"task_type": TaskType.TOKEN_CLS} if is_tag else {"task_type": TaskType.SEQ_CLS, "lora_dropout": 0.1}
+    model = get_peft_model(kind.from_pretrained(base, num_labels=len(LABELS)), LoraConfig(**own, **options))
     train(model, "lora_", "modules_to_save")
-    model.save_pretrained(folder, safe_serialization=safe)
+    model.save_pretrained(folder, safe_serialization=not is_tag)
     tidy(folder, base)
     expect(model, folder)
 
@@ -91,57 +93,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as base:
         save_base(Path(base))
         upper = {"layers_to_transform": [2, 3], "layers_pattern": "layer"}
-        classify = {"task_type": TaskType.SEQ_CLS, "lora_dropout": 0.1}
-        one = BertForSequenceClassification
-        from_peft(base, "peft-everywhere", one, LoraConfig(r=4, lora_alpha=6, target_modules=EVERYWHERE, **classify, **upper))
-        from_peft(
-            base,
-            "peft-pooler",
-            one,
-            LoraConfig(r=3, lora_alpha=2, use_rslora=True, modules_to_save=["pooler"], **classify, **upper),
-        )
-        from_peft(
-            base,
-            "peft-tag-patterns",
-            BertForTokenClassification,
-            LoraConfig(
-                task_type=TaskType.TOKEN_CLS,
-                r=2,
-                lora_alpha=4,
-                target_modules=["query", "output.dense"],
-                rank_pattern={"layer.2.attention.self.query": 5},
-                alpha_pattern={"layer.2.attention.self.query": 1, "3.output.dense": 7},
-                **upper,
-            ),
-            safe=False,
-        )
-        every = [*EVERYWHERE, "pooler.dense"]
-        from_peft(base, "peft-lower", one, LoraConfig(r=2, lora_alpha=3, target_modules=every, **classify))
+        query, some = "layer.2.attention.self.query", ["query", "output.dense"]
+        own = {"rank_pattern": {query: 5}, "alpha_pattern": {query: 1, "3.output.dense": 7}}
+        from_peft(base, "peft-everywhere", r=4, lora_alpha=6, target_modules=EVERYWHERE, **upper)
+        from_peft(base, "peft-pooler", r=3, lora_alpha=2, use_rslora=True, modules_to_save=["pooler"], **upper)
+        from_peft(base, "peft-tag-patterns", is_tag=True, r=2, lora_alpha=4, target_modules=some, **own, **upper)
+        from_peft(base, "peft-lower", r=2, lora_alpha=3, target_modules=[*EVERYWHERE, "pooler.dense"])
         left = {"leave_out": [0, 1]}
         channels = DoubleSeqBnConfig(reduction_factor=8, scaling="channel", **left)
+        learned = {"reduction_factor": {"2": 4, "default": 8}, "non_linearity": "gelu", "scaling": "learned", **left}
+        lora = LoRAConfig(r=4, alpha=6, attn_matrices=["q", "k", "v"], intermediate_lora=True, output_lora=True, **left)
+        after = BnConfig(mh_adapter=False, output_adapter=True, **learned)
         from_adapters(base, "adapters-double", channels, "classification")
-        from_adapters(
-            base,
-            "adapters-learned-scale",
-            BnConfig(
-                mh_adapter=False,
-                output_adapter=True,
-                reduction_factor={"2": 4, "default": 8},
-                non_linearity="gelu",
-                scaling="learned",
-                **left,
-            ),
-            "classification",
-            layers=1,
-            use_pooler=True,
-        )
-        from_adapters(
-            base,
-            "adapters-lora-tag",
-            LoRAConfig(r=4, alpha=6, attn_matrices=["q", "k", "v"], intermediate_lora=True, output_lora=True, **left),
-            "tagging",
-            safe=True,
-        )
+        from_adapters(base, "adapters-learned-scale", after, "classification", layers=1, use_pooler=True)
+        from_adapters(base, "adapters-lora-tag", lora, "tagging", safe=True)
         from_adapters(base, "adapters-stock-head", DoubleSeqBnConfig(reduction_factor=16, scaling=0.5, **left), None)
         from_adapters(base, "adapters-refused", SeqBnConfig(reduction_factor=16, **left), "classification")
         from_adapters(base, "adapters-lower", DoubleSeqBnConfig(reduction_factor=16), "tagging")

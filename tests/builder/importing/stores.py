@@ -1,14 +1,15 @@
-"""A store made from the BERT that the fixtures' adapters were trained on."""
+"""A store made from the BERT that the fixtures' adapters were trained on, and changed copies of fixtures."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from builder.store.store import Store
 from hplm.adapters.layout import Layout
@@ -16,25 +17,37 @@ from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.config import BackboneConfig
-from testing.random_store import tokenizer_json
-from tests.builder.importing.base import SIZES, SPLIT, save_base
-from tests.builder.tables.branches import CPU, build, some_lines
+from tests.builder.checkpoints import SIZES, SPLIT, save_base, save_tokenizer
+from tests.builder.stores import CPU, build, some_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = ["red", "green", "blue"]
-SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
 
 def make_imported_store(folder: Path, lower: int = SPLIT, upper: int | None = None) -> Path:
     """Makes a store with a root. Neither half is adapted, so layers are those of the original."""
     base = folder / "base"
     save_base(base)
-    (base / "made.json").write_text(tokenizer_json(SIZES["vocab_size"]))
-    PreTrainedTokenizerFast(tokenizer_file=str(base / "made.json"), **SPECIAL).save_pretrained(base)
+    save_tokenizer(base, SIZES["vocab_size"])
     checkpoint = load_checkpoint(str(base), "tiny", lower, upper)
     store = Store.create(folder / "store", str(base), checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
     build(store, folder, "root", some_lines(20, seed=0))
     return store.folder
+
+
+def changed(folder: Path, name: str, file: str | None = None, **fields: object) -> Path:
+    """Returns a copy of a fixture, with other fields in one of its files."""
+    copy = Path(shutil.copytree(FIXTURES / name, folder / name))
+    if file is not None:
+        put(copy / file, **fields)
+    return copy
+
+
+def put(path: Path, **fields: object) -> None:
+    """Writes fields into a JSON file. AdapterHub's are one level deeper."""
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    (stored.get("config") or stored).update(fields)
+    path.write_text(json.dumps(stored))
 
 
 def through(

@@ -7,23 +7,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builder.adaptation.learning import Budget
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from builder.tables.domain import UpdateOptions, update_domain
-from builder.tables.root import RootOptions, build_root
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
-from hplm.model.windows import Window
 from testing.generative import GenerativeReference
 from testing.random_store import random_store
 from testing.toy import CONFIG
+from tests.builder.stores import CPU, NO_TIME, decoder_store
 from tests.model.decoders import MADE, drawn, saved, tokens
 from tests.support.message import mentioning
 
-CPU, NO_TIME, RANK, ALPHA = torch.device("cpu"), Budget(minutes=0), 3, 6
+RANK, ALPHA = 3, 6
 TARGETS = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "gpt2": ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"],
@@ -52,16 +50,11 @@ def adapted(model, folder, targets, layers=range(4), **options):
     return folder
 
 
-def whole(model_folder, folder, lower=0, corpus=()):
-    options = RootOptions(lower=lower, window=Window(3 if lower else 1))
-    return build_root(model_folder, list(corpus), folder, options, NO_TIME, CPU)[0]
-
-
 @pytest.mark.parametrize("family", TARGETS)
 @torch.no_grad()
 def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
     model = drawn(MADE[family]())
-    store = whole(saved(model, tmp_path / "m"), tmp_path / "store")
+    store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store")
     folder = adapted(model, tmp_path / "lora", TARGETS[family], fan_in_fan_out=family == "gpt2")
     tenant, report = import_tenant(store, "acme", folder, ImportOptions(task="generate"), CPU)
     assert (tenant.task, tenant.labels, tenant.rank, tenant.has_head) == ("generate", [], RANK, False)
@@ -78,7 +71,7 @@ def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
 def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
     model, corpus = drawn(MADE["llama"]()), tmp_path / "corpus.txt"
     corpus.write_text("abc\nabd\n", "utf-8")
-    store = whole(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, corpus=[corpus])
+    store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, texts=[corpus])
     folder = adapted(model, tmp_path / "lora", TARGETS["llama"])
     with pytest.raises(InvalidInput, match=mentioning(folder / "adapter_model.safetensors", "--as-domain")):
         import_tenant(store, "acme", folder, ImportOptions(), CPU)
@@ -108,7 +101,7 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
 )
 def test_what_cannot_be_imported_is_named(tmp_path, targets, options, named):
     model = drawn(MADE["llama"]())
-    store = whole(saved(model, tmp_path / "m"), tmp_path / "store")
+    store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store")
     folder = adapted(model, tmp_path / "lora", targets, (*range(4), None), **options)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "lora", named) if options else named):
         import_tenant(store, "acme", folder, ImportOptions(), CPU)

@@ -18,9 +18,8 @@ from builder.store.store import Store
 from builder.tables.domain import DomainOptions, build_domain, delete_domain
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
-from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, through
-from tests.builder.tables.branches import CPU, some_lines
-from tests.builder.tables.test_domain import corpus
+from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store, put, through
+from tests.builder.stores import CPU, corpus, some_lines
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -34,7 +33,6 @@ UPPER_ONLY = [
     "adapters-lora-tag",
     "adapters-stock-head",
 ]
-HEAD_FILE = "head_config.json"
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +98,15 @@ def test_the_merged_lower_half_equals_the_librarys(store):
         assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() < 1e-4
 
 
-def beside(folder: Path, name: str, file: str, **stored: object) -> Path:
-    """Returns a copy of a fixture with these fields added to one JSON file."""
-    copy = Path(shutil.copytree(FIXTURES / name, folder / name))
-    path = copy / file
-    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **stored}))
-    return copy
-
-
 def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):
     """Whether the model's configuration, AdapterHub's head or the user says so."""
-    problem, head = {"problem_type": "multi_label_classification"}, FIXTURES / "adapters-double" / HEAD_FILE
-    own = json.loads(head.read_text())["config"] | {"head_type": "multilabel_classification"}
-    named = {"peft": beside(tmp_path, "peft-everywhere", "config.json", id2label=dict(enumerate(LABELS)), **problem)}
-    named["stock"] = beside(tmp_path, "adapters-stock-head", "config.json", **problem)
-    named["own"] = beside(tmp_path, "adapters-double", HEAD_FILE, config=own)
-    named["told"] = FIXTURES / "peft-pooler"
-    for tenant_id, folder in named.items():
+    problem = {"problem_type": "multi_label_classification"}
+    for tenant_id, folder in (
+        ("peft", changed(tmp_path, "peft-everywhere", "config.json", id2label=dict(enumerate(LABELS)), **problem)),
+        ("stock", changed(tmp_path, "adapters-stock-head", "config.json", **problem)),
+        ("own", changed(tmp_path, "adapters-double", "head_config.json", head_type="multilabel_classification")),
+        ("told", FIXTURES / "peft-pooler"),
+    ):
         options = ImportOptions(**({"task": "multilabel", "labels": LABELS} if tenant_id == "told" else {}))
         tenant, _ = import_tenant(store, tenant_id, folder, options, CPU, show_progress=False)
         assert (tenant.task, tenant.labels) == ("multilabel", LABELS), tenant_id
@@ -133,15 +123,14 @@ def cut_to_one(path: Path, names: str) -> None:
 @pytest.mark.parametrize("config", [{"problem_type": "regression"}, {}])
 def test_a_single_output_is_a_value(store, tmp_path, config):
     """Both libraries train it so, even if their files do not say it. Without a task the user must."""
-    peft = beside(tmp_path, "peft-everywhere", "config.json", id2label={0: "LABEL_0"}, **config)
-    hub = beside(tmp_path, "adapters-double", HEAD_FILE)
+    peft = changed(tmp_path, "peft-everywhere", "config.json", id2label={0: "LABEL_0"}, **config)
+    hub = changed(tmp_path, "adapters-double")
     cut_to_one(peft / "adapter_model.safetensors", "base_model.model.classifier.")
     cut_to_one(hub / "pytorch_model_head.bin", "heads.acme.4.")
     for tenant_id, folder in (("peft", peft), ("hub", hub)):
         tenant, _ = import_tenant(store, tenant_id, folder, ImportOptions(), CPU, show_progress=False)
         assert (tenant.task, tenant.labels) == ("regress", ["value"])
-    settings = json.loads((peft / "adapter_config.json").read_text())
-    (peft / "adapter_config.json").write_text(json.dumps({**settings, "task_type": None, "auto_mapping": None}))
+    put(peft / "adapter_config.json", task_type=None, auto_mapping=None)
     if not config:
         with pytest.raises(InvalidInput, match=mentioning("--task", "classify", "multilabel", "regress", "tag")):
             import_tenant(store, "acme", peft, ImportOptions(), CPU, show_progress=False)

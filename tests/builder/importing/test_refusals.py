@@ -1,6 +1,5 @@
 """Adapters that cannot be imported exactly are refused by name, with a way out, and do not change the store."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.store import Store
 from hplm.errors import InvalidInput
-from tests.builder.importing.base import save_base
-from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
-from tests.builder.tables.branches import CPU
-from tests.builder.tables.test_domain import corpus
+from tests.builder.checkpoints import save_base
+from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store
+from tests.builder.stores import CPU, corpus
 from tests.support.message import mentioning
 
 PLAIN, NAMED = ImportOptions(), ImportOptions(labels=LABELS)
@@ -32,19 +30,6 @@ def refused(store: Store, folder: Path, options: ImportOptions, *named: object) 
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         import_tenant(store, "acme", folder, options, CPU, show_progress=False)
     assert store.tenants() == [] and store.domains() == [("root", 1)]
-
-
-def copied(folder: Path, name: str) -> Path:
-    return Path(shutil.copytree(FIXTURES / name, folder / name))
-
-
-def changed(folder: Path, name: str, file: str, option: str, value: object) -> Path:
-    """Returns a copy of a fixture with one option changed."""
-    copy = copied(folder, name) / file
-    stored = json.loads(copy.read_text())
-    stored.get("config", stored)[option] = value  # AdapterHub's options are one level deeper
-    copy.write_text(json.dumps(stored))
-    return copy.parent
 
 
 OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, and what the message names
@@ -106,11 +91,11 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
 )
 def test_options_that_change_the_numbers_are_refused(store, tmp_path, name, file, option, value, named):
     options = NAMED if name.startswith("peft") else PLAIN
-    refused(store, changed(tmp_path, name, file, option, value), options, *named.split())
+    refused(store, changed(tmp_path, name, file, **{option: value}), options, *named.split())
 
 
 def test_wrong_labels_tasks_and_folders_are_refused(store, tmp_path):
-    saved, silent = FIXTURES / "peft-everywhere", changed(tmp_path, "peft-everywhere", CONFIG, "task_type", None)
+    saved, silent = FIXTURES / "peft-everywhere", changed(tmp_path, "peft-everywhere", CONFIG, task_type=None)
     refused(store, FIXTURES / "adapters-refused", PLAIN, "original_ln_before=True")
     refused(store, saved, PLAIN, 3, "--labels")
     refused(store, saved, ImportOptions(labels=["a", "b"]), 3, 2, "--labels")
@@ -133,8 +118,8 @@ def test_wrong_labels_tasks_and_folders_are_refused(store, tmp_path):
 )
 def test_unsupported_kinds_of_classifiers_are_refused(store, tmp_path, name, problem_type, options, named):
     """The whole model's configuration is beside the adapter."""
-    (copy := copied(tmp_path, name) / "config.json").write_text(json.dumps({"problem_type": problem_type}))
-    refused(store, copy.parent, ImportOptions(**{"labels": LABELS, **options}), *named)
+    folder = changed(tmp_path, name, "config.json", problem_type=problem_type)
+    refused(store, folder, ImportOptions(**{"labels": LABELS, **options}), *named)
 
 
 def test_adapters_of_layers_that_cannot_hold_them_are_refused(store, tmp_path):
@@ -166,7 +151,7 @@ TENSORS = [  # tensors of other values, or none; and what the message names
 
 @pytest.mark.parametrize("changes, named", TENSORS, ids=range(len(TENSORS)))
 def test_unexpected_tensors_are_refused(store, tmp_path, changes, named):
-    file = copied(tmp_path, "peft-everywhere") / "adapter_model.safetensors"
+    file = changed(tmp_path, "peft-everywhere") / "adapter_model.safetensors"
     tensors = load_file(file) | {f"base_model.model.{name}": tensor for name, tensor in changes.items()}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
     refused(store, file.parent, NAMED, *named)
@@ -174,14 +159,14 @@ def test_unexpected_tensors_are_refused(store, tmp_path, changes, named):
 
 def test_missing_and_damaged_files_are_refused(store, tmp_path):
     refused(store, tmp_path, NAMED, tmp_path / CONFIG)
-    folder = copied(tmp_path, "peft-everywhere")
+    folder = changed(tmp_path, "peft-everywhere")
     (folder / "adapter_model.safetensors").write_bytes(b"cut")
     refused(store, folder, NAMED, folder / "adapter_model.safetensors")
     (folder / "adapter_model.safetensors").unlink()
     refused(store, folder, NAMED, folder, "adapter_model.safetensors", "adapter_model.bin", "--from")
     (folder / CONFIG).write_text("{}")
     refused(store, folder, NAMED, folder / CONFIG, "peft", "adapters")
-    (headless := copied(tmp_path, "adapters-double") / HEAD).unlink()
+    (headless := changed(tmp_path, "adapters-double") / HEAD).unlink()
     refused(store, headless.parent, PLAIN, headless.parent, "with_head=True")
 
 
@@ -190,7 +175,7 @@ def test_a_pickle_that_would_run_code_is_refused(store, tmp_path):
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
 
-    folder = copied(tmp_path, "peft-tag-patterns")
+    folder = changed(tmp_path, "peft-tag-patterns")
     torch.save({"a": Evil()}, folder / "adapter_model.bin")
     refused(store, folder, NAMED, folder / "adapter_model.bin")
     assert not (tmp_path / "ran").exists()

@@ -46,10 +46,11 @@ def placement_of(folder, *groups, units=UNITS):
 
 
 def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(toy, reference, tmp_path):
-    groups = group("one", "toy/root", "toy/bio/acme"), group("two", "toy/bio", "toy/law", "toy/root", devices=("cpu:1",))
-    placement = placement_of(toy.folder, *groups)
+    """A group of several cores has as many threads."""
+    two = group("two", "toy/bio", "toy/law", "toy/root", devices=("cpu:0", "cpu:1"), intra=2)
+    placement = placement_of(toy.folder, group("one", "toy/root", "toy/bio/acme"), two)
     commands = [found.command for found in emit(placement, toy.repository, tmp_path / "groups")]
-    assert "--http-port 8000" in commands[0] and "--http-port 8010" in commands[1]
+    assert "--http-port 8000" in commands[0] and "--http-port 8010" in commands[1] and "taskset -c 0,1 " in commands[1]
     emitted = tmp_path / "groups"
     one, two = (Reference.open(emitted / name / "toy/1") for name in ("one", "two"))
     assert {tenant.id for tenant in one.backbone.view.snapshot.tenants} == {"acme", "beta", "echo", "hugo"}
@@ -59,23 +60,16 @@ def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(toy, refer
             assert torch.equal(own.forward(TEXT, tenant.id), reference.forward(TEXT, tenant.id))
     with pytest.raises(NoTenant):
         two.forward(TEXT, "acme")
-    for name, tables in (("one", ["bio", "root"]), ("two", ["bio", "law", "root"])):
+    for name, tables, threads in (("one", ["bio", "root"], "1"), ("two", ["bio", "law", "root"], "2")):
         assert sorted(path.name for path in (emitted / name / "toy/1/plot").iterdir()) == tables
         assert {path.name for path in (emitted / name).iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
         for file in ("upper.safetensors", "plot/root/1/values"):
             assert os.path.samefile(emitted / name / "toy/1" / file, toy.folder / file)
         config = emitted / name / "toy-upper/config.pbtxt"
         assert not os.path.samefile(config, toy.repository / "toy-upper/config.pbtxt")
-        assert parameters_of(config)["threads"] == "1" and parameters_of(config)["device"] == "cpu"
+        assert parameters_of(config)["threads"] == threads and parameters_of(config)["device"] == "cpu"
     with pytest.raises(InvalidInput, match=mentioning(emitted)):
         emit(placement, toy.repository, emitted)
-
-
-def test_a_group_on_several_cores_has_as_many_threads(toy, tmp_path):
-    both = group("one", *(unit.name for unit in UNITS), devices=("cpu:0", "cpu:1"), intra=2)
-    (found,) = emit(placement_of(toy.folder, both), toy.repository, tmp_path / "groups")
-    assert parameters_of(tmp_path / "groups/one/toy-upper/config.pbtxt")["threads"] == "2"
-    assert found.tenants == len(TENANTS) and "taskset -c 0,1 " in found.command
 
 
 def test_a_group_of_several_stages_has_the_layers_of_each_device(toy, tmp_path, monkeypatch):
@@ -141,14 +135,13 @@ def test_placements_that_cannot_be_emitted_are_refused_and_leave_nothing(toy, tm
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name, value", [("slots", "2"), ("overlap", "synchronous")])
-def test_stages_that_the_export_leaves_no_batches_for_are_refused(toy, tmp_path, name, value):
+def test_stages_that_the_export_leaves_no_batches_for_are_refused(toy, tmp_path):
     repository = tmp_path / "repository"
     shutil.copytree(toy.repository, repository)
     config = repository / "toy-upper/config.pbtxt"
-    config.write_text(with_parameters(config.read_text(), {name: value}))
+    config.write_text(with_parameters(config.read_text(), {"slots": "2"}))
     cut = group("one", "toy/root", devices=("cpu:4", "cpu:2"), cuts=TWO)
-    with pytest.raises(InvalidInput, match=mentioning("'one'", name, value)):
+    with pytest.raises(InvalidInput, match=mentioning("'one'", "slots", "2")):
         emit(placement_of(toy.folder, cut), repository, tmp_path / "groups")
     assert not (tmp_path / "groups").exists()
 

@@ -1,6 +1,5 @@
 """Tenants and domains of a store change a live state: added, updated with a canary, rolled back, deleted."""
 
-import multiprocessing
 import shutil
 import sqlite3
 from dataclasses import replace
@@ -183,29 +182,7 @@ def test_another_table_of_a_served_version_is_refused(place, tmp_path):
     assert live.adopt_domain("bio", 1, own).version == 1  # the same table may be added again
 
 
-def _add(store_folder, repository, state, names):
-    live = Manager.open(repository, state)
-    for name in names:
-        add_domain(live, Store(store_folder), name)
-
-
-def test_two_managers_at_once_lose_no_change(place):
-    store, repository, state = place
-    names = [f"d{i}" for i in range(8)]
-    for name in names:
-        random_table(store, name, 1, ("root", 1), 300, seed=3)
-    context = multiprocessing.get_context("fork")
-    managers = [context.Process(target=_add, args=(store.folder, repository, state, names[half::2])) for half in range(2)]
-    for manager in managers:
-        manager.start()
-    for manager in managers:
-        manager.join(60)
-        assert manager.exitcode == 0
-    snapshot = served(repository, state).view.snapshot
-    assert snapshot.generation == 8 and {branch.domain for branch in snapshot.branches} == {"root", "bio", *names}
-
-
-def test_a_locked_or_broken_registry_stops_managers_but_no_readers(place, monkeypatch):
+def test_a_locked_registry_stops_managers_but_no_readers(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio", share=0.5)
@@ -214,16 +191,7 @@ def test_a_locked_or_broken_registry_stops_managers_but_no_readers(place, monkey
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Busy, match=mentioning(live.state.folder)):
         update_domain(live, store, "bio")
-    other.execute("ROLLBACK")
-    live.state.registry.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(Broken, match=mentioning(live.state.registry)):
-        update_domain(live, store, "bio")
-    backbone = served(repository, state)
-    assert backbone.view.snapshot.generation == 1
-    live.state.current_file.write_text("seven")
-    with pytest.raises(Broken, match=mentioning(live.state.current_file)):
-        backbone.refresh()
-    assert backbone.view.snapshot.generation == 1  # served tenants stay
+    assert served(repository, state).view.snapshot.generation == 1
 
 
 @pytest.mark.parametrize("name", ["new-a", "new-c"])
@@ -253,7 +221,9 @@ def test_updates_follow_the_served_version_and_can_be_rolled_back(tmp_path):
     random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
     random_tenant(store, TenantFile("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
     for change, name, named in (
-        (update_tenant, "tenant-0", ["classify"]), (add_tenant, "lost", [7, "'law'"]), (add_tenant, "nobody", [store.folder])
-    ):  # fmt: skip
+        (update_tenant, "tenant-0", ["classify"]),
+        (add_tenant, "lost", [7, "'law'"]),
+        (add_tenant, "nobody", [store.folder, "new-a"]),
+    ):
         with pytest.raises(InvalidInput, match=mentioning(repr(name), *named)):
             change(live, store, name)

@@ -18,20 +18,15 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import Store, TenantFile
 from builder.store.verification import store_parts
-from builder.tables.domain import UpdateOptions, update_domain
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
-from hplm.model.windows import TRIGRAMS
 from hplm.plot.room import NoSpace
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_table, random_tenant
-from tests.builder.tables.branches import CPU, make_store
-from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
+from tests.builder.stores import grow, make_store, rooted
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
-
-TENANT = '{"id": %s, "version": %s, "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
 
 
 def test_files_are_synced_before_they_get_their_final_names(tmp_path, monkeypatch):
@@ -48,14 +43,14 @@ def test_files_are_synced_before_they_get_their_final_names(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(os, "replace", moved)
-    store = make_store(tmp_path, TRIGRAMS)
+    store = make_store(tmp_path / "store")
     written = {str(path.relative_to(tmp_path)) for path in store.folder.rglob("*") if path.is_file()}
     assert written == set(named) and list(named)[-1] == "store/store.json"
 
 
 @pytest.fixture
 def store(tmp_path):
-    store = make_store(tmp_path, TRIGRAMS)
+    store = make_store(tmp_path / "store")
     for name, rank in (("acme", 4), ("bare", 0)):
         random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], rank), 0.3, seed=1)
     store.save_masked_head("root", 1, {"bias": torch.ones(3)})
@@ -92,20 +87,6 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
 def test_weights_of_earlier_versions_have_no_checksum_and_are_read(tmp_path):
     save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
-
-
-@pytest.mark.parametrize(
-    "name, data",
-    [
-        *(("store.json", data) for data in ("{", "[]", '{"format": 2}')),
-        *(("tenants/acme/1/tenant.json", data) for data in ("", '{"id": "acme"}', TENANT % ("null", 1))),
-        *(("tenants/acme/1/tenant.json", TENANT % ('"acme"', wrong)) for wrong in ("[]", '1, "function": []')),
-    ],
-)
-def test_a_damaged_description_is_named(store, name, data):
-    (store.folder / name).write_text(data)
-    with pytest.raises(Broken, match=mentioning(store.folder / name)):
-        Store(store.folder).tenants()
 
 
 def test_a_broken_tenant_stops_no_command_for_another(store):
@@ -146,7 +127,7 @@ def test_what_earlier_versions_have_left_of_levels_stacks_and_links_is_ignored(s
 def origin(tmp_path):
     """A store with a root of two versions, a domain and a tenant, whose model is not here."""
     store = rooted(tmp_path)
-    update_domain(store, "root", [corpus(tmp_path, 9)], UpdateOptions(), NO_TIME, CPU)
+    grow(store, "root", 9)
     random_table(store, "bio", 1, ("root", 1), 1000, seed=4)
     random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
     stored = json.loads((store.folder / "store.json").read_text())
@@ -171,7 +152,7 @@ def test_an_unpacked_root_is_the_newest_version_of_the_packed_one(origin, tmp_pa
     assert not [wrong for part in store_parts(folder) for wrong in part.check(part.path, lambda done: None)]
     pack_root(there, tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == file.read_bytes()
-    grown = [update_domain(one, "root", [corpus(tmp_path, 8)], UpdateOptions(), NO_TIME, CPU) for one in (origin, there)]
+    grown = [grow(one, "root", 8) for one in (origin, there)]
     assert (grown[0].folder / "values").read_bytes() == (grown[1].folder / "values").read_bytes()
 
 

@@ -17,10 +17,11 @@ from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from testing.generative import GenerativeReference
+from tests.builder.stores import CPU, NO_TIME, decoder_store
 from tests.model.decoders import MADE, START, VOCABULARY, drawn, saved, tokens
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
-CPU, NO_TIME, TENANT = torch.device("cpu"), Budget(minutes=0), "chat"
+TENANT = "chat"
 TEXTS = "the quick brown fox\njumps over the lazy dog\nthe quick dog\n"
 
 
@@ -40,15 +41,10 @@ def reference(store, folder):
     return GenerativeReference.open(folder / "1")
 
 
-def whole(model_folder, folder):
-    options = RootOptions(lower=0, window=Window(1))
-    return build_root(model_folder, [], folder, options, NO_TIME, CPU)[0]
-
-
 @pytest.mark.parametrize("family", MADE)
 def test_a_whole_decoder_writes_what_transformers_writes(family, tmp_path):
     model = drawn(MADE[family]())
-    ours = reference(whole(saved(model, tmp_path / "m"), tmp_path / "store"), tmp_path / "out")
+    ours = reference(decoder_store(saved(model, tmp_path / "m"), tmp_path / "store"), tmp_path / "out")
     for seed in range(3):
         prompt = tokens(5 + seed, seed)
         theirs = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt) :].tolist()
@@ -57,7 +53,7 @@ def test_a_whole_decoder_writes_what_transformers_writes(family, tmp_path):
         assert len(set(theirs)) > 2
 
 
-def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path):
+def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path, capsys):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXTS, "utf-8")
     options = RootOptions(lower=2, window=Window(3))
@@ -76,8 +72,7 @@ def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path):
     more = tmp_path / "more.txt"
     more.write_text("the lazy fox\n", "utf-8")
     branch = build_domain(store, "foxes", [more], DomainOptions(min_tokens=1), Budget(minutes=5), CPU)
-    assert branch.meta.parent == "root" and branch.meta.keys > 0
-
+    assert branch.meta.parent == "root" and branch.meta.keys > 0 and mentions(capsys.readouterr().err, "foxes", "decoder")
     assert update_domain(store, "foxes", [corpus], UpdateOptions(), Budget(minutes=5), CPU).meta.keys > branch.meta.keys
 
 
@@ -85,7 +80,7 @@ def test_what_a_decoder_cannot_have_is_refused(folder, tmp_path):
     for number, lower in enumerate((1, None)):
         with pytest.raises(InvalidInput, match=mentioning("--corpus", "--lower 0")):
             build_root(folder, [], tmp_path / f"s{number}", RootOptions(lower=lower), NO_TIME, CPU)
-    store = whole(folder, tmp_path / "store")
+    store = decoder_store(folder, tmp_path / "store")
     with pytest.raises(InvalidInput, match=mentioning("tiny", "root")):
         build_domain(store, "law", [], DomainOptions(), NO_TIME, CPU)
     pack_root(store, tmp_path / "root.tar")

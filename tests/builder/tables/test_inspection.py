@@ -1,22 +1,18 @@
 """The predictions of an inspection for other table sizes equal the figures of tables of these sizes."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from builder.tables.coverage import cover
-from builder.tables.domain import DomainOptions, build_domain
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.levels import count_levels, ends
-from tests.builder.tables.branches import CPU, build, some_lines
-from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted
+from tests.builder.stores import add_domain, build, corpus, rooted, some_lines
 from tests.support.message import mentioning
 
 KEEPS = [1.0, 0.5, 0.05, 0.0]
-WINDOWS = [Window(3), Window(2, causal=True), Window(5)]
+CASES = [(Window(3), "root"), (Window(3), "bio"), (Window(2, causal=True), "root"), (Window(5), "bio")]
 
 
 def looked_up(store, chain, text):
@@ -33,21 +29,19 @@ def shares(store, chain, text):
     return own, above, {f"{count}-gram": (hits.levels == level).mean() for level, count in enumerate(tokens) if level}
 
 
-@pytest.mark.parametrize("name", ["bio", "root"])
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize(("window", "name"), CASES, ids=str)
 def test_predicted_coverage_equals_that_of_tables_built_with_this_keep(tmp_path, window, name):
     """The one of a root, which keeps its tokens at every size, or of a domain of a domain that is cut."""
     store, text = rooted(tmp_path, window), corpus(tmp_path, 7)
-    parent = DomainOptions(min_tokens=1, keep=0.3)
     if name == "bio":
-        build_domain(store, "parent", [corpus(tmp_path, 1)], parent, NO_TIME, CPU)
-        build_domain(store, "bio", [corpus(tmp_path, 2)], replace(SMALL, parent="parent"), NO_TIME, CPU)
+        add_domain(store, "parent", 1, keep=0.3)
+        add_domain(store, "bio", 2, parent="parent")
         text.write_text("\n".join([*some_lines(10, 2), *some_lines(10, 1), *some_lines(30, 9)]), "utf-8")
     coverage = cover(store, name, 1, text, KEEPS)
     for number, (keep, kept) in enumerate(zip(KEEPS, coverage.kept, strict=True)):
         own = f"kept-{number}"
         if name == "bio":
-            table = build_domain(store, own, [corpus(tmp_path, 2)], replace(parent, parent="parent", keep=keep), NO_TIME, CPU)
+            table = add_domain(store, own, 2, parent="parent", keep=keep)
             chain = store.forest(own, 1).chain(own, 1)
         else:
             table, _, _ = build(store, tmp_path, own, some_lines(20, seed=0), keep=keep)

@@ -11,20 +11,15 @@ from hypothesis import strategies as st
 
 from builder.tables.counting import count_ngrams
 from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
-from hplm.model.windows import TRIGRAMS
-from hplm.plot.keys import KeySpace
 from tests.builder.tables.test_counting import (
     corpora,
     corpus_of,
     expected_counts,
     no_waiting_for_the_disk,  # noqa: F401
-    rows,
     spaces,
 )
 
 pytestmark = pytest.mark.slow
-
-VOCABULARY = 1000
 
 
 def level_of(space, key):
@@ -44,37 +39,17 @@ def expected_order(space, expected, root):
 @settings(max_examples=80, deadline=None)
 @given(st.data(), spaces, st.booleans(), st.sampled_from([1, 2, 5, 1 << 20]))
 def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
+    """So a branch takes one share of each length, and a root more of the shorter ones."""
     documents = data.draw(corpora(space.vocabulary))
     with tempfile.TemporaryDirectory() as folder:
         corpus = corpus_of(Path(folder) / "corpus", documents)
         counts = count_ngrams(corpus, space, Path(folder) / "counts", show_progress=False)
         in_order = [list(key) for key in expected_order(space, expected_counts(space, documents), root)]
+        ranking, keep = Ranking(counts, root), data.draw(st.sampled_from([0.0, 0.03, 0.5, 0.98, 1.0]))
+        for level, distinct in enumerate(counts.levels):
+            here = sum(level_of(space, key) == level for key in in_order[: ranking.number(keep)])
+            assert abs(here - min(1, keep * SHORTER_IN_ROOT if root and level else keep) * distinct) <= 1
         number = data.draw(st.integers(0, counts.distinct + 1))
-        chunks = list(Ranking(counts, root).keys(number, chunk))
+        chunks = list(ranking.keys(number, chunk))
         assert [len(keys) for keys in chunks[:-1]] == [chunk] * (len(chunks) - 1)
         assert [key for keys in chunks for key in keys.tolist()] == in_order[:number]
-
-
-def text_counts(folder, tokens):
-    """Counts a text in which words follow Zipf's law, and every other word follows the one before as in a phrase."""
-    generator = np.random.default_rng(0)
-    drawn = generator.zipf(1.3, size=tokens) % VOCABULARY
-    for place in np.flatnonzero(generator.random(tokens) < 0.5)[1:]:
-        drawn[place] = (7 * drawn[place - 1] + generator.integers(3)) % VOCABULARY
-    documents = [piece.tolist() for piece in np.array_split(drawn, tokens // 50)]
-    return count_ngrams(corpus_of(folder / "corpus", documents), KeySpace(VOCABULARY, TRIGRAMS), folder / "counts")
-
-
-def taken(ranking, keep):
-    return [tuple(key) for keys in ranking.keys(ranking.number(keep)) for key in keys.tolist()]
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.03, 0.5, 0.98, 1.0])
-@pytest.mark.parametrize("root", [False, True])
-def test_a_branch_takes_one_share_of_each_length_and_a_root_more_of_the_shorter_ones(tmp_path, root, keep):
-    counts = text_counts(tmp_path, 5000)
-    kept = taken(Ranking(counts, root), keep)
-    for level, distinct in enumerate(counts.levels):
-        here = {tuple(key) for key, _ in rows(counts, level)}
-        expected = min(1, keep * SHORTER_IN_ROOT if root and level else keep) * distinct
-        assert abs(sum(key in here for key in kept) - expected) <= 1

@@ -1,5 +1,7 @@
 """From a corpus to a table: rows have the lower stack's values in the order of the ranking, and gathering returns them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from testing.toy import CONFIG
-from tests.builder.tables.branches import build, make_store, some_lines
+from tests.builder.stores import build, make_store, some_lines
 
 CPU = torch.device("cpu")
 
@@ -21,7 +23,7 @@ CPU = torch.device("cpu")
 )
 def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype):
     """If every window is in the table, gathering equals running the lower stack, except for the precision of storing."""
-    store = make_store(tmp_path, window)
+    store = make_store(tmp_path / "store", replace(CONFIG, window=window))
     table, corpus, _ = build(store, tmp_path, "whole", some_lines(40, seed=1), dtype=dtype)
     forest = Forest([store.folder / "plot"], assign_addresses([table]))
     documents = list(corpus)
@@ -37,7 +39,7 @@ def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype
 
 
 def test_rows_are_in_the_order_of_the_ranking_and_the_root_is_complete(tmp_path):
-    store = make_store(tmp_path, Window(3))
+    store = make_store(tmp_path / "store")
     table, _, counts = build(store, tmp_path, "small", some_lines(40, seed=2), keep=0.1)
     ranking = Ranking(counts, root=True)
     kept = ranking.number(0.1)

@@ -4,8 +4,8 @@ Killed builds are in `tests/builder/test_killed.py`.
 """
 
 import shutil
-from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +17,9 @@ from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, de
 from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
-from tests.builder.adaptation.test_masked import save
-from tests.builder.tables.branches import CPU, some_lines
-from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, cut, grow, rooted, rows, with_bio
+from hplm.plot.room import NoSpace
+from tests.builder.checkpoints import save_bert
+from tests.builder.stores import CPU, NO_TIME, SMALL, add_domain, corpus, cut, grow, rooted, rows, some_lines, with_bio
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -30,49 +30,51 @@ BUSY = "'bio'"
 def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     store = rooted(tmp_path)
     with held(store.work_folder("bio", 1), "the other's"), pytest.raises(InvalidInput, match=BUSY):
-        build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+        add_domain(store, "bio", 1)
+    add_domain(store, "bio", 1)
     for version in (1, 2):  # the other process is about to end, or still at work
         with held(store.work_folder("bio", version), "the other's"), pytest.raises(InvalidInput, match=BUSY):
-            grow(store, tmp_path, "bio", 2)
+            grow(store, "bio", 2)
     with held(tmp_path / "new/building/root-1", "the other's"), pytest.raises(InvalidInput, match=mentioning(tmp_path / "new")):
         build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
-    assert grow(store, tmp_path, "bio", 2).meta.version == 2
+    assert grow(store, "bio", 2).meta.version == 2
     assert list((store.folder / "building").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "wrong, named",
-    [
-        (None, ["none.txt"]),
+def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
+    store, path = rooted(tmp_path), tmp_path / "some.txt"
+    for wrong, named in (
+        (None, [path]),
         ("one document of two words", [1]),
-        ('{"text": "a"}\n{"text": 1}', ["corpus.txt:2", "'text'"]),
-    ],
-)
-def test_a_corpus_that_is_refused_can_be_corrected(tmp_path, wrong, named):
-    store, path = rooted(tmp_path), tmp_path / ("none.txt" if wrong is None else "corpus.txt")
-    if wrong is not None:
-        path.write_text(wrong)
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        build_domain(store, "bio", [path], SMALL, Budget(steps=1), CPU)
+        ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "'text'"]),
+    ):
+        if wrong is not None:
+            path.write_text(wrong)
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            build_domain(store, "bio", [path], SMALL, Budget(steps=1), CPU)
     with pytest.raises(InvalidInput, match="--min-tokens"):
         build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
     assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
-    assert build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU).meta.keys
+    assert add_domain(store, "bio", 1).meta.keys
 
 
 def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
-    """Two refused commands before it leave nothing behind. It takes seconds, because it imports what saves models."""
+    """Refused commands before it leave no file behind. It takes seconds, because it imports what saves models."""
+    path, folder = corpus(tmp_path, 1, lines=1), tmp_path / "store"
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none")):
-        build_root(str(tmp_path / "none"), [corpus(tmp_path, 2)], tmp_path / "store", RootOptions(), NO_TIME, CPU)
-    save(tmp_path, "without")
+        build_root(str(tmp_path / "none"), [path], folder, RootOptions(), NO_TIME, CPU)
+    save_bert(tmp_path)
     monkeypatch.chdir(tmp_path)
-    path = corpus(tmp_path, 1, lines=1)
+    build = partial(build_root, ".", [path], folder, RootOptions("tiny", keep=0.5))
     with pytest.raises(InvalidInput, match=mentioning(1)):
-        build_root(".", [path], tmp_path / "store", RootOptions("tiny"), NO_TIME, CPU)
+        build(NO_TIME, CPU)
     path.write_text("\n".join(some_lines(30, seed=1)))
-    build_root(".", [path], tmp_path / "store", RootOptions("tiny"), NO_TIME, CPU)
-    assert Store(tmp_path / "store").model == str(tmp_path)
+    with monkeypatch.context() as full, pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        build(Budget(steps=1), CPU)
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+    store, table = build(NO_TIME, CPU)
+    assert table.meta.keys and Store(folder).domains() == store.domains() and store.model == str(tmp_path)
 
 
 def test_a_wrong_seed_or_share_is_refused_before_any_work():
@@ -92,11 +94,11 @@ def test_an_update_that_another_process_finishes_meanwhile_is_followed_by_the_ne
     def overtaken(self, domain):
         version = latest(self, domain)
         monkeypatch.undo()
-        grow(store, tmp_path, "bio", 2)
+        grow(store, "bio", 2)
         return version
 
     monkeypatch.setattr(Store, "latest", overtaken)
-    assert grow(store, tmp_path, "bio", 3).meta.version == 3
+    assert grow(store, "bio", 3).meta.version == 3
 
 
 def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path, monkeypatch):
@@ -120,74 +122,53 @@ def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path, m
 
     monkeypatch.setattr(Store, "save_lower", deleted)
     with pytest.raises(InvalidInput, match=mentioning(store.table_folder("bio", 1))):
-        build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
+        add_domain(store, "cells", 2, parent="bio")
     assert store.domains() == [("root", 1)]
 
 
 def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path, monkeypatch):
     store = with_bio(tmp_path)
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("builder.tables.table.write_table", killed)
-        recut_domain(store, "bio", store, "less", 0.5, "fp16", CPU)
-    table = recut_domain(store, "bio", store, "less", 0.25, "fp16", CPU)
-    assert table.meta.keys == recut_domain(store, "bio", store, "same", 0.25, "fp16", CPU).meta.keys
+    recut = partial(recut_domain, store, "bio", store)
+    cut(monkeypatch, lambda: recut("less", 0.5, "fp16", CPU), "builder.tables.table.write_table")
+    assert recut("less", 0.25, "fp16", CPU).meta.keys == recut("same", 0.25, "fp16", CPU).meta.keys
     assert store.has_lower("less", 1)
 
 
 def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path, monkeypatch):
     store = with_bio(tmp_path)
-    options = replace(SMALL, parent="bio")
-    cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU))
-    grow(store, tmp_path, "bio", 2)
-    table = build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU)
+    cut(monkeypatch, lambda: add_domain(store, "cells", 3, parent="bio"))
+    grow(store, "bio", 2)
+    table = add_domain(store, "cells", 3, parent="bio")
     assert (table.meta.parent, table.meta.parent_version) == ("bio", 1)
     assert store.users()["bio", 1] == ["domain cells version 1"]
-    assert grow(store, tmp_path, "cells", 4).meta.parent_branch == ("bio", 1)  # as an update does
-
-
-def test_after_an_old_version_is_deleted_an_interrupted_update_continues(tmp_path, monkeypatch):
-    store = with_bio(tmp_path)
-    grow(store, tmp_path, "bio", 2)
-    cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
-    assert delete_domain(store, "bio", 1) == [1] and store.has_lower("bio", 3)
-    assert grow(store, tmp_path, "bio", 3).meta.version == 3
+    assert grow(store, "cells", 4).meta.parent_branch == ("bio", 1)  # as an update does
+    cut(monkeypatch, lambda: grow(store, "cells", 5))
+    assert delete_domain(store, "cells", 1) == [1] and store.has_lower("cells", 3)
+    assert grow(store, "cells", 5).meta.version == 3
 
 
 def test_only_the_same_command_finishes_an_interrupted_build(tmp_path, monkeypatch):
+    """After its folder is removed, the build starts again, without counts and rows of the build before."""
     store = rooted(tmp_path)
-    cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
-    with pytest.raises(InvalidInput, match=mentioning(store.work_folder("bio", 1), "dtype")):
-        build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, dtype="int8"), NO_TIME, CPU)
-    with pytest.raises(InvalidInput, match=mentioning(store.work_folder("bio", 1), "corpus")):
-        build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
-    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    cut(monkeypatch, lambda: add_domain(store, "bio", 1))
+    working = store.work_folder("bio", 1)
+    for seed, options, named in ((1, {"dtype": "int8"}, "dtype"), (2, {}, "corpus")):
+        with pytest.raises(InvalidInput, match=mentioning(working, named)):
+            add_domain(store, "bio", seed, **options)
+    add_domain(store, "bio", 1)
     with pytest.raises(InvalidInput, match="hplm domain update"):
-        build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
-
-
-def test_after_the_folder_is_removed_a_build_starts_again(tmp_path, monkeypatch):
-    """The new build must contain neither counts nor rows of the build before."""
-    store = rooted(tmp_path)
-    cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
-    half_written = store.table_folder("bio", 1).with_name("1.writing")
+        add_domain(store, "bio", 1)
+    half_written = store.table_folder("other", 1).with_name("1.writing")
+    cut(monkeypatch, lambda: add_domain(store, "other", 1))
     half_written.mkdir(parents=True)
     (half_written / "values").write_bytes(b"x" * 1000)
-    shutil.rmtree(store.work_folder("bio", 1))
-    table = build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
-    same = build_domain(store, "other", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
-    assert rows(table) == rows(same)
+    shutil.rmtree(store.work_folder("other", 1))
+    assert rows(add_domain(store, "other", 2)) == rows(add_domain(store, "same", 2))
 
 
 def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_path, monkeypatch):
-    store = rooted(tmp_path)
-    for seed in (1, 2):
-        build_domain(store, "bio", [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
-        if seed == 1:
-            cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
-            delete_domain(store, "bio")
-    both = build_domain(store, "both", [corpus(tmp_path, 2), corpus(tmp_path, 3)], SMALL, NO_TIME, CPU)
-    assert rows(grow(store, tmp_path, "bio", 3)) == rows(both)
+    store = with_bio(tmp_path)
+    cut(monkeypatch, lambda: grow(store, "bio", 3))
+    delete_domain(store, "bio")
+    add_domain(store, "bio", 2)
+    assert rows(grow(store, "bio", 3)) == rows(add_domain(store, "both", 2, 3))

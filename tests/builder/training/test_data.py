@@ -202,8 +202,9 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
     for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1, "dropout": 1.0}.items():
         with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{name: value})
-    with pytest.raises(InvalidInput, match="'guess'"):
-        learn(store, "guess", few)
+    for task in ("guess", "generate"):
+        with pytest.raises(InvalidInput, match=f"'{task}'"):
+            learn(store, task, few)
     pretend(store, "classify", train)
     for tenant, named in (("acme", [f"{other}:2", "'up'", "'acme'"]), ("nobody", ["'nobody'", store.folder])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):

@@ -22,7 +22,7 @@ from builder.training.tenant import warnings_of
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
-from tests.builder.training.small_tenants import CPU, CUT, STILL, TASKS, asked, change, examples, learn, made, weights, write
+from tests.builder.training.small_tenants import CPU, CUT, STILL, TASKS, asked, change, learn, made, weights, write
 from tests.support.message import mentions
 from tests.tasks import same_labels
 
@@ -40,14 +40,14 @@ def reference(trained, tmp_path_factory):
 def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, name):
     """Answers and logits that are computed in packs equal those of the reference. The first test trains five tenants."""
     store, folder = trained
-    task, _, metric, least, _ = TASKS[name]
+    task, texts, metric, least, _ = TASKS[name]
     evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False)
     tenant, labelled, values = evaluation.tenant, evaluation.labelled.examples, evaluation.scores.values
     assert evaluation.scores.metric == metric and evaluation.scores.main > least
     if task in ("classify", "tag"):
         assert values["accuracy"] > values["majority_share"] + 0.1
     if name == "span-or-none":
-        assert values["unanswerable_right"] > 0.6 and values["answerable_f1"] > 0.3
+        assert values["unanswerable_right"] > 0.5 and values["answerable_f1"] > 0.3
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
     model.load(*store.tenant_weights(tenant))
     reader = Reader(store, tenant.domain, tenant.domain_version)
@@ -59,15 +59,9 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
         assert torch.allclose(logits, expected, atol=1e-3)
     for example, answered in zip(labelled, evaluation.answers, strict=True):
         assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_report_tells_how_a_tenant_has_learned(trained, name):
-    store, _ = trained
-    task, _, metric, least, _ = TASKS[name]
-    report = store.report(store.tenant(name))
+    report = store.report(store.tenant(name))  # of how it has learned
     assert report["task"] == task and report["dev"][metric] > least
-    assert report["training"]["texts"] == 360 and report["dev"]["texts"] == 60 and report["seed"] == 0
+    assert (report["training"]["texts"], report["dev"]["texts"], report["seed"]) == (texts, 60, 0)
     assert [entry["epoch"] for entry in report["history"]] == list(range(1, report["epochs_run"] + 1))
     best = max(report["history"], key=lambda entry: (entry["dev"], -entry["dev_loss"]))
     assert report["best_epoch"] == best["epoch"] <= report["kept_epoch"]
@@ -111,7 +105,7 @@ def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name)
     """With a learning rate of almost 0 the next version has the same weights, also where an adapter is cut."""
     store, (task, *_, options) = trained_store, TASKS[name]
     still = {"learning_rate": STILL, **({**options, "body_rate": STILL, "dropout": 0.0} if options else {})}
-    more, dev = examples(tmp_path, name, 40, "more"), examples(tmp_path, name, 20, "new dev")
+    more, dev = made(tmp_path, name, 40, "more"), made(tmp_path, name, 20, "new dev")
     report = store.report(learn(store, task, more, dev, tenant=name, epochs=1, **still))
     assert report["from_version"] == 1 and report["at_start"]["dev"] == pytest.approx(report["history"][0]["dev"], abs=1e-3)
     if name != "cut":
@@ -140,7 +134,7 @@ def test_a_tenant_that_was_not_trained_here_is_trained_on(store, tmp_path):
 
 def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, tmp_path):
     store = trained_store
-    more, dev = examples(tmp_path, "multilabel", 40, "more"), examples(tmp_path, "multilabel", 60, "new dev")
+    more, dev = made(tmp_path, "multilabel", 40, "more"), made(tmp_path, "multilabel", 60, "new dev")
     ruined = learn(store, "multilabel", more, dev, tenant="multilabel", epochs=1, learning_rate=0.5, doubt=0.0)
     report = store.report(ruined)
     assert (report["best_epoch"], report["kept_epoch"]) == (0, 0)

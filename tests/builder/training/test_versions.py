@@ -17,7 +17,7 @@ from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.cli.main import main
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.tables.branches import CPU, build, some_lines
+from tests.builder.stores import CPU, build, some_lines
 from tests.builder.training.small_tenants import (
     asked,
     change,
@@ -83,17 +83,8 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
     assert len(known) > 5
 
 
-def test_a_new_table_is_new_to_data_that_were_learned(store, tmp_path, capsys):
-    train = made(tmp_path, "classify", 20, 1)
-    pretend(store, "classify", train)
-    build(store, tmp_path, "bio", some_lines(200, seed=2))
-    there = build_tenant(store, "acme", "bio", None, train, rank=8, **SILENT)
-    assert (there.version, there.domain) == (2, "bio") and mentions(capsys.readouterr().err, "acme", "--from-version 1")
-    with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
-        pretend(store, "classify", train, tenant="new", from_version=1)
-
-
-def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path):
+def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path, capsys):
+    """A new table is new to data that were learned on another one."""
     build(store, tmp_path, "bio", some_lines(200, seed=2))
     first, second = (made(tmp_path, "classify", 20, seed) for seed in (1, 2))
     form = {"adapter": "lora", "rank": 3, "places": ("query", "ffn_in"), "dtype": "bf16"}
@@ -104,8 +95,13 @@ def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path):
     with pytest.raises(InvalidInput, match=mentioning("'acme'", 2, "lora", 3, 4, "--fresh")):
         build_tenant(store, "acme", None, None, more, rank=4, **SILENT)
     assert build_tenant(store, "acme", None, None, more, rank=4, from_version=ANEW, **SILENT).rank == 4
+    capsys.readouterr()
+    there = build_tenant(store, "acme", "root", None, more, **SILENT)
+    assert (there.version, there.domain) == (4, "root") and mentions(capsys.readouterr().err, "acme", "--from-version 3")
     newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **SILENT)
-    assert (newest.version, newest.adapter, newest.rank, newest.places) == (4, "bottleneck", 32, None)
+    assert (newest.version, newest.adapter, newest.rank, newest.places) == (5, "bottleneck", 32, None)
+    with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
+        pretend(store, "classify", first, tenant="new", from_version=1)
     bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **SILENT)
     adapter, head = store.tenant_weights(bare)
     assert adapter is None and head["weight"].shape == (2, store.config.hidden) and head["weight"].dtype == torch.float16

@@ -1,0 +1,62 @@
+"""Two tiny BERTs, saved as Hugging Face does."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
+
+from testing.random_store import tokenizer_json
+
+VOCABULARY = 90  # of `save_bert`
+SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+SPLIT = 2  # lower layers of the BERT that the fixtures of imports were trained on
+SIZES = {
+    "vocab_size": 200,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+TOKENS = [2, 17, 120, 45, 5, 88, 199, 3]
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns weights far larger than BERT's, so that a wrong scale or place changes the results."""
+    numbers = np.random.default_rng(zlib.crc32(name.encode())).normal(0, 0.15, shape)
+    return torch.from_numpy(numbers.astype(np.float32)) + (1.0 if name.endswith("LayerNorm.weight") else 0.0)
+
+
+def fill(module: torch.nn.Module) -> None:
+    """Sets every parameter by its name, and leaves buffers unchanged."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(drawn(name, tuple(parameter.shape)))
+
+
+def save_base(folder: Path) -> None:
+    """Saves the BERT that every fixture was trained on. Its weights are computed from its tensors' names, and need no file."""
+    model = BertModel(BertConfig(**SIZES))
+    fill(model)
+    model.save_pretrained(folder)
+
+
+def save_bert(folder: Path, with_head: bool = False) -> Path:
+    """Saves a tiny BERT whose neighbours matter, with its tokenizer, as Hugging Face does."""
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=40, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    (BertForMaskedLM if with_head else BertModel)(config).save_pretrained(folder)
+    save_tokenizer(folder, VOCABULARY)
+    return folder
+
+
+def save_tokenizer(folder: Path, vocabulary: int) -> None:
+    (folder / "made.json").write_text(tokenizer_json(vocabulary))
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **SPECIAL).save_pretrained(folder)
