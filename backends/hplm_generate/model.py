@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from hplm.engine.copied import measure_copy
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.engine.views import Watch
 from hplm.errors import HplmError, InvalidInput, word_of
-from hplm.generation.asked import promise_of, sampling_of
 from hplm.generation.choosing import Token
+from hplm.generation.promise import promise_of
 from hplm.generation.request import Piece, Request
+from hplm.generation.sampling import sampling_of
 from hplm.generation.service import Service
 from hplm.generation.settings import read_settings
 from hplm.metrics import names
@@ -58,15 +59,6 @@ FINISH_REASON, PROMPT_TOKENS, GENERATED_TOKENS, LOGPROBS = RETURNED = (
 )  # inputs that ask for more outputs
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The parts of an answer that the client asked for."""
-
-    stream: bool
-    choices: int
-    returned: frozenset[str]  # of RETURNED
-
-
 @dataclass
 class Choice:
     """The part of one answer, of `n`, that was not sent yet."""
@@ -79,13 +71,26 @@ class Choice:
 class Answer:
     """Sends what is said of one request. It has exactly one end, whatever fails."""
 
-    def __init__(self, sender: replies.Sender, wanted: Wanted, prompts: Prompts, count: Callable[[Piece | str], None]) -> None:
-        """`count` is called once for each answer, with the last piece or the word of the error that the client got."""
+    def __init__(
+        self,
+        sender: replies.Sender,
+        prompts: Prompts,
+        count: Callable[[Piece | str], None],
+        *,
+        choices: int,
+        stream: bool,
+        returned: Set[str],
+    ) -> None:
+        """`count` is called once for each answer, with the last piece or the word of the error that the client got.
+
+        `stream`: send parts as they come. `returned`: more outputs that the client asked for, of RETURNED.
+        """
         self._sender = sender
-        self._wanted = wanted
         self._prompts = prompts
         self._count = count
-        self._unsent = [Choice() for _ in range(wanted.choices)]
+        self._stream = stream
+        self._returned = returned
+        self._unsent = [Choice() for _ in range(choices)]
         self.ended = False
         self.name = ""  # of a prompt that the model `hplm` has forwarded
 
@@ -100,7 +105,7 @@ class Answer:
         choice.text += piece.text
         choice.finish = piece.finish or ""
         choice.tokens += piece.tokens
-        if not (piece.is_last or self._wanted.stream):
+        if not (piece.is_last or self._stream):
             return
         try:
             outputs = self._outputs(piece)
@@ -134,7 +139,7 @@ class Answer:
         return self._sender.is_cancelled
 
     def _outputs(self, piece: Piece) -> dict[str, Array]:
-        returned, parts = self._wanted.returned, self._unsent
+        returned, parts = self._returned, self._unsent
         outputs = {"text_output": _strings([part.text for part in parts])}
         if FINISH_REASON in returned:
             outputs["finish_reason"] = _strings([part.finish for part in parts])
@@ -174,7 +179,7 @@ class TritonPythonModel:
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         self._put_back = 0  # as counted until now
-        self._seats = settings.seats
+        self._seats = settings.max_sequences
         self._adapters: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # loaded and awaited, as published last
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._look)
         self._mark = Mark(os.getppid())
@@ -223,8 +228,8 @@ class TritonPythonModel:
         stream = replies.flag(request, "stream")
         if not replies.flag(request, "exclude_input_in_output", otherwise=stream or isinstance(prompt, Messages)):
             sampling = replace(sampling, echo=True)
-        wanted = Wanted(stream, sampling.n, frozenset(name for name in RETURNED if replies.flag(request, name)))
-        answer = Answer(sender, wanted, self._prompts, self._count)
+        returned = {name for name in RETURNED if replies.flag(request, name)}
+        answer = Answer(sender, self._prompts, self._count, choices=sampling.n, stream=stream, returned=returned)
         answer.name = str(parameters.get(PROMPT, "")) if forwarded else ""
         self._open[answer] = self._service.submit(
             view,
@@ -236,7 +241,6 @@ class TritonPythonModel:
             truncate=asked_flag(parameters, "truncate"),
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             arrival_ns=self._arrivals.arrival_ns(parameters, received_ns),
-            id=replies.request_id(request),
         )
 
     def _cancel(self, name: str) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
-from hplm.generation.cache import CUDA_BLOCK, Cache
+from hplm.generation.cache import CUDA_BLOCK, Cache, Room, places_of
 from hplm.generation.kernel import fits, kernel
-from hplm.generation.room import Room, places_of
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.model.sending import sent

@@ -1,4 +1,7 @@
-"""Chooses the next token of each row of logits. Every row has settings of its own, and no row changes another's choice."""
+"""Chooses the next token of each row of logits. Every row has settings of its own, and no row changes another's choice.
+
+A draw takes one uniform number, from a seed and the token's place. So company and timing never change it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.generation.draws import uniform
 from hplm.generation.sampling import Sampling
 from hplm.model.sending import sent
 from hplm.model.tensors import array_of, tensor_of
 
 CANDIDATES = 256  # the likeliest tokens, which nearly always hold all that `top_p` allows
 NO_IDS = np.empty(0, dtype=np.int64)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BITS = 24  # as many as a float of 32 bits holds exactly
 
 
 @dataclass(frozen=True)
@@ -155,3 +159,26 @@ def _bounds_among(first: Tensor, scaled: Tensor, bounds: Tensor, settings: Seque
         return None
     last = torch.searchsorted(until, wanted).clamp(max=count - 1)
     return torch.where(below_one, torch.maximum(bounds, first.gather(1, last)), bounds)
+
+
+def mixed(numbers: Array) -> Array:
+    """Returns 64 random bits for each number of 64 bits: the function `splitmix64` of Steele, Lea and Flood (2014)."""
+    with np.errstate(over="ignore"):
+        bits = numbers + GOLDEN
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return bits ^ (bits >> np.uint64(31))
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Returns the seed of one answer of a request. The first answer has the request's own."""
+    if not choice:
+        return seed % 2**64
+    own = np.array([seed % 2**64], dtype=np.uint64)
+    return int(mixed(own ^ mixed(np.array([choice], dtype=np.uint64)))[0])
+
+
+def uniform(seeds: Array, places: Array) -> Array:
+    """Returns a number from 0 to below 1 for each pair of a seed and a place, float32."""
+    bits = mixed(seeds.astype(np.uint64) ^ mixed(places.astype(np.uint64)))
+    return (bits >> np.uint64(64 - BITS)).astype(np.float32) * np.float32(2.0**-BITS)

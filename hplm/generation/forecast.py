@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 BELIEVED = 8  # steps before predictions are used: a process starts slowly
 LEARNING = 0.1  # rate of the running means
 LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
+
+
+class Ahead(NamedTuple):
+    """Counts what waits before a request."""
+
+    sequences: float = 0
+    tokens: float = 0  # of prompts
+    places: float = 0
+
+    def plus(self, other: Ahead, times: float = 1) -> Ahead:
+        return Ahead(*(own + times * its for own, its in zip(self, other, strict=True)))
+
+
+NOTHING = Ahead()
 
 
 @dataclass(frozen=True)
@@ -20,17 +35,28 @@ class Load:
     token_ns: float = 0.0  # more for each token
     sequence_ns: float = 0.0  # more for each sequence
     seats: int = 0  # the most sequences that run together
+    step_tokens: int = 0  # the most tokens of a step
     places: int = 0  # of the whole cache
     free: int = 0  # of them, that no running sequence is expected to need
     uncomputed: int = 0  # tokens of prompts that have started
+    tenants: Mapping[int, bool] = field(default_factory=dict[int, bool])  # of those that run: whether a prompt is still read
     ends: Sequence[tuple[float, int]] = ()  # tokens left, and places in the end, of each that runs; the next end first
     mean_tokens: float = 1.0  # of an answer
+    further: Ahead = NOTHING  # further answers to requests that have started
 
-    def decoding_ns(self, sequences: int) -> float:
+    def decoding_ns(self, sequences: float) -> float:
         """Returns how long a step takes that adds a token to so many sequences."""
         return self.step_ns + sequences * (self.token_ns + self.sequence_ns)
 
-    def steps_until(self, places: int, seats: int) -> float:
+    def fair_ns(self, sequences: int, tenants: int, reading: int) -> float:
+        """Returns how long a step takes in which each tenant that only reads a prompt has an equal share of the time.
+
+        `sequences`: those that it adds a token to. `tenants`: all that have sequences in it.
+        """
+        growing_ns = self.decoding_ns(sequences)
+        return min(growing_ns * tenants / (tenants - reading), growing_ns + self.step_tokens * self.token_ns)
+
+    def steps_until(self, places: float, seats: float) -> float:
         """Returns after how many steps there are so many free places and seats."""
         places -= self.free
         seats -= self.seats - len(self.ends)
@@ -43,28 +69,16 @@ class Load:
         return steps + rounds * self.mean_tokens
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """The requests that wait before another one."""
+def forecast(load: Load, ahead: Ahead, prompt: int, places: int) -> tuple[float, float]:
+    """Returns when a request would get its first token, from now on, and the time between two tokens.
 
-    sequences: int
-    tokens: int
-    places: int
-
-
-@dataclass(frozen=True)
-class Times:
-    first_token_ns: float  # after the forecast
-    token_ns: float
-
-
-def forecast(load: Load, ahead: Ahead, prompt: int, places: int) -> Times:
-    """Returns the times of a request with so many tokens of a prompt, which needs so many places to start."""
+    Its prompt has so many tokens, and it needs so many places to start.
+    """
     together = min(load.seats, len(load.ends) + ahead.sequences + 1)
     step_ns = load.decoding_ns(together)
     waits = load.steps_until(ahead.places + places, ahead.sequences + 1) * step_ns
     reading = (load.uncomputed + ahead.tokens + prompt) * load.token_ns
-    return Times(waits + reading + step_ns, step_ns)
+    return waits + reading + step_ns, step_ns
 
 
 class Learned:

@@ -1,4 +1,4 @@
-"""The loop in a thread of its own. Another thread hands out what it says, so that a slow reader holds up no step."""
+"""The threads of a decoder: one reads prompts, one steps, and one hands out what is said. So none holds up another."""
 
 from __future__ import annotations
 
@@ -7,22 +7,42 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from hplm.errors import HplmError, Internal
+from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, QueueFull, for_client
 from hplm.generation.line import Line
 from hplm.generation.loop import Loop
 from hplm.generation.request import Piece, Request, Sequence
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.turns import Turns
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05  # seconds after an exception of the loop itself, so that the log does not fill at once
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
-STUCK_SECONDS = 60.0  # in one step, or in sending one piece: either takes milliseconds
+STUCK_SECONDS = 60.0  # in reading one prompt, in one step, or in sending one piece: each takes milliseconds
 MOST_FAILURES = 100  # of the loop in a row: nobody has been answered for some seconds
 
 T = TypeVar("T")
 Said = tuple[Request, Piece | HplmError]
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """A request whose prompt still has to be read, as the line for it sees it."""
+
+    request: Request
+    read: Callable[[], None]
+    left: int  # bytes of its prompt
+
+    @property
+    def tenant(self) -> int:
+        return self.request.source.uid
+
+    @property
+    def deadline_ns(self) -> int:
+        return self.request.start_by_ns
 
 
 class Generator:
@@ -32,10 +52,15 @@ class Generator:
         self,
         line: Line,
         loop: Callable[[Callable[[Request, Piece | HplmError], None]], Loop],
+        unread: Limits,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`loop` makes the loop, given what takes the pieces that it says. Its thread calls `begin` first."""
+        """`loop` makes the loop, given what takes the pieces that it says. Its thread calls `begin` first.
+
+        `unread`: how many prompts, and bytes of them, may wait to be read.
+        """
         self._line = line
+        self._unread: Turns[Unread] = Turns(unread, unread.work, time.monotonic_ns)
         self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
         self.loop = loop(lambda request, piece: self._said.put((request, piece)))
         self._begin = begin
@@ -43,16 +68,24 @@ class Generator:
         self._since: dict[str, float] = {}  # when each thread began what it is at; by its name, of those that do not wait
         self._failures = 0  # of the loop, since it last got on
         self._threads = [
+            threading.Thread(target=self._read, name="read", daemon=True),
             threading.Thread(target=self._generate, name="generate", daemon=True),
             threading.Thread(target=self._hand_out, name="say", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Takes a request, or raises. A request that was taken gets pieces through `respond`, and one end."""
-        self.loop.check(request)
-        self._line.offer(Sequence(request), time.monotonic_ns())
+    def submit(self, request: Request, read: Callable[[], None], size: int) -> None:
+        """Takes a request, or raises. A request that was taken gets pieces through `respond`, and one end.
+
+        `read` sets the tokens of its prompt, which has so many bytes, in another thread. There tenants take turns.
+        """
+        unread = Unread(request, read, max(1, size))
+        for one in self._unread.offer(unread):
+            full = QueueFull("too many prompts wait, and its tenant has the most: retry after 0.1 s")
+            if one is unread:
+                raise full
+            self._refuse(one.request, full)
 
     def cancel(self, request: Request) -> None:
         """Ends a request soon. It still gets its end."""
@@ -61,8 +94,8 @@ class Generator:
 
     @property
     def waiting(self) -> int:
-        """The number of sequences that have not started."""
-        return len(self._line)
+        """The number of requests that have not started."""
+        return len(self._unread) + len(self._line)
 
     def check(self) -> None:
         """Raises if no request would be answered: a thread has ended or does not get on, or the loop fails again and again."""
@@ -83,14 +116,44 @@ class Generator:
     def close(self, timeout: float) -> None:
         """Answers what was taken for `timeout` seconds at most, and ends the rest with an error."""
         deadline = time.monotonic() + timeout
+        read, generate, say = self._threads
+        self._unread.close()
+        read.join(timeout)
         self._line.close()
-        for number, thread in enumerate(self._threads):
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if not number and thread.is_alive():
-                self._abandoned.set()
-                self._line.wake()
-                thread.join()
-        self._threads[-1].join(max(1.0, deadline - time.monotonic()))
+        generate.join(max(0.0, deadline - time.monotonic()))
+        self._abandoned.set()
+        self._line.wake()
+        read.join()
+        generate.join()
+        self._said.put(None)
+        say.join(max(1.0, deadline - time.monotonic()))
+
+    def _read(self) -> None:
+        while (turn := self._unread.take(1)) is not None:
+            taken, late = turn
+            for one in late:
+                self._refuse(one.request, DeadlineMissed.after(one.request.arrival_ns, one.deadline_ns))
+            for one in taken:
+                try:
+                    self._at_work("read", partial(self._pass_on, one))
+                except Exception as error:
+                    if not isinstance(error, HplmError):
+                        log.exception("cannot read a prompt")
+                    self._refuse(one.request, for_client(error, "reading the prompt"))
+
+    def _pass_on(self, unread: Unread) -> None:
+        if self._abandoned.is_set():
+            raise Draining("the server is shutting down: send the request again")
+        request = unread.request
+        if not request.cancelled:  # otherwise the loop ends it before it starts
+            unread.read()
+            self.loop.check(request)
+        self._line.offer(Sequence(request), time.monotonic_ns())
+
+    def _refuse(self, request: Request, error: HplmError) -> None:
+        """Ends a request that the loop does not have."""
+        request.ended = True
+        self._said.put((request, error))
 
     def _generate(self) -> None:
         self._begin()
@@ -111,7 +174,6 @@ class Generator:
                 self._failures += 1
                 log.exception("the loop failed")
                 time.sleep(PAUSE)
-        self._said.put(None)
 
     def _hand_out(self) -> None:
         while (said := self._said.get()) is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 
 import numpy as np
 
@@ -12,9 +13,10 @@ from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, Draining
 from hplm.generation.forecast import Ahead, Learned, Load, forecast
 from hplm.generation.request import Sequence
+from hplm.generation.running import Running
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.limits import Limits
+from hplm.scheduling.limits import Limits, Shares
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.selection import Selection
@@ -30,16 +32,15 @@ class Line:
         """`size_for`: returns the places of the cache that so many tokens of a sequence need."""
         self.learned = Learned()
         self._policy = policy
-        self._limits = limits
         self._size_for = size_for
         self._admission = admission
-        self._columns: Columns[Sequence] = Columns()
-        self._waiting: dict[Sequence, int] = {}  # the places that each is expected to need
-        self._places = 0  # of all of them
+        self._columns: Columns[Sequence] = Columns(shares=Shares(limits))
+        self._waiting: dict[Sequence, Ahead] = {}  # what each brings
+        self._ahead = Ahead()  # what all of them bring
         self._displaced: list[Sequence] = []
         self._load = Load()
         self._changed = threading.Condition()
-        self._woken = self._closed = self._cancelling = False
+        self.closed = self._woken = self._cancelling = False
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -50,40 +51,62 @@ class Line:
         with self._changed:
             return {sequence.request.source.tenant for sequence in self._waiting}
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         """Adds a sequence, or raises. Then others may have lost their places: `displaced` has them."""
         with self._changed:
-            if self._closed:
+            if self.closed:
                 raise Draining("the server is shutting down: send the request to another replica, or retry later")
-            leaving = self._limits.displaced([sequence], self._columns)
+            leaving = self._columns.shares.room_for([sequence], self._columns.newest)
             if self._admission and self._load.believed:
                 self._check(sequence, now_ns)
-            self._displaced += self._remove(leaving)
-            self._waiting[sequence] = self._size_for(sequence.in_the_end(self.learned.share))
-            self._places += self._waiting[sequence]
+            self._displaced += self._remove(np.array([index for own in leaving for index in own], dtype=np.int64))
+            choices, own = sequence.request.sampling.n, sequence.in_the_end(self.learned.share)
+            sequence.tokens = choices * own
+            self._waiting[sequence] = Ahead(choices, len(sequence.ids), choices * self._size_for(own))
+            self._ahead = self._ahead.plus(self._waiting[sequence])
             self._columns.add([sequence])
+            self._cancelling |= sequence.request.cancelled  # since it was read
             self._wake()
 
-    def start(
-        self, capacity: Capacity, start_ns: int, cost: Cost, take: Callable[[Sequence], bool], idle: bool
-    ) -> list[Sequence]:
-        """Returns the sequences that start now: those that the policy chooses, until `take` refuses one.
+    def start(self, running: Running, start_ns: int, cost: Cost, take: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Returns the sequences that start now, until `take` refuses one.
 
-        `idle`: nothing runs, so the policy must choose a sequence if one has no deadline.
+        The tenants come first that have the least of what runs. Among their sequences the policy chooses.
         """
+        started: list[Sequence] = []
+        share, goes_on = self.learned.share, True
         with self._changed:
-            if not len(self._columns) or capacity.texts <= 0 or capacity.tokens <= 0:
-                return []
-            taken: list[int] = []
-            for index in self._chosen(capacity, start_ns, cost, idle).tolist():
-                if not take(self._columns.text(index)):
+            while goes_on and (capacity := running.capacity(share)).texts > 0 and capacity.tokens > 0:
+                levels = running.levels(share)
+                further = min(running.further, key=lambda one: levels[one.tenant], default=None)
+                level, indexes = self._least(levels)
+                if further is not None and levels[further.tenant] <= level:
+                    goes_on = running.start_from(running.further, further, take)
+                    started += [further] if goes_on else []
+                    continue
+                if not len(indexes) or (level and running.uncomputed >= running.step_tokens):
                     break
-                taken.append(index)
-            return self._remove(np.array(taken, dtype=np.int64))
+                taken: list[int] = []
+                for index in self._chosen(indexes, capacity, start_ns, cost, idle=not running.sequences):
+                    sequence = self._columns.text(index)
+                    if running.levels(share)[sequence.tenant] > level:
+                        continue  # another one of its tenant has started
+                    if not (goes_on := take(sequence)):
+                        break
+                    taken.append(index)
+                goes_on &= bool(taken)
+                started += self._remove(np.array(taken, dtype=np.int64))
+        return started
+
+    def _least(self, levels: Mapping[int, int]) -> tuple[float, Array]:
+        """Returns the lowest level of all tenants with sequences in the line, and the indexes of their sequences."""
+        of_tenant = np.zeros(self._columns.tenants, dtype=np.int64)
+        for tenant, level in levels.items():
+            if (number := self._columns.number_of(tenant)) is not None:
+                of_tenant[number] = level
+        found = of_tenant[self._columns.tenant]
+        level = found.min() if len(found) else inf
+        return level, np.flatnonzero(found == level)
 
     def expired(self, now_ns: int) -> list[Sequence]:
         """Removes and returns the sequences whose deadline has passed."""
@@ -115,7 +138,7 @@ class Line:
     def close(self) -> None:
         """Refuses new sequences. Those that wait still start."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._wake()
 
     def wake(self) -> None:
@@ -142,30 +165,33 @@ class Line:
     def _remove(self, indexes: Array) -> list[Sequence]:
         removed = self._columns.remove(indexes)
         for sequence in removed:
-            self._places -= self._waiting.pop(sequence)
+            self._ahead = self._ahead.plus(self._waiting.pop(sequence), -1)
         return removed
 
-    def _chosen(self, capacity: Capacity, start_ns: int, cost: Cost, idle: bool) -> Array:
+    def _chosen(self, indexes: Array, capacity: Capacity, start_ns: int, cost: Cost, idle: bool) -> list[int]:
+        """Lets the policy choose among sequences. `idle`: it must choose one if one has no deadline."""
+        columns = self._columns if len(indexes) == len(self._columns) else self._columns.only(indexes)
         try:
-            chosen = Selection.of(self._policy.select(self._columns, start_ns, capacity, cost))
-            chosen.check(len(self._columns), idle and bool((self._columns.deadline == NEVER).any()))
-            return chosen.indexes
+            selection = Selection.of(self._policy.select(columns, start_ns, capacity, cost))
+            selection.check(len(columns), idle and bool((columns.deadline == NEVER).any()))
+            chosen = selection.indexes
         except Exception:  # a policy may be anybody's code; sequences must be answered even if it fails
             log.exception("the policy failed: sequences start in order of arrival")
-            return FirstComeFirstServed().select(self._columns, start_ns, capacity, cost)
+            chosen = FirstComeFirstServed().select(columns, start_ns, capacity, cost)
+        return indexes[chosen].tolist()
 
     def _check(self, sequence: Sequence, now_ns: int) -> None:
         """Raises if the sequence cannot keep its promise. Otherwise sets the deadline by which it must start."""
         request, load, learned = sequence.request, self._load, self.learned
-        ahead = Ahead(len(self._columns), int(self._columns.demand.sum()), self._places)
-        times = forecast(load, ahead, sequence.tokens, self._size_for(sequence.in_the_end(learned.share)))
-        sequence.checked_ns, sequence.predicted_ns = now_ns, times.first_token_ns
-        first_ns = now_ns - request.arrival_ns + learned.factor * times.first_token_ns
-        rest_ns = sequence.expected(learned.share) * learned.slower * times.token_ns
+        places = self._size_for(sequence.in_the_end(learned.share))
+        first_token_ns, token_ns = forecast(load, self._ahead_of(sequence.tenant), len(sequence.ids), places)
+        sequence.checked_ns, sequence.predicted_ns = now_ns, first_token_ns
+        first_ns = now_ns - request.arrival_ns + learned.factor * first_token_ns
+        rest_ns = sequence.expected(learned.share) * learned.slower * token_ns
         promise = request.promise
         for what, needed, allowed in (
             ("the first token", first_ns, promise.first_token_ns),
-            ("a token", load.decoding_ns(1), promise.token_ns),
+            ("a token", self._fair_token_ns(sequence.tenant), promise.token_ns),
             ("the answer", first_ns + rest_ns, promise.whole_ns),
         ):
             if allowed and needed > allowed:
@@ -176,3 +202,22 @@ class Line:
         if request.deadline_ns:
             by = request.deadline_ns - int(rest_ns)
             sequence.deadline_ns = min(by, request.first_token_by_ns) if request.first_token_by_ns else by
+
+    def _ahead_of(self, tenant: int) -> Ahead:
+        """Returns what is expected to start before a new sequence: no other tenant's come more often than its own."""
+        counts, number = self._counts(), self._columns.number_of(tenant)
+        before = int(np.minimum(counts, 1 + (0 if number is None else counts[number])).sum())
+        return self._load.further.plus(self._ahead, before / max(1, len(self._columns)))
+
+    def _counts(self) -> Array:
+        """Returns how many sequences of each tenant wait, by its number."""
+        return np.bincount(self._columns.tenant, minlength=self._columns.tenants)
+
+    def _fair_token_ns(self, own: int) -> float:
+        """Returns the time between two tokens of a tenant while each other one has its fair share of sequences and steps."""
+        load, columns = self._load, self._columns
+        together = min(load.seats, len(load.ends) + len(columns) + 1)
+        waiting = np.count_nonzero(self._counts()) - (columns.number_of(own) is not None)
+        running = {tenant for tenant in load.tenants if tenant != own and columns.number_of(tenant) is None}
+        reading = waiting + sum(load.tenants[tenant] for tenant in running)
+        return load.fair_ns(together, 1 + waiting + len(running), reading)

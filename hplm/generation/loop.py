@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,18 +12,19 @@ from torch import Tensor
 
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, OutOfCapacity, QueueFull, for_client
 from hplm.generation.choosing import Token, choose
-from hplm.generation.forecast import BELIEVED, Load
+from hplm.generation.forecast import BELIEVED, Ahead, Load
 from hplm.generation.line import Line
 from hplm.generation.request import CANCELLED, DEADLINE, Piece, Request, Sequence
 from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
-from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
+from hplm.metrics.names import FIRST_TOKEN_SECONDS, LATE_TOKENS, TOKEN_SECONDS
 from hplm.model import faults
 from hplm.scheduling.cost import CostModel
 
 log = logging.getLogger(__name__)
 LEAST_CHUNK = 16  # tokens of prompts in a step, even if a promise for single tokens is broken by it: prompts must get on
+SLOWER = 3  # so many times as long may a step take because of prompts, if sequences grow beside them
 
 
 class Staging(Protocol):
@@ -38,16 +38,6 @@ class Computing(Protocol):
 
     def wait(self) -> None:
         """Returns when the device has computed all that was started."""
-
-
-@dataclass
-class Counts:
-    """The work of the loop since it began."""
-
-    steps: int = 0
-    prompt_tokens: int = 0  # computed, those of sequences that were put back too
-    generated_tokens: int = 0
-    put_back: int = 0
 
 
 class Loop:
@@ -65,7 +55,7 @@ class Loop:
         meter: Meter | None = None,
     ) -> None:
         """`say` is called once for each piece of a request, in order. `meter` counts the times of tokens."""
-        self.counts = Counts()
+        self.prompt_tokens = 0  # that were computed, those of sequences that were put back too
         self.device_failed = False  # with a fault that stays
         self.cost = CostModel()
         self.running = running
@@ -78,6 +68,7 @@ class Loop:
         self._meter = meter
         self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
         self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
+        self._late_tokens = 0  # of them, those that came later than promised
 
     def check(self, request: Request) -> None:
         """Raises if the request could never be answered. Any thread may call it."""
@@ -97,7 +88,7 @@ class Loop:
         for sequence in back:
             self._stager.release(sequence)
         if not planned:
-            self._publish()
+            self._line.publish(self._load)
             return False
         tokens = self._computed(planned)
         now = self._now_ns()
@@ -109,13 +100,13 @@ class Loop:
             except Exception as error:
                 self._fail(sequence.request, _failure("the answer", error))
         self._observe()
-        self._publish()
+        self._line.publish(self._load)
         return True
 
     def abandon(self) -> None:
         """Ends all requests, because the server is shutting down."""
         stopping = Draining("the server is shutting down: send the request again")
-        for sequence in (*self._line.displaced(), *self._line.abandon(), *self.running.sequences, *self.running.returning):
+        for sequence in (*self._line.displaced(), *self._line.abandon(), *self.running.all):
             self._fail(sequence.request, stopping)
 
     def _drop(self, now: int) -> None:
@@ -131,9 +122,8 @@ class Loop:
             self._finish(sequence.request, CANCELLED)
         for sequence in self._line.expired(now):
             request = sequence.request
-            by = [deadline for deadline in (request.deadline_ns, request.first_token_by_ns) if deadline]
-            self._fail(request, DeadlineMissed.after(request.arrival_ns, min(by)))
-        for request in self._requests():
+            self._fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
+        for request in dict.fromkeys(sequence.request for sequence in self.running.all):
             if request.cancelled:
                 self._finish(request, CANCELLED)
             elif request.deadline_ns and request.deadline_ns <= now:
@@ -143,9 +133,11 @@ class Loop:
                     self._fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
 
     def _start(self, now: int) -> None:
-        started = self.running.start_returning(self._starts)
-        idle = not self.running.sequences
-        started += self._line.start(self.running.capacity(), now, self.cost, self._takes, idle)
+        running = self.running
+        started: list[Sequence] = []
+        while running.returning and running.start_from(running.returning, oldest := running.returning[0], self._starts):
+            started.append(oldest)
+        started += self._line.start(running, now, self.cost, self._starts)
         for sequence in started:
             if sequence.request.ended:  # it failed to start, or another answer of its request failed in this loop
                 continue
@@ -153,14 +145,6 @@ class Loop:
                 self._stager.hold(sequence)
             except Exception as error:
                 self._broken(sequence, _failure("loading its adapter", error))
-
-    def _takes(self, sequence: Sequence) -> bool:
-        """Starts a sequence if there is memory for it, and if all that run still get their tokens in time."""
-        bound = self._token_bound((*self.running.sequences, sequence))
-        together = len(self.running.sequences) + 1
-        if bound and together > 1 and self._is_believed and self.cost.predict(together, together) > bound:
-            return False
-        return self._starts(sequence)
 
     def _starts(self, sequence: Sequence) -> bool:
         """Returns False if there is no memory for the sequence yet. One that fails to start has ended, and waits no longer."""
@@ -171,23 +155,22 @@ class Loop:
             return True
 
     def _most_tokens(self) -> int:
-        """Returns how many tokens a step may have, so that it keeps the promises for single tokens."""
+        """Returns how many tokens a step may have, so that pieces of prompts do not hold up sequences that grow.
+
+        They may take the fair share of their tenants, or SLOWER times what the step takes without them. A promise for the time
+        between tokens lowers the second one.
+        """
         sequences = self.running.sequences
-        bound = self._token_bound([sequence for sequence in sequences if sequence.uncomputed == 1])
-        if not bound or not self._is_believed:
+        growing = [one for one in sequences if one.uncomputed == 1]
+        if not growing or len(growing) == len(sequences) or self.cost.observed < BELIEVED:
             return self.running.step_tokens
-        fixed, one = self.cost.predict(0, len(sequences)), self.cost.predict(1, len(sequences))
-        allowed = int((bound - fixed) / max(one - fixed, 1e-9))
-        return min(self.running.step_tokens, max(allowed, len(sequences) + LEAST_CHUNK))
-
-    @staticmethod
-    def _token_bound(sequences: Iterable[Sequence]) -> int:
-        bounds = (sequence.request.promise.token_ns for sequence in sequences)
-        return min((bound for bound in bounds if bound), default=0)
-
-    @property
-    def _is_believed(self) -> bool:
-        return self.cost.observed >= BELIEVED
+        load, promised = self._load, [one for one in growing if one.request.promise.token_ns]
+        reading = {one.tenant for one in sequences if one.uncomputed > 1} - {one.tenant for one in promised or growing}
+        fair_ns = load.fair_ns(len(growing), len({one.tenant for one in sequences}), len(reading))
+        without = load.decoding_ns(len(growing))
+        bound = max(fair_ns, min([SLOWER * without, *(one.request.promise.token_ns for one in promised)]))
+        allowed = len(growing) + int((bound - without) / max(load.token_ns, 1e-9))
+        return min(self.running.step_tokens, max(allowed, len(growing) + LEAST_CHUNK))
 
     def _computed(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
         """Computes a step, or its halves if the device has no memory for it. Returns the next tokens. What fails has ended."""
@@ -234,17 +217,18 @@ class Loop:
             self._fail(request, Broken(f"tenant {request.source.tenant!r}: its logits are not numbers: train it again"))
             return
         if sequence.token_ns:
-            self._next_tokens.append((now - sequence.token_ns) / 1e9)
+            took = now - sequence.token_ns
+            self._next_tokens.append(took / 1e9)
+            self._late_tokens += 0 < request.promise.token_ns < took
         sequence.token_ns = now
         if not request.first_token_ns:
             request.first_token_ns = now
             self._first_tokens.append((now - request.arrival_ns) / 1e9)
             self._line.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
             for choice in range(1, request.sampling.n):
-                self.running.comes_back(Sequence(request, choice))
+                self.running.further.append(Sequence(request, choice))
         text = sequence.take(token, self._end_ids)
         request.generated += 1
-        self.counts.generated_tokens += 1
         sequence.unsaid.append(token)
         if sequence.finish is not None:
             self._end(sequence, text)
@@ -290,51 +274,47 @@ class Loop:
         self.running.end(sequence)
 
     def _of(self, request: Request) -> list[Sequence]:
-        """Returns the sequences of a request that run or return."""
-        both = (*self.running.sequences, *self.running.returning)
-        return [sequence for sequence in both if sequence.request is request]
-
-    def _requests(self) -> Many[Request]:
-        both = (*self.running.sequences, *self.running.returning)
-        return list(dict.fromkeys(sequence.request for sequence in both))
+        """Returns the sequences of a request that have left the line."""
+        return [sequence for sequence in self.running.all if sequence.request is request]
 
     def _count(self, planned: list[Planned], took_ns: int) -> None:
         tokens = sum(one.count for one in planned)
         decoding = sum(one.count == 1 for one in planned)
-        if decoding and self._is_believed:
+        if decoding and self.cost.observed >= BELIEVED:
             self._line.learned.step(self.cost.predict(decoding, decoding), took_ns)
         self.cost.observe(tokens, len(planned), 0, max(took_ns, 1))
-        self.counts.steps += 1
-        self.counts.prompt_tokens += sum(one.count for one in planned if one.count > 1)
-        self.counts.put_back = self.running.put_back
+        self.prompt_tokens += sum(one.count for one in planned if one.count > 1)
 
     def _observe(self) -> None:
         """Counts the times of this step's tokens."""
         if self._meter is not None:
             self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
             self._meter.observe(TOKEN_SECONDS, self._next_tokens)
-        self._first_tokens, self._next_tokens = [], []
+            self._meter.add(LATE_TOKENS, self._late_tokens)
+        self._first_tokens, self._next_tokens, self._late_tokens = [], [], 0
 
-    def _publish(self) -> None:
-        """Tells the line what runs, so that it can refuse at once what cannot be in time."""
+    @property
+    def _load(self) -> Load:
+        """Returns the load of what runs. By it the line refuses at once what cannot be in time."""
         running, cost = self.running, self.cost
         step, token, sequence_ns, _ = cost.terms.tolist()
         share = self._line.learned.share
         ends = sorted((sequence.expected(share), running.places(sequence, share)) for sequence in running.sequences)
         lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
-        self._line.publish(
-            Load(
-                believed=self._is_believed,
-                step_ns=step,
-                token_ns=token,
-                sequence_ns=sequence_ns,
-                seats=running.seats,
-                places=running.cache.space.tokens,
-                free=running.spare(share),
-                uncomputed=running.uncomputed,
-                ends=ends,
-                mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
-            )
+        return Load(
+            believed=self.cost.observed >= BELIEVED,
+            step_ns=step,
+            token_ns=token,
+            sequence_ns=sequence_ns,
+            seats=running.seats,
+            step_tokens=running.step_tokens,
+            places=running.cache.space.tokens,
+            free=running.spare(share),
+            uncomputed=running.uncomputed,
+            tenants={one.tenant: one.uncomputed > 1 for one in sorted(running.sequences, key=lambda one: one.uncomputed)},
+            ends=ends,
+            mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
+            further=Ahead(len(running.further), 0, sum(running.places(sequence, share) for sequence in running.further)),
         )
 
 
@@ -342,5 +322,5 @@ def _failure(doing: str, error: Exception) -> HplmError:
     """Logs why something failed. Returns the error that clients get."""
     log.error("%s failed", doing, exc_info=error)
     if faults.is_out_of_memory(error):
-        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower the parameters cache_tokens and seats")
+        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower cache_tokens or max_sequences")
     return for_client(error, doing)

@@ -18,10 +18,9 @@ from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import HplmError
-from hplm.generation.choosing import Token, Wish
-from hplm.generation.draws import seed_of
+from hplm.generation.cache import Room
+from hplm.generation.choosing import Token, Wish, seed_of
 from hplm.generation.promise import NO_PROMISE, Promise
-from hplm.generation.room import Room
 from hplm.generation.sampling import Sampling
 from hplm.generation.saying import Decode, Saying
 from hplm.plot.forest import Chain
@@ -90,17 +89,16 @@ class Request:
         echo: str = "",
         promise: Promise = NO_PROMISE,
         priority: int = 0,
-        id: str = "",
     ) -> None:
-        """`addresses`: of the rows of the prompt's tokens. `echo`: said before the answer. `seed`: if `sampling` has none."""
+        """`addresses`: of the rows of the prompt's tokens. `echo`: said before the answer. `seed`: if `sampling` has none.
+
+        What is read later (`read`) may be left empty.
+        """
         self.number = next(_NUMBERS)
-        self.id = id  # the client's name for it
         self.source = source
-        self.prompt = list(prompt)
-        self.addresses = addresses
+        self.read(prompt, addresses, echo)
         self.sampling = sampling
         self.seed = seed if sampling.seed is None else sampling.seed
-        self.echo = echo
         self.promise = promise
         self.priority = priority
         self.arrival_ns = arrival_ns
@@ -114,6 +112,17 @@ class Request:
         self.decode = decode
         self.open = set(range(sampling.n))  # the numbers of the answers that have not ended
         self._echoed: set[int] = set()
+
+    def read(self, prompt: Many[int], addresses: Array, echo: str) -> None:
+        """Sets the prompt's tokens, the addresses of their rows, and what is said before the answer."""
+        self.prompt = list(prompt)
+        self.addresses = addresses
+        self.echo = echo
+
+    @property
+    def start_by_ns(self) -> int:
+        """The deadline of its first token; 0: none."""
+        return min((by for by in (self.deadline_ns, self.first_token_by_ns) if by), default=0)
 
     @property
     def bytes(self) -> int:
@@ -155,10 +164,10 @@ class Sequence:
         # As the line sees it:
         self.checked_ns = 0  # when its first token was forecast
         self.predicted_ns = 0.0  # from then to its first token, by forecast; 0: there was none
-        self.tokens = len(self.ids)
+        self.tokens = 0  # its weight: of the prompt and the expected answer, for each choice
         self.bytes = request.bytes
         self.arrival_ns = request.arrival_ns
-        self.deadline_ns = min((by for by in (request.deadline_ns, request.first_token_by_ns) if by), default=0)
+        self.deadline_ns = request.start_by_ns
         self.priority = request.priority
         self.slot_key: Hashable = request.source.adapter and request.source.adapter[0]
         self.tenant = request.source.uid

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from math import inf
+
+import numpy as np
 
 from hplm.errors import InvalidInput
 from hplm.generation.attention import Chunk
-from hplm.generation.cache import BATCH, CLEANING, Cache, room_in
+from hplm.generation.cache import Cache, Room, Space, room_in
 from hplm.generation.request import Sequence
-from hplm.generation.room import Room, Space
+from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
@@ -64,29 +68,30 @@ def age(sequence: Sequence) -> tuple[int, int]:
 class Running:
     """The loop's thread owns it, and the cache. The oldest sequence always gets on: others are put back for it if need be."""
 
-    def __init__(self, cache: Cache, seats: int, step_tokens: int, cleaning: str, finished: int = FINISHED) -> None:
+    def __init__(self, cache: Cache, seats: int, step_tokens: int, finished: int = FINISHED) -> None:
         """`seats`: the most sequences that run together. `step_tokens`: the most tokens of a step.
 
-        `finished`: the most finished sequences that are remembered. The cleaning `batch` remembers none.
+        `finished`: the most finished sequences that are remembered.
         """
-        if cleaning not in CLEANING:
-            raise InvalidInput(f"unknown cleaning {cleaning!r}: choose {' or '.join(CLEANING)}")
         if not 0 < seats <= step_tokens:
             raise InvalidInput(f"{seats} sequences do not fit in a step of {step_tokens} tokens: give 1 to {step_tokens}")
         self.cache = cache
         self.seats = seats
         self.step_tokens = step_tokens
         self.sequences: list[Sequence] = []  # the oldest first
-        self.returning: list[Sequence] = []  # that start before any other: put back, or further answers of a request
+        self.returning: list[Sequence] = []  # that were put back, and start before any other
+        self.further: list[Sequence] = []  # further answers to requests, which wait as others of their tenants do
         self.put_back = 0  # how often a sequence was
-        self._by_batch = cleaning == BATCH
         self._most_finished = finished
         self._finished: list[Finished] = []  # the oldest first; their room is given back as soon as it is needed
-        self._kept: list[Room] = []  # of finished sequences, until the batch ends
-        self._is_open = True  # whether sequences may join the batch
 
     def __len__(self) -> int:
-        return len(self.sequences) + len(self.returning)
+        return len(self.all)
+
+    @property
+    def all(self) -> list[Sequence]:
+        """Returns those that run or wait here."""
+        return [*self.sequences, *self.returning, *self.further]
 
     @property
     def uncomputed(self) -> int:
@@ -98,20 +103,26 @@ class Running:
         """The places that sequences may take, with those of remembered ones."""
         return _free(self.cache.space, self._finished)
 
-    def capacity(self) -> Capacity:
-        """Returns what may start now. No more tokens than a step takes: those who wait may choose better later."""
-        if not self._is_open or self.returning:
-            return Capacity(0, 0, 0)
-        tokens = self.free if self._by_batch else min(self.free, self.step_tokens - self.uncomputed)
-        seats = self.seats - len(self.sequences)
-        return Capacity(tokens, seats, seats)
+    def capacity(self, share: float) -> Capacity:
+        """Returns what may start now. Tokens are those that sequences are expected to have in the end."""
+        seats = 0 if self.returning else self.seats - len(self.sequences)
+        return Capacity(self.spare(share), seats, seats)
+
+    def levels(self, share: float) -> Counter[int]:
+        """Returns the part that each tenant has of the sequences or of the cache, the larger one, in whole sequences."""
+        counts: Counter[int] = Counter()
+        places: Counter[int] = Counter()
+        for sequence in self.sequences:
+            counts[sequence.tenant] += 1
+            places[sequence.tenant] += self.places(sequence, share)
+        return counts | Counter({tenant: own * self.seats // self.cache.space.tokens for tenant, own in places.items()})
 
     def start(self, sequence: Sequence, share: float) -> bool:
         """Gives the sequence room. Returns False if there is none, or if those that run need the rest.
 
         `share`: the part of `max_tokens` that an answer usually has.
         """
-        if len(self.sequences) >= self.seats or not self._is_open:
+        if len(self.sequences) >= self.seats:
             return False
         forgotten = self._forgotten_for(sequence, share)
         if forgotten is None:
@@ -146,9 +157,6 @@ class Running:
             return None
         return len(self._finished) - len(remembered)
 
-    def comes_back(self, sequence: Sequence) -> None:
-        insort(self.returning, sequence, key=age)
-
     def places(self, sequence: Sequence, share: float) -> int:
         """Returns the places that a sequence is expected to need in the end."""
         return self.cache.space.size_for(sequence.in_the_end(share))
@@ -162,48 +170,51 @@ class Running:
         sizes = [(self.places(sequence, share), sequence.room) for sequence in self.sequences]
         return sum(size - room.size for size, room in sizes if room is not None)
 
-    def start_returning(self, start: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Starts what returns, the oldest first, until `start` refuses one. Returns what was started."""
-        started: list[Sequence] = []
-        while self.returning:
-            sequence = self.returning.pop(0)  # first: `start` may end other sequences that return
-            if not start(sequence):
-                self.comes_back(sequence)
-                break
-            started.append(sequence)
-        return started
+    @staticmethod
+    def start_from(waiting: list[Sequence], sequence: Sequence, start: Callable[[Sequence], bool]) -> bool:
+        """Starts a sequence that waits here, unless `start` refuses it."""
+        waiting.remove(sequence)  # first: `start` may end others that wait
+        if start(sequence):
+            return True
+        insort(waiting, sequence, key=age)
+        return False
 
     def plan(self, most: int) -> tuple[list[Planned], list[Sequence]]:
         """Returns the next step, of `most` tokens, and the sequences that were put back for it.
 
-        A sequence that has only its last token left goes first. Others share what is left, the oldest first.
+        A sequence that has only its last token left goes first.
         """
-        self._is_open = not self._by_batch or not self.sequences
-        left = max(most - sum(sequence.uncomputed == 1 for sequence in self.sequences), 0)
-        counts: dict[Sequence, int] = {}
-        for sequence in self.sequences:
-            counts[sequence] = 1 if sequence.uncomputed == 1 else min(left, sequence.uncomputed)
-            left -= 0 if sequence.uncomputed == 1 else counts[sequence]
+        counts = {sequence: 1 for sequence in self.sequences if sequence.uncomputed == 1}
+        counts |= self._pieces(max(most - len(counts), 0))
         back: list[Sequence] = []
         for sequence in list(self.sequences):
             while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
                 back.append(self._put_back(sequence))
         return [Planned(sequence, counts[sequence]) for sequence in self.sequences if counts[sequence]], back
 
-    def end(self, sequence: Sequence) -> None:
-        """Frees what the sequence has. With the cleaning `batch`, its room stays taken until all others have ended too.
+    def _pieces(self, left: int) -> dict[Sequence, int]:
+        """Divides so many tokens of a step among prompts: a fair share for each tenant, the oldest of its sequences first."""
+        reading = [sequence for sequence in self.sequences if sequence.uncomputed > 1]
+        counts, wanted = dict.fromkeys(reading, 0), Counter[int]()
+        for sequence in reading:
+            wanted[sequence.tenant] += sequence.uncomputed
+        for share in (fair_share(np.array(list(wanted.values())), left), inf):  # then the oldest take what rounding leaves
+            had: Counter[int] = Counter()
+            for sequence in reading:
+                more = int(min(sequence.uncomputed - counts[sequence], share - had[sequence.tenant], left))
+                counts[sequence] += more
+                had[sequence.tenant] += more
+                left -= more
+        return counts
 
-        With the cleaning `early`, what it has computed is remembered, unless it has failed.
-        """
+    def end(self, sequence: Sequence) -> None:
+        """Frees what the sequence has. What it has computed is remembered, unless it has failed."""
         if sequence.room is None:
-            self.returning.remove(sequence)
+            (self.returning if sequence in self.returning else self.further).remove(sequence)
             return
         self.sequences.remove(sequence)
         own, sequence.room = sequence.room, None
-        if self._by_batch:
-            self._kept.append(own)
-            self._end_batch()
-        elif sequence.finish is None or not sequence.computed:
+        if sequence.finish is None or not sequence.computed:
             self.cache.give_back(own)
         else:
             self._finished.append(Finished(sequence.request.source.key, sequence.ids[: sequence.computed], own))
@@ -243,17 +254,9 @@ class Running:
         if back.room is not None:
             self.cache.give_back(back.room)
         back.room, back.computed = None, 0
-        self.comes_back(back)
+        insort(self.returning, back, key=age)
         self.put_back += 1
-        self._end_batch()
         return back
-
-    def _end_batch(self) -> None:
-        """Frees what finished sequences have kept, once none of their batch runs."""
-        if not self.sequences:
-            self._is_open = True
-            while self._kept:
-                self.cache.give_back(self._kept.pop())
 
     def _alike(self, sequence: Sequence, remembered: list[Finished]) -> tuple[Room | None, int]:
         """Returns the room of a sequence of the same tenant version that begins alike, and how many computed tokens are alike.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from hplm.errors import InvalidInput
 
@@ -86,7 +86,18 @@ def read_sampling(given: str | Mapping[str, Any] | None) -> Sampling:
     return sampling
 
 
+def sampling_of(parameters: Mapping[str, Any], json: str | None) -> Sampling:
+    """Returns how tokens are chosen: as the JSON text says or, without one, parameters with the names of the settings."""
+    named = {name: value for name, value in parameters.items() if name in READERS}
+    if json is None:
+        return read_sampling(named)
+    if named:
+        raise InvalidInput(f"parameter {next(iter(named))!r} stands beside 'sampling_parameters': put it in there")
+    return read_sampling(json)
+
+
 Reader = Callable[[str, Any], Any]
+S = TypeVar("S", bound=Sized)
 
 
 def _number(least: float, most: float, above: bool = False) -> Reader:
@@ -122,16 +133,13 @@ def _switch(name: str, value: Any) -> bool:
 
 
 def _stops(name: str, value: Any) -> tuple[str, ...]:
-    stops = cast("list[Any]", value) if isinstance(value, list) else [value]
+    stops = _some(name, cast("list[Any]", value) if isinstance(value, list) else [value], MOST_STOPS, "strings")
     if not all(isinstance(stop, str) for stop in stops):
         raise _wrong(name, value, "a string or a list of strings")
-    if len(stops) > MOST_STOPS:
-        raise InvalidInput(f"{name!r} has {len(stops)} strings: give {MOST_STOPS} at most")
-    for stop in stops:
-        if not stop:
-            raise InvalidInput(f"{name!r} has an empty string, which every text contains: leave it out")
-        if len(stop) > LONGEST_STOP:
-            raise InvalidInput(f"{name!r} has a string of {len(stop)} characters: give {LONGEST_STOP} at most")
+    if "" in stops:
+        raise InvalidInput(f"{name!r} has an empty string, which every text contains: leave it out")
+    if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
+        raise InvalidInput(f"{name!r} has a string of {longest} characters: give {LONGEST_STOP} at most")
     return tuple(stops)
 
 
@@ -139,23 +147,24 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = cast("list[Any]", value) if isinstance(value, list) else None
     if ids is None or any(type(token) is not int for token in ids):
         raise _wrong(name, value, "a list of token ids")
-    if len(ids) > MOST_BIASED:
-        raise InvalidInput(f"{name!r} has {len(ids)} ids: give {MOST_BIASED} at most")
-    return tuple(ids)
+    return tuple(_some(name, ids, MOST_BIASED, "ids"))
 
 
 def _bias(name: str, value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object of token ids and numbers")
-    given = cast("dict[Any, Any]", value)
-    if len(given) > MOST_BIASED:
-        raise InvalidInput(f"{name!r} has {len(given)} ids: give {MOST_BIASED} at most")
     bias: dict[int, float] = {}
-    for token, amount in given.items():
+    for token, amount in _some(name, cast("dict[Any, Any]", value), MOST_BIASED, "ids").items():
         if re.fullmatch("[0-9]{1,18}", str(token)) is None:
             raise _wrong(name, token, "an object whose names are token ids")
         bias[int(token)] = _number(-100, 100)(name, amount)
     return bias
+
+
+def _some(name: str, values: S, most: int, what: str) -> S:
+    if len(values) > most:
+        raise InvalidInput(f"{name!r} has {len(values)} {what}: give {most} at most")
+    return values
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InvalidInput:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from sys import getsizeof
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from hplm.adapters.bank import Bank
 from hplm.adapters.layout import Layout
 from hplm.arrays import Array
 from hplm.errors import HplmError, InvalidInput
-from hplm.generation.cache import EARLY, Cache, space_of
+from hplm.generation.cache import Cache, space_of
 from hplm.generation.decoder import Decoder
 from hplm.generation.generator import Generator
 from hplm.generation.line import Line
@@ -41,6 +42,7 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 log = logging.getLogger(__name__)
+NO_ADDRESSES = np.empty(0, dtype=np.int64)
 DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
 
 
@@ -48,16 +50,16 @@ DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
 class Settings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
-    seats: int = 32  # the most sequences that run together
+    max_sequences: int = 32  # the most sequences that run together
     step_tokens: int = 256  # the most tokens of a step
     cache_tokens: int = 16_384
     cache: str = AUTO
-    cleaning: str = EARLY
     policy: str = DEFAULT
     admission: bool = True
     queue_texts: int = 8192
     queue_bytes: int = 10**9
     promise: Promise = NO_PROMISE  # for requests whose tenant has none
+    least_token_ns: int = 0  # that a request may allow between two tokens
     resident_rows: int = 0  # of each table, on the device
     threads: int = 0  # that compute, on a CPU; 0: as many as torch takes
 
@@ -112,13 +114,13 @@ class Service:
         self._quotas = Quotas()
         space = space_of(settings.cache, settings.cache_tokens, config.positions, settings.device)
         cache = Cache(space, config.upper_layers, config.key_width, settings.device, settings.dtype)
-        running = Running(cache, settings.seats, settings.step_tokens, settings.cleaning)
+        running = Running(cache, settings.max_sequences, settings.step_tokens)
         self._stager = Stager(
             config,
             lambda: backbone.view.forest,
             lambda: backbone.layouts,
             cache,
-            settings.seats,  # each running sequence holds one slot of a layout at most
+            settings.max_sequences,  # each running sequence holds one slot of a layout at most
             settings.device,
             settings.dtype,
             settings.resident_rows,
@@ -130,14 +132,14 @@ class Service:
         def loop(say: Callable[[Request, Piece | HplmError], None]) -> Loop:
             return Loop(self._line, running, self._stager, decoder, config.end_ids, time.monotonic_ns, say, meter)
 
-        self.generator = Generator(self._line, loop, partial(compute_with, threads))
+        self.generator = Generator(self._line, loop, limits, partial(compute_with, threads))
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
 
     def submit(
         self,
         view: View,
         tenant: Tenant,
-        prompt: str | Sequence[int] | Messages,
+        prompt: str | Messages,
         sampling: Sampling,
         respond: Respond,
         *,
@@ -145,14 +147,26 @@ class Service:
         truncate: bool = False,
         priority: int = 0,
         arrival_ns: int = 0,
-        id: str = "",
     ) -> Request:
         """Takes a request of an admitted tenant, or raises. What was taken gets pieces through `respond`, and one end.
 
-        `truncate`: leave out the beginning of a prompt that is too long. `arrival_ns`: of the monotonic clock; 0: now.
+        Another thread reads its prompt. `truncate`: leave out the beginning of one that is too long. `arrival_ns`: of the
+        monotonic clock; 0: now.
         """
         check_backbone(tenant.task, self._backbone.config)
-        self._quotas.take(tenant, 1, 0)  # before what takes time
+        if 0 < promise.token_ns < self._settings.least_token_ns:
+            raise InvalidInput(
+                f"parameter 'token_ms' is {promise.token_ns / 1e6:g}: allow {self._settings.least_token_ns / 1e6:g} or more, "
+                "or send none"
+            )
+        sampling.check_ids(self._backbone.config.vocabulary)
+        most_characters = self._prompts.most_characters
+        if isinstance(prompt, str) and len(prompt) > most_characters and not truncate:
+            raise InvalidInput(
+                f"the prompt has {len(prompt):,} characters, but {most_characters:,} are read at most: shorten it, or send the "
+                "parameter truncate=true"
+            )
+        self._quotas.take(tenant, 1, 0)
 
         def answered(piece: Piece | HplmError) -> None:
             if isinstance(piece, HplmError) or piece.is_last:
@@ -160,26 +174,28 @@ class Service:
                 self._quotas.give_back(tenant)
             respond(piece)
 
-        try:
-            given = self._prompts.of_messages(prompt.json) if isinstance(prompt, Messages) else prompt
-            tokens = self._tokens(given, sampling, truncate)
+        def read() -> None:
+            self._quotas.check(tenant)  # others were charged while it waited
+            tokens, echo = self._tokens(prompt, sampling, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
-            source = self._source(view, tenant)
+            addresses = request.source.chain.lookup(tokens, np.array([len(tokens)])).addresses
+            request.read(tokens.tolist(), addresses, echo if sampling.echo else "")
+
+        own = Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)
+        try:
             request = Request(
-                source,
-                tokens.tolist(),
-                source.chain.lookup(tokens, np.array([len(tokens)])).addresses,
+                self._source(view, tenant),
+                (),
+                NO_ADDRESSES,
                 sampling,
                 answered,
                 self._prompts.decode,
                 arrival_ns=arrival_ns or time.monotonic_ns(),
                 seed=secrets.randbits(63),
-                echo=self._echo(given) if sampling.echo else "",
-                promise=promise.or_else(_promise_of(tenant)).or_else(self._settings.promise),
+                promise=promise.or_else(own).or_else(self._settings.promise),
                 priority=priority,
-                id=id,
             )
-            self.generator.submit(request)
+            self.generator.submit(request, read, getsizeof(prompt if isinstance(prompt, str) else prompt.json))
         except BaseException:
             self._quotas.give_back(tenant)  # nobody will say its end
             raise
@@ -198,7 +214,7 @@ class Service:
             waiting=self.generator.waiting,
             cached=tokens - running.free,
             room=tokens,
-            put_back=loop.counts.put_back,
+            put_back=running.put_back,
             loaded=tuple(sorted(self._stager.tenants)),
             awaited=tuple(sorted(self._line.tenants)),
         )
@@ -210,24 +226,16 @@ class Service:
     def close(self) -> None:
         self.generator.close(DRAIN_SECONDS)
 
-    def _tokens(self, prompt: str | Sequence[int], sampling: Sampling, truncate: bool) -> Array:
-        """Returns the tokens of a prompt, the start id first. Raises if the model cannot read them, or answer so long."""
+    def _tokens(self, prompt: str | Messages, sampling: Sampling, truncate: bool) -> tuple[Array, str]:
+        """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""
         config = self._backbone.config
-        sampling.check_ids(config.vocabulary)
         if isinstance(prompt, str):
-            most_characters = self._prompts.most_characters
-            if len(prompt) > most_characters and not truncate:
-                raise InvalidInput(
-                    f"the prompt has {len(prompt):,} characters, but {most_characters:,} are read at most: shorten it, or send "
-                    "the parameter truncate=true"
-                )
-            tokens = self._prompts.encode(prompt[-most_characters:])
+            tokens, text = self._prompts.encode(prompt[-self._prompts.most_characters :]), prompt
         else:
-            for token in prompt:
-                if not 0 <= token < config.vocabulary:
-                    raise InvalidInput(f"the prompt has token {token}, but the model has tokens 0 to {config.vocabulary - 1}")
+            ids = self._prompts.of_messages(prompt.json)
+            text = self._prompts.decode(ids)
             assert config.start_id is not None  # it is a decoder
-            tokens = started(np.array(prompt, dtype=np.int64), config.start_id)
+            tokens = started(np.array(ids, dtype=np.int64), config.start_id)
         most = config.positions - sampling.max_tokens
         if len(tokens) > most and truncate and most > 0:
             tokens = cut_prompt(tokens, most)
@@ -236,10 +244,7 @@ class Service:
                 f"a prompt of {len(tokens)} tokens and 'max_tokens' {sampling.max_tokens} are more than the {config.positions} "
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
-        return tokens
-
-    def _echo(self, prompt: str | Sequence[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._prompts.decode(prompt)
+        return tokens, text
 
     def _source(self, view: View, tenant: Tenant) -> Source:
         chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
@@ -247,8 +252,3 @@ class Service:
         if (record := tenant.adapter) is not None:
             adapter = record, view.banks.get(record.bank) or self._backbone.bank(record.bank)
         return Source(tenant.id, tenant.uid, tenant.version, chain, adapter, keeps=view)
-
-
-def _promise_of(tenant: Tenant) -> Promise:
-    """Returns by when the tenant's answers must come, if their requests do not say so."""
-    return Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from hplm.generation.running import Planned, Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Settings
 from hplm.generation.staging import Staged
+from hplm.metrics.meter import Meter
 from hplm.plot.forest import Chain
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
@@ -27,6 +29,8 @@ from hplm.scheduling.policy import policy
 WORD, END = 0, 1  # the vocabulary
 LONGEST = 2048  # tokens of a sequence
 NOTHING = torch.empty(0)
+NO_TABLES = Chain.__new__(Chain)  # nothing is looked up
+NO_TABLES.links = ()
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class Answer:
         return (
             self.error is None
             and request.generated == self.wanted
-            and _within(request.first_token_ns - request.arrival_ns, request.promise.first_token_ns)
-            and _within(self.last_ns - request.arrival_ns, request.promise.whole_ns)
+            and request.first_token_ns <= (request.first_token_by_ns or inf)
+            and self.last_ns <= (request.deadline_ns or inf)
         )
 
 
@@ -68,9 +72,10 @@ class Simulation:
         space = space_of(settings.cache, settings.cache_tokens, LONGEST, settings.device)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         self._line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
-        running = Running(Cache(space, 1, 1, settings.device), settings.seats, settings.step_tokens, settings.cleaning)
+        running = Running(Cache(space, 1, 1, settings.device), settings.max_sequences, settings.step_tokens)
         machine = self._machine
-        self._loop = Loop(self._line, running, machine, machine, (END,), lambda: machine.now_ns, self._say)
+        self.meter = Meter()
+        self._loop = Loop(self._line, running, machine, machine, (END,), lambda: machine.now_ns, self._say, self.meter)
         self._asked = 0
 
     @property
@@ -82,13 +87,15 @@ class Simulation:
         """The answers to all requests that were taken, in their order."""
         return list(self._answers.values())
 
-    def ask(self, prompt: int, wanted: int, most: int, promise: Promise = NO_PROMISE, tenant: int | None = None) -> Answer:
+    def ask(
+        self, prompt: int, wanted: int, most: int, promise: Promise = NO_PROMISE, tenant: int | None = None, n: int = 1
+    ) -> Answer:
         """Offers a request of so many tokens, or raises. `most`: its `max_tokens`. `tenant`: None is one of its own."""
         self._asked += 1
         uid = self._asked if tenant is None else tenant
         request = Request(
             Source(f"tenant-{uid}", uid, self._asked, NO_TABLES), [WORD] * prompt, np.zeros(prompt, dtype=np.int64),
-            Sampling(temperature=0, max_tokens=most), _ignore, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
+            Sampling(temperature=0, max_tokens=most, n=n), _ignore, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
         )  # fmt: skip
         self._loop.check(request)
         answer = self._answers[request] = Answer(request, wanted)
@@ -137,7 +144,7 @@ class _Machine:
         pass
 
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged:
-        return Staged(list(planned), NOTHING, NOTHING, _attend, [], [], NOTHING)
+        return Staged(list(planned), NOTHING, NOTHING, lambda layer, query, key, value: query, [], [], NOTHING)
 
     def wait(self) -> None:
         pass
@@ -151,20 +158,6 @@ class _Machine:
         return torch.tensor([[0.0, 1.0] if end else [1.0, 0.0] for end in ends])
 
 
-class _NoTables(Chain):
-    """Nothing is looked up."""
-
-    def __init__(self) -> None:
-        self.links = ()
-
-
-NO_TABLES = _NoTables()
-
-
-def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return query
-
-
 def _ignore(piece: Piece | HplmError) -> None:
     """The simulation reads pieces where the loop says them."""
 
@@ -172,7 +165,3 @@ def _ignore(piece: Piece | HplmError) -> None:
 def _decode(ids: Many[int]) -> str:
     """Each token is a character, so that no text is held back."""
     return "x" * len(ids)
-
-
-def _within(took_ns: int, bound_ns: int) -> bool:
-    return not bound_ns or took_ns <= bound_ns

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hplm.errors import Broken, Internal, OutOfCapacity
+from hplm.generation.cache import places_of
 from hplm.generation.request import Source
-from hplm.generation.room import places_of
 from hplm.generation.staging import Staged
 
 VOCABULARY, END = 40, 2

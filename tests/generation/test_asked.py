@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hplm.errors import InvalidInput
-from hplm.generation.asked import promise_of, sampling_of
-from hplm.generation.promise import NO_PROMISE, Promise
-from hplm.generation.sampling import READERS, Sampling, read_sampling
+from hplm.generation.promise import NO_PROMISE, Promise, promise_of
+from hplm.generation.sampling import READERS, Sampling, read_sampling, sampling_of
 from hplm.generation.settings import read_settings
 from tests.support.message import mentioning
 
@@ -18,7 +17,7 @@ GIVEN = {
     "stop_token_ids": [3, 4], "ignore_eos": True, "max_tokens": 100, "min_tokens": 2, "n": 3, "logprobs": 5, "echo": True,
 }  # fmt: skip
 PARAMETERS = {
-    "seats": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "cleaning": "early", "policy": "timely",
+    "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "policy": "timely",
     "admission": "true", "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2",
     "plot_hot": "7", "threads": "3",
 }  # fmt: skip
@@ -80,12 +79,30 @@ def test_promises_come_from_the_request():
 
 def test_settings_are_read_and_refused_by_their_name():
     settings = read()
-    assert (settings.seats, settings.step_tokens, settings.cache_tokens, settings.queue_bytes) == (4, 64, 512, 2_000_000)
+    assert (settings.max_sequences, settings.step_tokens, settings.cache_tokens, settings.queue_bytes) == (
+        4,
+        64,
+        512,
+        2_000_000,
+    )
     assert (settings.threads, settings.promise, settings.cache) == (3, Promise(1_500_000, 0, 2_000_000), "auto")
+    assert settings.least_token_ns == 0 and read(least_token_ms="2").least_token_ns == 2_000_000
+    of_older = {"seats" if name == "max_sequences" else name: value for name, value in PARAMETERS.items()}
+    assert read_settings({**of_older, "cleaning": "early"}, torch.device("cpu"), torch.float32) == settings
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7
-    wrong = {"seats": "0", "cache_tokens": "many", "cache": "dense", "cleaning": "never", "admission": "1", "token_ms": "-1"}
+    wrong = {
+        "max_sequences": "0",
+        "cache_tokens": "many",
+        "cache": "dense",
+        "cleaning": "batch",
+        "admission": "1",
+        "token_ms": "-1",
+    }
+    wrong["least_token_ms"] = "3"  # more than the backbone's own
     for name, value in wrong.items():
         with pytest.raises(InvalidInput, match=name):
             read(**{name: value})
-    with pytest.raises(InvalidInput, match="'seats'"):
-        read_settings({name: own for name, own in PARAMETERS.items() if name != "seats"}, torch.device("cpu"), torch.float32)
+    with pytest.raises(InvalidInput, match="'max_sequences'"):
+        read_settings(
+            {name: own for name, own in PARAMETERS.items() if name != "max_sequences"}, torch.device("cpu"), torch.float32
+        )

@@ -8,11 +8,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.generation.attention import BlockAttention, CachedAttention, Chunk, attention_over
-from hplm.generation.blocks import Blocks
-from hplm.generation.cache import CUDA_BLOCK, Cache
+from hplm.generation.cache import CUDA_BLOCK, Blocks, Cache, Ranges, Room, places_of
 from hplm.generation.kernel import kernel
-from hplm.generation.ranges import Ranges
-from hplm.generation.room import Room, places_of
 from tests.generation.small import CONFIG
 from tests.generation.world import CPU
 

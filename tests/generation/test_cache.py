@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from hplm.errors import InvalidInput
-from hplm.generation.blocks import Blocks
-from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, space_of
-from hplm.generation.ranges import LEAST, Ranges
-from hplm.generation.room import Room, places_of
-from hplm.options import AUTO, CACHES, PAGED, SLOTTED
+from hplm.generation.cache import BLOCK, CUDA_BLOCK, LEAST, Blocks, Cache, Ranges, Room, places_of, space_of
+from hplm.options import AUTO, PAGED, SLOTTED
 from tests.generation import world
 from tests.generation.world import CPU, all_of
 from tests.support.message import mentioning
@@ -148,7 +145,6 @@ def test_the_kind_of_the_cache_follows_the_device():
 @pytest.mark.parametrize(
     ("kind", "tokens", "device", "named"),
     [
-        ("dense", 512, CPU, ["'dense'", *CACHES]),
         (SLOTTED, LEAST - 1, CPU, [LEAST - 1, LEAST]),
         (PAGED, BLOCK - 1, CPU, [BLOCK - 1, BLOCK]),
         (AUTO, CUDA_BLOCK - 1, CUDA, [CUDA_BLOCK - 1, CUDA_BLOCK]),

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hplm.errors import InvalidInput
-from hplm.generation.choosing import CANDIDATES, Wish, choose
-from hplm.generation.draws import seed_of, uniform
+from hplm.generation.choosing import CANDIDATES, Wish, choose, seed_of, uniform
 from hplm.generation.sampling import GREEDY, Sampling, read_sampling
 
 VOCABULARY = 1000

@@ -7,7 +7,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
-from hplm.generation.cache import CLEANING
 from hplm.generation.promise import NO_PROMISE, Promise
 from hplm.generation.sampling import Sampling
 from tests.generation.fake import Fake
@@ -26,7 +25,6 @@ class Decoders:
             "tokens": chance.choice([64, 96, 96, 128, 224]),
             "seats": chance.choice([1, 3, 6, 8]),
             "step_tokens": chance.choice([8, 32, 200]),
-            "cleaning": chance.choice([*CLEANING, CLEANING[0]]),
             "order": chance.choice(["fcfs", "timely", "sjf", "das"]),
             "admission": chance.random() < 0.3,
             "limit": chance.choice([4, 1000]),

@@ -1,9 +1,11 @@
 """Each family of decoders, built from a checkpoint and run by the engine, writes what `transformers` writes."""
 
 import json
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,7 +17,7 @@ from builder.tables.root import RootOptions, build_root
 from hplm.engine.backbone import Backbone
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service, Settings
-from hplm.model.prompts import Prompts
+from hplm.model.prompts import Prompts, started
 from hplm.model.windows import Window
 from testing.generative import GenerativeReference, Written
 from tests.generation.world import Said
@@ -45,13 +47,17 @@ class Built:
         self.prompts = Prompts.load(self.backbone.folder / Backbone.TOKENIZER, self.backbone.config)
 
     def answers(self, prompts, count, **sampling):
-        """Returns the answer to each prompt. They are computed together."""
+        """Returns the answer to each prompt, a list of ids. They are computed together."""
         view, answers = self.backbone.view, [Said() for _ in prompts]
-        service = Service(self.backbone, self.prompts, Settings(cache_tokens=max(512, self.backbone.config.positions), seats=4))
+        start, reading = self.backbone.config.start_id, copy(self.prompts)
+        reading.encode = lambda text: started(np.array(prompts[int(text)], dtype=np.int64), start)
+        service = Service(
+            self.backbone, reading, Settings(cache_tokens=max(512, self.backbone.config.positions), max_sequences=4)
+        )
         try:
-            for prompt, said in zip(prompts, answers, strict=True):
+            for number, said in enumerate(answers):
                 wanted = Sampling(temperature=0, max_tokens=count, **sampling)
-                service.submit(view, view.snapshot.find(TENANT), prompt, wanted, said)
+                service.submit(view, view.snapshot.find(TENANT), str(number), wanted, said)
             return [said.wait() for said in answers]
         finally:
             service.close()

@@ -1,4 +1,4 @@
-"""The loop in its thread: requests from many threads, cancelled or not, each get their pieces in order and one end."""
+"""The threads: requests from many others, cancelled or not, each get their pieces in order and one end."""
 
 import random
 import threading
@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hplm.errors import Draining, HplmError, Internal, InvalidInput
+from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, InvalidInput, QueueFull
 from hplm.generation import generator as module
 from hplm.generation.generator import Generator
+from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
+from hplm.scheduling.limits import Limits
 from tests.generation.fake import Fake
-from tests.generation.world import Said, World, greedy
+from tests.generation.world import START, Said, World, greedy
 from tests.support.wait import PATIENCE, Hold, eventually
 
 
@@ -21,14 +23,22 @@ class Served:
 
     def __init__(self, **settings):
         self.world = World(Fake(), **settings)
-        self.generator = Generator(self.world.line, lambda say: self.world.loop_of(say, time.monotonic_ns))
+        self.generator = Generator(self.world.line, lambda say: self.world.loop_of(say, time.monotonic_ns), Limits(1000, 5000))
+        self.read = []  # tenants whose prompts were read, in order
 
-    def ask(self, prompt, sampling, tenant=0, before=lambda: None):
-        """`before` is called before each piece is taken."""
+    def ask(self, prompt, sampling, tenant=0, before=lambda: None, reading=lambda: None, size=0, **more):
+        """`before` is called before each piece is taken, `reading` when its prompt is read."""
         said = Said()
         respond = lambda piece: (before(), said(piece))  # noqa: E731
-        said.request = self.world.request(prompt, sampling, respond, tenant, time.monotonic_ns())
-        self.generator.submit(said.request)
+        said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **more)
+
+        def read():
+            self.read.append(tenant)
+            reading()
+            ids = [START, *prompt]
+            said.request.read(ids, self.world.model.addresses(said.request.source, ids), "")
+
+        self.generator.submit(said.request, read, size or len(prompt))
         return said
 
     @property
@@ -94,9 +104,53 @@ def test_closing_answers_everybody():
     assert all(said.wait().error is None or isinstance(said.error, Draining) for said in asked)
 
 
-def test_what_is_refused_raises_and_gets_no_piece(served):
-    with pytest.raises(InvalidInput):
-        served.ask([3], Sampling(max_tokens=1000))
+def test_what_is_refused_when_it_was_read_gets_one_end(served):
+    assert isinstance(served.ask([3], Sampling(max_tokens=1000)).wait().error, InvalidInput)
+    failed = served.ask([3], greedy(3), reading=lambda: 1 / 0).wait()
+    assert isinstance(failed.error, Internal) and "division" not in str(failed.error)
+    assert served.ask([3], greedy(3)).wait().error is None
+
+
+def test_tenants_take_turns_at_having_their_prompts_read(served):
+    """While one is read, all can be taken, and steps go on."""
+    with Hold() as hold:
+        grows = served.ask([3], greedy(400))
+        first = served.ask([3], greedy(3), reading=hold.pass_through)
+        hold.until_reached()
+        many = [served.ask([3] * 100, greedy(3), 1) for _ in range(20)]
+        other = served.ask([3], greedy(3), 2)
+        grows.wait()
+        assert not first.pieces and served.generator.waiting >= 21
+    assert all(said.wait().error is None for said in (first, other, *many))
+    assert served.read.index(2) <= served.read.index(1) + 1
+
+
+@pytest.mark.parametrize("way", ["cancelled", "late", "displaced", "closed"])
+def test_a_request_whose_prompt_was_not_read_gets_one_end(way):
+    served = Served()
+    with Hold() as hold:
+        read = [served.ask([3], greedy(3), reading=hold.pass_through)]
+        hold.until_reached()
+        waits = served.ask([3], greedy(3, n=2), 1, size=3000, promise=Promise(1 if way == "late" else 0))
+        if way == "cancelled":
+            served.generator.cancel(waits.request)
+        elif way == "displaced":
+            read += [served.ask([3], greedy(3), tenant, size=1500) for tenant in (2, 3)]
+            assert isinstance(waits.wait().error, QueueFull)
+            with pytest.raises(QueueFull):
+                served.ask([3], greedy(3), 1, size=4000)
+        elif way == "closed":
+            closing = threading.Thread(target=served.generator.close, args=(0.05,))
+            closing.start()
+            eventually(lambda: served.world.line.closed)
+    waits.wait()
+    if way == "cancelled":
+        assert [waits.finish(choice) for choice in range(2)] == ["cancelled"] * 2
+    else:
+        assert isinstance(waits.error, {"late": DeadlineMissed, "displaced": QueueFull, "closed": Draining}[way])
+    assert all(said.wait().error is None or way == "closed" for said in read)
+    served.generator.close(PATIENCE)
+    assert 1 not in served.read, "nobody needs its prompt"
 
 
 def test_failures_of_the_loop_with_steps_between_them_fail_no_check(served, monkeypatch):
@@ -113,6 +167,7 @@ def test_failures_of_the_loop_with_steps_between_them_fail_no_check(served, monk
 
     served.world.line.expired = failing
     assert served.ask([3], greedy(20)).wait().error is None and served.works
+    served.world.line.expired = expired  # a generator that closes fails its check
 
 
 def test_a_loop_that_always_fails_fails_the_check_and_still_closes(monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 
 from hplm.errors import Broken, Internal
 from hplm.generation import staging
-from hplm.generation.cache import BATCH, EARLY
 from hplm.generation.running import FINISHED
 from hplm.generation.sampling import Sampling
 from hplm.options import PAGED
@@ -51,7 +50,6 @@ def test_any_mix_of_requests_gives_the_tokens_of_the_reference(small, seed, kind
         tokens=int(chance.choice([128, 224, 512])),
         seats=int(chance.choice([3, 8])),
         step_tokens=int(chance.choice([8, 32, 200])),
-        cleaning=[EARLY, BATCH][seed % 2],
         order=str(chance.choice(["fcfs", "timely", "sjf", "das"])),
         kind=kind,
         block=int(chance.choice([1, 4, 16, 32])),
@@ -146,7 +144,7 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used(kind):
     """All answers to a prompt, one that begins alike, and the next turn of a conversation share what their tenant has."""
     model = Fake()
     world, count = World(model, kind=kind), len(ALIKE) + 1
-    expected = world.loop.counts.prompt_tokens
+    expected = world.loop.prompt_tokens
 
     def asked(prompt, tenant, new, n=1):
         """Asks until the first token, and says how many tokens must have been computed."""
@@ -154,7 +152,7 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used(kind):
         said = world.ask(prompt, greedy(12, n=n), tenant)
         world.step(3)
         expected += new
-        assert world.loop.counts.prompt_tokens == expected
+        assert world.loop.prompt_tokens == expected
         return said
 
     first = asked(ALIKE, 0, count, n=3)
@@ -180,7 +178,7 @@ def test_what_is_remembered_takes_no_room_from_others(kind):
     for i in range(8):
         world.ask([3 + i] * 20, greedy(10))
         world.run()
-    assert world.cache.space.free < 128 == world.running.free == world.running.capacity().tokens + 64
+    assert world.cache.space.free < 128 == world.running.free == world.running.capacity(1.0).tokens
     whole = world.ask(ALIKE, greedy(90))
     world.run()
     assert not world.running.put_back and world.assert_right(whole) == 90
@@ -209,13 +207,13 @@ def test_few_sequences_are_remembered():
     for i in range(FINISHED + 5):
         world.ask([3 + i] * 40, greedy(2))
         world.run()
-    before = world.loop.counts.prompt_tokens
+    before = world.loop.prompt_tokens
     world.ask([3 + FINISHED + 4] * 40, greedy(2))
     world.run()
-    assert world.loop.counts.prompt_tokens == before
+    assert world.loop.prompt_tokens == before
     world.ask([3] * 40, greedy(2))
     world.run()
-    assert world.loop.counts.prompt_tokens == before + 40  # all have the start in common
+    assert world.loop.prompt_tokens == before + 40  # all have the start in common
 
 
 def test_nobody_is_put_back_for_a_request_that_claims_to_have_arrived_earlier():

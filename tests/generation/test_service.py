@@ -42,13 +42,19 @@ class Place:
         self.service = self.started(**settings)
 
     def started(self, **settings):
-        return Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "seats": 8, **settings}))
+        return Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
 
     def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, **more):
         view, said = self.backbone.view, Said()
         service = service or self.service
         said.request = service.submit(view, view.snapshot.find(tenant), prompt, sampling, said, **more)
         return said
+
+    def refused(self, *given, **more):
+        """Raises what the request was refused with, at once or when its prompt was read."""
+        said = self.ask(*given, **more).wait()
+        if said.error is not None:
+            raise said.error
 
     @contextmanager
     def limits(self, tenant, **limits):
@@ -101,18 +107,17 @@ def test_answers_of_several_tenants_equal_the_reference(place, kind):
 @pytest.mark.parametrize(
     ("prompt", "sampling", "named"),
     [
-        ([1, CHAT.vocabulary], GREEDY, [CHAT.vocabulary]),
-        ([-1], GREEDY, [-1]),
         ("a", replace(GREEDY, stop_token_ids=(CHAT.vocabulary,)), ["stop_token_ids"]),
         ("a", replace(GREEDY, logit_bias={10**6: 1.0}), ["logit_bias"]),
         ("a", replace(GREEDY, max_tokens=CHAT.positions), ["max_tokens", CHAT.positions]),
         ("a" * CHAT.positions, GREEDY, ["max_tokens", CHAT.positions]),
         ("a" * (READ + 1), GREEDY, ["truncate", f"{READ:,}"]),
+        (Messages("no JSON"), GREEDY, []),
     ],
 )
 def test_bad_input_is_refused(place, prompt, sampling, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        place.ask(prompt, sampling=sampling)
+        place.refused(prompt, sampling=sampling)
 
 
 def test_only_the_end_of_a_long_prompt_is_read_and_kept_if_it_may_be_cut(place, monkeypatch):
@@ -131,11 +136,11 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
     with place.limits("plain", tokens_rate=1):
         place.ask("a", sampling=replace(GREEDY, max_tokens=90)).wait()
         with pytest.raises(Quota):
-            place.ask("a")
+            place.refused("a")
     with place.limits("lora", in_flight=1):
         for _ in range(2):  # what was refused is not in flight
             with pytest.raises(InvalidInput):
-                place.ask(Messages("no JSON"), "lora")
+                place.refused(Messages("no JSON"), "lora")
         with held(place.service):
             first = place.ask("a", "lora")
             with pytest.raises(Quota):  # before its prompt is read, which takes time
@@ -145,12 +150,13 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
 
 
 def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
-    service = place.started(seats=1)
+    service = place.started(max_sequences=1)
     assert (service.levels.loaded, service.levels.awaited) == ((), ())
     with held(service):
         asked = [place.ask("a", "lora", service=service)]
         eventually(lambda: service.levels.running)
         asked += [place.ask("a", tenant, service=service) for tenant in ("wide", "plain", "plain")]
+        eventually(lambda: len(service._line) == 3)
         assert (service.levels.loaded, service.levels.awaited) == (("lora",), ("plain", "wide"))
     assert [said.wait().error for said in asked] == [None] * 4
     assert service.levels.loaded == ("lora", "wide"), "adapters of other layouts keep their slots"
@@ -171,6 +177,15 @@ def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
         ):
             said = place.ask("a", tenant, ONCE, service=service, promise=own).wait()
             assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
+    service.close()
+
+
+def test_the_operator_sets_the_least_time_between_tokens_that_a_request_may_ask_for(place):
+    service = place.started(admission=False, least_token_ns=2_000_000)
+    with pytest.raises(InvalidInput, match=mentioning("token_ms", 1.5, 2)):
+        place.ask("a", service=service, promise=Promise(token_ns=1_500_000))
+    for allowed in (0, 2_000_000):
+        assert place.ask("a", sampling=ONCE, service=service, promise=Promise(token_ns=allowed)).wait().error is None
     service.close()
 
 

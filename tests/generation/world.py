@@ -10,16 +10,12 @@ import numpy as np
 import torch
 
 from hplm.errors import HplmError
-from hplm.generation.blocks import Blocks
-from hplm.generation.cache import EARLY, Cache
-from hplm.generation.choosing import Wish, choose
-from hplm.generation.draws import seed_of
+from hplm.generation.cache import Blocks, Cache, Ranges, Space, places_of
+from hplm.generation.choosing import Wish, choose, seed_of
 from hplm.generation.line import Line
 from hplm.generation.loop import Loop
 from hplm.generation.promise import NO_PROMISE
-from hplm.generation.ranges import Ranges
 from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence
-from hplm.generation.room import Space, places_of
 from hplm.generation.running import Running, age
 from hplm.generation.sampling import Sampling
 from hplm.metrics.meter import Meter
@@ -144,7 +140,7 @@ class World:
     """A loop whose steps take a millisecond each, and all requests that it took."""
 
     def __init__(
-        self, model, tokens=1024, seats=8, step_tokens=64, cleaning=EARLY, order="fcfs", admission=False, limit=1000,
+        self, model, tokens=1024, seats=8, step_tokens=64, order="fcfs", admission=False, limit=1000,
         kind=SLOTTED, block=16, share=1.0,
     ) -> None:  # fmt: skip
         """`share`: the part of `max_tokens` that answers are expected to have. With little, many start and are put back."""
@@ -158,7 +154,7 @@ class World:
         choice = policy(order) if isinstance(order, str) else order
         self.line = Line(choice, Limits(limit, 10**9), self.cache.space.size_for, admission)
         self.line.learned.share = share
-        self.running = Running(self.cache, seats, step_tokens, cleaning)
+        self.running = Running(self.cache, seats, step_tokens)
         self.stager, self.decoder = model.machine(self, self.cache, seats)
         self.meter = Meter()
         self.loop = self.loop_of(lambda request, piece: request.respond(piece), self._tick)

@@ -51,8 +51,8 @@ def answering(model, monkeypatch):
                 pass
 
         monkeypatch.setattr(model.replies, "SHARED_MEMORY", Memory())
-        wanted = model.Wanted(stream=True, choices=1, returned=frozenset())
-        return model.Answer(model.replies.Sender(request, Held("toy")), wanted, None, counted.append), request, counted
+        sender = model.replies.Sender(request, Held("toy"))
+        return model.Answer(sender, None, counted.append, choices=1, stream=True, returned=()), request, counted
 
     return answer
 
