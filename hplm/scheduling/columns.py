@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from operator import attrgetter
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.scheduling.kernel import WIDTHS, Table, kernel
+from hplm.scheduling.limits import Shares
 from hplm.scheduling.waiting import T
 
-NEVER = np.iinfo(np.int64).max  # the deadline of a text without one
+NEVER = int(np.iinfo(np.int64).max)  # the deadline of a text without one
 FIRST_ROOM = 1024
-SIZE = attrgetter("bytes")  # of a text
+# A waiting text, as in kernel.c. `number` says which one it is.
+ROW = np.dtype([
+    *((name, np.int64) for name in ("arrival", "deadline", "request", "number")),
+    *((name, np.int32) for name in ("tokens", "priority", "slot_key", "tenant")),
+])  # fmt: skip
 
 
 class Numbers:
@@ -64,22 +68,38 @@ class Numbers:
             self._value.pop()
 
 
+class Column:
+    """A column of `Columns`, without the free rows behind the last text."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, columns: Columns[Any], owner: type) -> Array:
+        return columns.rows[self._name]
+
+
 class Columns(Generic[T]):
     """Index i of every column is the same text. `len(columns)` texts wait."""
 
-    def __init__(self, texts: Sequence[T] = ()) -> None:
+    tokens = Column()
+    arrival = Column()  # nanoseconds
+    deadline = Column()  # nanoseconds; NEVER for no deadline
+    priority = Column()
+    slot_key = Column()  # small numbers, below `slot_keys`
+    tenant = Column()  # small numbers, below `tenants`
+    request = Column()  # the texts of one request share a number. Later requests have higher numbers
+
+    def __init__(self, texts: Sequence[T] = (), shares: Shares | None = None) -> None:
+        """`shares`: of all columns that have one limit together. Without it there is none."""
+        self.shares = shares or Shares()
+        self.all_tokens = 0  # of all texts
+        self.bytes = 0  # the memory that all texts keep
         self._length = 0
-        self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
-        # Texts do not move: the column `position` holds their index here. A free place holds None.
-        self._texts = np.full(FIRST_ROOM, None, object)
-        self._places = 0  # those that were used before
-        self._free: list[int] = []
+        self._rows = np.empty(FIRST_ROOM, ROW)
+        self._texts: dict[int, T] = {}  # by number
         self._slot_keys, self._tenants = Numbers(), Numbers()
-        # By a tenant's number: its waiting tokens, texts and bytes, and its backbone.
-        self._demand, self._counts, self._sizes, self._backbones = (np.zeros(FIRST_ROOM, np.int64) for _ in range(4))
-        self._bytes = 0
-        self._table = self._place()
-        self._requests = 0
+        self._demand = np.zeros(FIRST_ROOM, np.int64)
+        self._requests = self._entries = 0
         for text in texts:
             self.add([text])
 
@@ -87,37 +107,8 @@ class Columns(Generic[T]):
         return self._length
 
     @property
-    def tokens(self) -> Array:
-        return self._columns["tokens"][: self._length]
-
-    @property
-    def arrival(self) -> Array:
-        """Nanoseconds."""
-        return self._columns["arrival"][: self._length]
-
-    @property
-    def deadline(self) -> Array:
-        """Nanoseconds; NEVER for no deadline."""
-        return self._columns["deadline"][: self._length]
-
-    @property
-    def priority(self) -> Array:
-        return self._columns["priority"][: self._length]
-
-    @property
-    def slot_key(self) -> Array:
-        """Small numbers, below `slot_keys`."""
-        return self._columns["slot_key"][: self._length]
-
-    @property
-    def tenant(self) -> Array:
-        """Small numbers, below `tenants`."""
-        return self._columns["tenant"][: self._length]
-
-    @property
-    def request(self) -> Array:
-        """The texts of one request share a number. Later requests have higher numbers."""
-        return self._columns["request"][: self._length]
+    def rows(self) -> Array:
+        return self._rows[: self._length]
 
     @property
     def slot_keys(self) -> int:
@@ -132,110 +123,75 @@ class Columns(Generic[T]):
         """The waiting tokens of each tenant, by its number."""
         return self._demand[: len(self._tenants)]
 
-    @property
-    def counts(self) -> Array:
-        """The waiting texts of each tenant, by its number."""
-        return self._counts[: len(self._tenants)]
-
-    @property
-    def sizes(self) -> Array:
-        """The bytes that each tenant's waiting texts keep, by its number."""
-        return self._sizes[: len(self._tenants)]
-
-    @property
-    def backbones(self) -> Array:
-        """The backbone of each tenant, by its number."""
-        return self._backbones[: len(self._tenants)]
-
-    @property
-    def backbone(self) -> Array:
-        return self.backbones[self.tenant]
-
-    @property
-    def bytes(self) -> int:
-        """The memory that all waiting texts keep."""
-        return self._bytes
-
-    @property
-    def table(self) -> Table:
-        """The same for the compiled kernel."""
-        self._table.count, self._table.slot_keys, self._table.tenants = self._length, self.slot_keys, self.tenants
-        return self._table
-
-    def number_of(self, tenant: int) -> int | None:
+    def number_of(self, tenant: Hashable) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
 
-    def tenant_of(self, number: int) -> Hashable:
-        """Returns the tenant with waiting texts that has this number."""
-        return self._tenants.value_of(number)
+    def by_tenant(self) -> Iterator[tuple[Hashable, int]]:
+        """Yields the tenants with waiting texts, and the tokens of these."""
+        for number in np.flatnonzero(self.demand).tolist():
+            yield self._tenants.value_of(number), int(self._demand[number])
 
     def text(self, index: int) -> T:
-        return self._texts[int(self._columns["position"][index])]
+        return self._texts[int(self.rows["number"][index])]
+
+    def newest(self, tenant: Hashable) -> Iterator[tuple[int, int, Array]]:
+        """Yields the waiting requests of a tenant, the newest first: the number of texts, their bytes, and their indexes."""
+        own = np.flatnonzero(self.tenant == self.number_of(tenant))
+        requests, end = self.request[own].tolist(), len(own)
+        while end:
+            first = bisect_left(requests, requests[end - 1])
+            indexes = own[first:end]
+            yield len(indexes), sum(self.text(index).bytes for index in indexes.tolist()), indexes
+            end = first
 
     def add(self, texts: Sequence[T]) -> None:
         """Adds the texts of one request."""
-        end = self._length + len(texts)
-        while end > len(self._columns["tokens"]):
-            self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
-            self._table = self._place()
+        while self._length + len(texts) > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._requests += 1
-        for i, text in enumerate(texts, self._length):
-            tokens, size, tenant = text.tokens, text.bytes, self._tenants.take(text.tenant)
-            row = (
-                tokens,
-                text.arrival_ns,
-                text.deadline_ns or NEVER,
-                text.priority,
-                self._slot_keys.take(text.slot_key),
-                tenant,
-                self._requests,
-                self._put(text),
+        for text in texts:
+            tokens, size, tenant, slot_key = text.tokens, text.bytes, self._tenants.take(text.tenant), text.slot_key
+            self._entries += 1
+            self._texts[self._entries] = text
+            self._rows[self._length] = (
+                *(text.arrival_ns, text.deadline_ns or NEVER, self._requests, self._entries),
+                *(tokens, text.priority, self._slot_keys.take(slot_key), tenant),
             )
-            for column, value in zip(self._columns.values(), row, strict=True):
-                column[i] = value
+            self._length += 1
             if tenant == len(self._demand):
-                self._demand, self._counts, self._sizes, self._backbones = (
-                    np.concatenate([counted, np.zeros_like(counted)])
-                    for counted in (self._demand, self._counts, self._sizes, self._backbones)
-                )
-                self._table = self._place()
-            self._backbones[tenant] = text.backbone
+                self._demand = np.concatenate([self._demand, np.zeros_like(self._demand)])
             self._demand[tenant] += tokens
-            self._counts[tenant] += 1
-            self._sizes[tenant] += size
-            self._bytes += size
-        self._length = end
+            self.all_tokens += tokens
+            self.bytes += size
+            self.shares.add(text.tenant, 1, size)
 
     def remove(self, indexes: Array) -> list[T]:
         """Removes these texts and returns them in the order given."""
         if not len(indexes):
             return []
-        positions = self._columns["position"][indexes]
-        out: list[T] = self._texts[positions].tolist()
-        self._texts[positions] = None
-        self._free += positions.tolist()
-        if len(indexes) == self._length:  # nothing stays
-            self._length = self._bytes = 0
+        gone = self._rows[indexes]
+        out = [self._texts.pop(number) for number in gone["number"].tolist()]
+        self.all_tokens -= sum(gone["tokens"].tolist())
+        for text in out:
+            self.bytes -= text.bytes
+            self.shares.remove(text.tenant, 1, text.bytes)
+        if len(out) == self._length:  # nothing stays
+            self._length = 0
+            self._demand[: len(self._tenants)] = 0
             self._slot_keys, self._tenants = Numbers(), Numbers()
-            for counted in (self._demand, self._counts, self._sizes):
-                counted[:] = 0
             return out
-        self._slot_keys.give_back(self.slot_key[indexes].tolist())
-        tenant = self.tenant[indexes]
-        sizes = np.fromiter(map(SIZE, out), np.int64, len(out))
-        self._bytes -= int(sizes.sum())
-        tenants = len(self._tenants)
-        self._demand[:tenants] -= np.bincount(tenant, self.tokens[indexes], tenants).astype(np.int64)  # exact: below 2^53
-        self._counts[:tenants] -= np.bincount(tenant, minlength=tenants)
-        self._sizes[:tenants] -= np.bincount(tenant, sizes, tenants).astype(np.int64)
+        tenant, tenants = gone["tenant"], len(self._tenants)
+        self._demand[:tenants] -= np.bincount(tenant, gone["tokens"], tenants).astype(np.int64)  # exact: below 2^53
+        self._slot_keys.give_back(gone["slot_key"].tolist())
         self._tenants.give_back(tenant.tolist())
-        compiled = kernel()
-        if compiled is not None:
-            compiled.remove(self.table, indexes.astype(np.int64))
-        else:
-            self._close_gaps(indexes)
-        self._length -= len(indexes)
+        stays = np.ones(self._length, bool)
+        stays[indexes] = False
+        first = int(stays.argmin())  # texts before the first gap do not move
+        kept = first + np.flatnonzero(stays[first:])
+        words = self._rows.view(np.int64).reshape(len(self._rows), -1)  # numpy moves rows of fields one field at a time
+        self._length -= len(out)
+        words[first : self._length] = words.take(kept, axis=0)
         return out
 
     def whole_requests(self, indexes: Array) -> Array:
@@ -247,42 +203,11 @@ class Columns(Generic[T]):
         whole: list[Array] = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
         return np.unique(np.concatenate(whole))
 
-    def only(self, backbone: int, indexes: Array) -> Columns[T]:
-        """Returns the texts of one backbone, which have these indexes, as columns of their own, for reading.
-
-        The numbers of tenants and slot keys stay the same.
-        """
+    def only(self, indexes: Array) -> Columns[T]:
+        """Returns these texts as columns of their own, for reading. The numbers of tenants and slot keys stay the same."""
         own: Columns[T] = Columns()
-        own._length = len(indexes)
-        own._columns = {name: column[indexes] for name, column in self._columns.items()}
-        own._texts, own._slot_keys, own._tenants, own._backbones = self._texts, self._slot_keys, self._tenants, self._backbones
-        is_its = self.backbones == backbone
-        own._demand, own._counts, own._sizes = (
-            np.where(is_its, counted, 0) for counted in (self.demand, self.counts, self.sizes)
-        )
-        own._bytes = int(own._sizes.sum())
-        own._table = own._place()
+        own._length, own._rows = len(indexes), self._rows[indexes]
+        own._texts, own._slot_keys, own._tenants = self._texts, self._slot_keys, self._tenants
+        own._demand = np.bincount(own.tenant, own.tokens, len(self._tenants)).astype(np.int64)
+        own.all_tokens = int(own._demand.sum())
         return own
-
-    def _put(self, text: T) -> int:
-        if self._free:
-            position = self._free.pop()
-        else:
-            position = self._places
-            self._places += 1
-            if position == len(self._texts):
-                self._texts = np.concatenate([self._texts, np.full_like(self._texts, None)])
-        self._texts[position] = text
-        return position
-
-    def _close_gaps(self, indexes: Array) -> None:
-        """Does the same as the compiled kernel."""
-        stays = np.ones(self._length, bool)
-        stays[indexes] = False
-        first = int(stays.argmin())  # texts before the first gap do not move
-        kept = np.flatnonzero(stays[first:])
-        for column in self._columns.values():
-            column[first : first + len(kept)] = column[first : self._length].take(kept)
-
-    def _place(self) -> Table:
-        return Table.of(self._columns.values(), self._demand)

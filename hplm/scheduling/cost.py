@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, overload
+from typing import overload
 
 import numpy as np
 
@@ -23,25 +23,8 @@ LEARNING_STAGES = 0.1  # rate of the running means of the stages' shares, after 
 Numbers = Array | float
 
 
-class Cost(Protocol):
-    """The part of the cost model that policies and the governor use."""
-
-    @property
-    def slowest(self) -> float:
-        """The share of a batch's time that its slowest stage takes: so often a batch can be done. 1 for a single stage."""
-        ...
-
-    @overload
-    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0) -> Array: ...
-    @overload
-    def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
-    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
-        """Returns the nanoseconds that a batch takes, in all stages together."""
-        ...
-
-
-class Costs:
-    """The terms of an engine's time."""
+class Cost:
+    """The part of the cost model that policies use: the terms of an engine's time."""
 
     def __init__(self, terms: Array) -> None:
         self.terms = terms
@@ -49,6 +32,7 @@ class Costs:
 
     @property
     def slowest(self) -> float:
+        """The share of a batch's time that its slowest stage takes: so often a batch can be done. 1 for a single stage."""
         return max(self.shares)
 
     @overload
@@ -56,11 +40,12 @@ class Costs:
     @overload
     def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
-        batch, token, text, adapter = self.terms
+        """Returns the nanoseconds that a batch takes, in all stages together."""
+        batch, token, text, adapter = self.terms.tolist()
         return batch + token * tokens + text * texts + adapter * adapters
 
 
-class CostModel(Costs):
+class CostModel(Cost):
     """Weighted least squares with forgetting and without negative terms. Errors count relative to the batch's time."""
 
     def __init__(self) -> None:
@@ -71,9 +56,9 @@ class CostModel(Costs):
         self._products = np.zeros(4)
         self._took, self._believed = 0.0, 0.0
 
-    def by_batch(self) -> Costs:
+    def by_batch(self) -> Cost:
         """Returns the costs by which one batch follows another: those of the slowest stage."""
-        return self if self.slowest == 1 else Costs(self.terms * self.slowest)
+        return self if len(self.shares) == 1 else Cost(self.terms * self.slowest)
 
     def tokens_within(self, ns: float, mean: float, adapters: float = 0.0) -> int:
         """Returns how many tokens take so long, in texts of a mean length that load so many adapters each.
@@ -84,14 +69,16 @@ class CostModel(Costs):
         return int(ns / max(token + (text + adapter * adapters) / mean, 1e-9))
 
     def observe(self, tokens: int, texts: int, adapters: int, took_ns: int, stages_ns: Sequence[int] = ()) -> None:
-        """`stages_ns`: the time of each stage, if several have computed it."""
+        """`stages_ns`: the time of each stage, if several have computed it. A batch that took no time teaches nothing."""
+        if took_ns <= 0:
+            return
         if len(stages_ns) > 1:
             shares = [own / sum(stages_ns) for own in stages_ns]
             before = self.shares if len(self.shares) == len(shares) else shares
             rate = max(LEARNING_STAGES, 1 / (1 + self.observed))
             self.shares = [old + rate * (new - old) for old, new in zip(before, shares, strict=True)]
         features = np.array([1, tokens, texts, adapters], float)
-        expected = float(features @ self.terms)
+        expected = self.predict(tokens, texts, adapters)
         error = abs(took_ns - expected) / expected
         weight = 1.0
         if self.observed >= 8:  # the first batches of a process are slow and must not set the deviation
@@ -105,7 +92,7 @@ class CostModel(Costs):
         self._squares = forget * self._squares + weight * (scaled[:, None] * scaled)
         self._products = forget * self._products + weight * scaled
         self._took = forget * self._took + weight
-        self._believed = forget * self._believed + weight * float(features @ SHAPE) / took_ns
+        self._believed = forget * self._believed + weight * float(features.dot(SHAPE)) / took_ns
         self._solve()
 
     def _solve(self) -> None:
@@ -114,7 +101,7 @@ class CostModel(Costs):
         squares.ravel()[::5] += BELIEF / shape**2  # the diagonal
         products = self._products + BELIEF / shape
         terms, kept = np.linalg.solve(squares, products), np.arange(4)
-        while terms.min() < 0:  # negative terms are dropped; at least one term remains
+        while min(terms.tolist()) < 0:  # negative terms are dropped; at least one term remains
             kept = kept[terms > 0]
             terms = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
         self.terms = np.zeros(4)

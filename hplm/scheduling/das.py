@@ -1,4 +1,4 @@
-"""TCB's scheduling (section 5): DAS, Algorithm 1, and Slotted-DAS, Algorithm 2."""
+"""TCB's scheduling (section 5): DAS, Algorithm 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import Room, by_priority, first_come, first_fit, shortest_first
+from hplm.scheduling.filling import Room, by_priority, first_come, shortest_first
 from hplm.scheduling.policy import between_0_and_1, whole
 from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.waiting import Capacity
@@ -148,22 +148,6 @@ class DeadlineAware:
             waiting[row.texts] = False
             filled.append(row)
         return filled
-
-
-@dataclass
-class SlottedDeadlineAware(DeadlineAware):
-    """DAS, then slots as long as the longest text that was chosen for its utility. Longer texts wait."""
-
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Selection:
-        filled, tokens = self.fill(columns, capacity), columns.tokens
-        inside = filled.inside
-        dominant = np.concatenate([NONE, *(row.dominant for row in filled.rows)])
-        slot_tokens = int(tokens[dominant if len(dominant) else inside].max(initial=1))
-        slots = filled.row_tokens // slot_tokens  # of a row
-        slot = first_fit(tokens[inside], slot_tokens, filled.free * slots)
-        fits = slot != OUTSIDE
-        slot = np.concatenate([np.full(len(filled.outside), OUTSIDE), slot[fits]])
-        return Selection(np.concatenate([filled.outside, inside[fits]]), Places(slot // slots, slot))
 
 
 def _came_before(columns: Columns, text: Array, others: Array) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import cast
-
 import numpy as np
 
 from hplm.arrays import Array
@@ -56,19 +53,17 @@ class Room:
             self._take(ordered[:count], int(sums[count - 1]))
         return ordered[:count]
 
-    def greedily(self, ordered: Array | Iterable[Array], limit: int | None = None, among: Array | None = None) -> Array:
+    def greedily(self, ordered: Array, limit: int | None = None, among: Array | None = None) -> Array:
         """Adds in this order every text that still fits, and skips the others. Returns the added texts.
 
-        The order may come in parts: later parts are not asked for when nothing fits any more. `among` says for each waiting
-        text whether it may be added.
+        `among` says for each waiting text whether it may be added.
         """
         left = self.tokens if limit is None else min(limit, self.tokens)
         may_be_larger, before = not self._taken and limit is None, len(self._taken)
-        chunks = in_chunks(cast("Iterable[Array]", [ordered] if isinstance(ordered, np.ndarray) else ordered))
-        while not self.full and (left >= self._shortest or may_be_larger):
-            chunk = next(chunks, None)
-            if chunk is None:
+        for start in range(0, len(ordered), CHUNK):  # the first chunk nearly always fills a batch
+            if self.full or not (left >= self._shortest or may_be_larger):
                 break
+            chunk = ordered[start : start + CHUNK]
             if among is not None:
                 chunk = chunk[among[chunk]]
             if not may_be_larger:
@@ -112,18 +107,9 @@ class Room:
         self._taken.append(chosen)
 
 
-def in_chunks(parts: Iterable[Array]) -> Iterator[Array]:
-    """Cuts the parts of an order. The first chunk nearly always fills a batch."""
-    return (part[start : start + CHUNK] for part in parts for start in range(0, len(part), CHUNK))
-
-
 def fits(columns: Columns, capacity: Capacity) -> bool:
     """Whether one batch holds all that waits, as it mostly does: then there is nothing to choose."""
-    return (
-        len(columns) <= capacity.texts
-        and columns.slot_keys <= capacity.tenants
-        and int(columns.demand.sum()) <= capacity.tokens
-    )
+    return len(columns) <= capacity.texts and columns.slot_keys <= capacity.tenants and columns.all_tokens <= capacity.tokens
 
 
 def first_come(columns: Columns) -> Array:

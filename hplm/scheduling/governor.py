@@ -7,7 +7,7 @@ below a bound. Tenants within their fair share have the dearest way, whatever th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import exp
 
 import numpy as np
@@ -26,6 +26,7 @@ MOST_PATIENCE = 32  # times CALM, after steps up that did not last
 LEARNING = 0.1  # rate of the running mean of what a full batch holds
 TICKS = 16  # in a horizon: how often loads are aged
 LEAST = 1.0  # tokens: a tenant with less load is forgotten
+LONGEST = 300.0  # of an idle time, in two horizons: a load of 0 would never be forgotten
 FIRST_ROOM = 64
 
 
@@ -38,13 +39,11 @@ class Governor:
         self._full: Array | None = None
         self._horizon_ns = float(HORIZON_NS)
         self._capacity = np.inf  # tokens that full batches compute in a horizon
-        self._numbers = Numbers()  # of tenants that are not forgotten. They index the arrays and the list below.
-        self._load = np.zeros(FIRST_ROOM)  # tokens that came in the last horizon, at the cost of the dearest rung
+        self._numbers = Numbers()  # of tenants that are not forgotten. They index the arrays below.
+        # Tokens that came in the last horizon, at the cost of each rung; beyond a tenant's cheapest one at its cost.
+        self._loads = np.zeros((FIRST_ROOM, 1))
         self._waits = np.zeros(FIRST_ROOM)  # tokens that wait
-        self._last = np.zeros(FIRST_ROOM, np.int64)  # the cheapest rung
         self._beyond = np.zeros(FIRST_ROOM, bool)  # whether the tenant asks for more than its fair share
-        self._over_dearest = np.ones((FIRST_ROOM, 1))  # the cost of each rung; beyond the cheapest one its cost
-        self._costs: list[Sequence[float]] = []
         self._share = 0.0  # the fair share, in tokens of a horizon
         self._aged_ns = 0
         self._calm_since_ns = 0
@@ -54,7 +53,7 @@ class Governor:
 
     def __len__(self) -> int:
         """Returns how many tenants are not forgotten."""
-        return np.count_nonzero(self._load)
+        return np.count_nonzero(self._loads[:, 0])
 
     def rung_for(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
         """Counts a request as load, and returns its rung.
@@ -62,18 +61,25 @@ class Governor:
         `costs`: of each rung, the dearest first: how many passes through all layers a token is expected to take.
         """
         self._age(now_ns)
-        number = self._number(tenant, costs)
-        self._load[number] += tokens * costs[0]
+        number = self._number(tenant, len(costs))
+        if self._loads.shape[1] == 1:
+            self._loads[number, 0] += tokens * costs[0]
+        else:
+            self._loads[number, : len(costs)] += tokens * np.array(costs)
+            self._loads[number, len(costs) :] += tokens * costs[-1]
         if not self.rung:
             return 0
         only = slice(number, number + 1)
         self._beyond[only] = self._asks_for_more(only)
         return min(self.rung, len(costs) - 1) if self._beyond[number] else 0
 
-    def chosen(self, full: tuple[int, int, float] | None, columns: Columns, crowded: bool, backbone: int, now_ns: int) -> None:
-        """Looks at the line after a batch has left it. `crowded`: more texts waited, or were not served, than a batch holds.
+    def chosen(
+        self, full: tuple[int, int, float] | None, lines: Sequence[Columns], crowded: bool, backbone: int, now_ns: int
+    ) -> None:
+        """Looks at the lines of all backbones after a batch has left one.
 
-        `full`: the tokens, texts and adapters of the batch, if it left texts of its backbone waiting.
+        `crowded`: more texts waited, or were not served, than a batch holds. `full`: the tokens, texts and adapters of the
+        batch, if it left texts of its backbone waiting.
         """
         if crowded and full:
             held = np.zeros((len(self._costs_of), 4))
@@ -84,10 +90,10 @@ class Governor:
             batch_ns = max(1.0, sum(took_ns))
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
             self._capacity = float(self._full[:, 1].sum()) * self._horizon_ns / batch_ns
-        if not self.rung and not self._last[self._all].any():  # no tenant has a choice
+        if self._loads.shape[1] == 1:  # no tenant has a choice
             return
         if crowded or self.rung:
-            self._count(columns)
+            self._count(lines)
         elif self._crowded:
             self._waits[:] = 0
         self._crowded = self._crowded + 1 if crowded else 0
@@ -102,30 +108,18 @@ class Governor:
     def _all(self) -> slice:
         return slice(0, len(self._numbers))
 
-    def _number(self, tenant: Hashable, costs: Sequence[float]) -> int:
+    def _number(self, tenant: Hashable, rungs: int) -> int:
+        """Returns a tenant's number. The arrays have room for it, and for so many rungs."""
         number = self._numbers.number_of(tenant)
         if number is None:
             number = self._numbers.take(tenant)
-            if number == len(self._costs):
-                self._costs.append(())
-            if number == len(self._load):
-                self._load, self._waits, self._last, self._beyond, self._over_dearest = (
-                    np.concatenate([column, np.zeros_like(column)])
-                    for column in (self._load, self._waits, self._last, self._beyond, self._over_dearest)
+            if number == len(self._loads):
+                self._loads, self._waits, self._beyond = (
+                    np.concatenate([column, np.zeros_like(column)]) for column in (self._loads, self._waits, self._beyond)
                 )
-        if self._costs[number] != costs:
-            self._costs[number] = costs
-            self._take_ladder(number, costs)
+        if rungs > self._loads.shape[1]:
+            self._loads = np.pad(self._loads, ((0, 0), (0, rungs - self._loads.shape[1])), mode="edge")
         return number
-
-    def _take_ladder(self, number: int, costs: Sequence[float]) -> None:
-        """Takes over a tenant's ladder."""
-        more = len(costs) - self._over_dearest.shape[1]
-        if more > 0:
-            self._over_dearest = np.pad(self._over_dearest, ((0, 0), (0, more)), mode="edge")
-        self._last[number] = len(costs) - 1
-        self._over_dearest[number] = costs[-1] / costs[0]
-        self._over_dearest[number, : len(costs)] = np.array(costs) / costs[0]
 
     def _age(self, now_ns: int) -> None:
         """Steps up if it is time, lets loads fade, and forgets tenants whose load has."""
@@ -133,32 +127,31 @@ class Governor:
         if passed < self._horizon_ns / TICKS:
             return
         self._aged_ns = now_ns
-        load, fades = self._load[self._all], exp(-passed / 2 / self._horizon_ns)
-        load *= fades  # the other half comes after the look: what has come since the last one is half as old, on average
+        loads, fades = self._loads[self._all], exp(-min(passed / 2 / self._horizon_ns, LONGEST))
+        loads *= fades  # the other half comes after the look: what has come since the last one is half as old, on average
         if self.rung:
             self._share = self._fair_share()
             if passed > CALM * self._horizon_ns:  # nothing came, and nothing was chosen
                 self._go_to(0, now_ns)
             else:
                 self._step_up(now_ns)
-        load *= fades
-        idle = np.flatnonzero((load > 0) & (load < LEAST) & (self._waits[self._all] == 0))
+        loads *= fades
+        idle = np.flatnonzero((loads[:, 0] > 0) & (loads[:, 0] < LEAST) & (self._waits[self._all] == 0))
         if len(idle):
-            self._load[idle], self._last[idle], self._beyond[idle] = 0, 0, False
-            for number in idle.tolist():
-                self._costs[number] = ()
+            self._loads[idle], self._beyond[idle] = 0, False
             self._numbers.give_back(idle.tolist())
 
-    def _count(self, columns: Columns) -> None:
+    def _count(self, lines: Iterable[Columns]) -> None:
         """Counts the waiting tokens of each tenant. They may be the rest of a load that has faded."""
         self._waits[:] = 0
-        for number in np.flatnonzero(columns.demand).tolist():
-            mine = self._numbers.number_of(columns.tenant_of(number))
-            if mine is not None:
-                self._waits[mine] = columns.demand[number]
+        for columns in lines:
+            for tenant, tokens in columns.by_tenant():
+                mine = self._numbers.number_of(tenant)
+                if mine is not None:
+                    self._waits[mine] = tokens
 
     def _wanted(self, numbers: slice) -> Array:
-        return np.maximum(self._load[numbers], self._waits[numbers])
+        return np.maximum(self._loads[numbers, 0], self._waits[numbers])
 
     def _fair_share(self) -> float:
         """Returns the most that a tenant may ask for and still have the dearest rung.
@@ -177,7 +170,8 @@ class Governor:
     def _step_down(self, now_ns: int) -> None:
         self._share = self._fair_share()
         beyond = self._beyond[self._all] = self._asks_for_more(self._all)
-        if self.rung >= self._last[self._all][beyond].max(initial=0):
+        theirs = self._loads[self._all][beyond]
+        if not (theirs[:, self.rung + 1 :].min(axis=1, initial=np.inf) < theirs[:, self.rung]).any():
             return  # no tenant beyond its share has a cheaper rung
         if self._raised_ns is not None:
             lasted = now_ns - self._raised_ns >= self._calm_ns
@@ -197,8 +191,8 @@ class Governor:
 
     def _use(self, rung: int) -> float:
         """Returns the share of the engine that the load would take, with this rung for the tenants beyond their share."""
-        over_dearest = np.where(self._beyond[self._all], self._over_dearest[self._all, rung], 1.0)
-        return float(self._load[self._all] @ over_dearest) / self._capacity
+        loads = self._loads[self._all]
+        return float(np.where(self._beyond[self._all], loads[:, rung], loads[:, 0]).sum()) / self._capacity
 
     def _go_to(self, rung: int, now_ns: int) -> None:
         self.rung = rung

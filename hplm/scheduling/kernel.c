@@ -1,22 +1,24 @@
-/* Choosing a batch and removing it, without arrays for every step. kernel.py calls it, and says what it computes. */
+/* Choosing a batch, without arrays for every step. kernel.py calls it, and says what it computes. */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-#define VERSION 2 /* of these functions, as kernel.py has it */
+#define VERSION 3 /* of these functions, as kernel.py has it */
 #define LONGEST 0xFFFF
 #define NEVER INT64_MAX
 
-/* The waiting texts, in order of arrival (columns.py). */
+/* A waiting text (columns.py: ROW). */
 typedef struct {
-    int32_t *tokens;
-    int64_t *arrival, *deadline;
-    int32_t *priority, *slot_key, *tenant;
-    int64_t *request;
-    int32_t *position;
-    int64_t *demand; /* of each tenant */
+    int64_t arrival, deadline, request, number;
+    int32_t tokens, priority, slot_key, tenant;
+} Text;
+
+/* The waiting texts, in order of arrival. */
+typedef struct {
+    const Text *texts;
+    const int64_t *demand; /* of each tenant */
     int64_t count, slot_keys, tenants;
 } Waiting;
 
@@ -42,16 +44,16 @@ API int64_t hplm_version(void) { return VERSION; }
 static int is_full(const Room *room) { return room->tokens <= 0 || room->texts <= 0; }
 
 static int has_slots(const Room *room, int64_t text) {
-    return !room->has_slot || room->slots > 0 || room->has_slot[room->waiting->slot_key[text]];
+    return !room->has_slot || room->slots > 0 || room->has_slot[room->waiting->texts[text].slot_key];
 }
 
 static void take(Room *room, int64_t text) {
-    uint8_t *has_slot = room->has_slot ? room->has_slot + room->waiting->slot_key[text] : NULL;
+    uint8_t *has_slot = room->has_slot ? room->has_slot + room->waiting->texts[text].slot_key : NULL;
     if (has_slot && !*has_slot) {
         *has_slot = 1;
         room->slots--;
     }
-    room->tokens -= room->waiting->tokens[text];
+    room->tokens -= room->waiting->texts[text].tokens;
     room->texts--;
     room->inside[text] = 1;
     room->chosen[room->taken++] = text;
@@ -62,10 +64,10 @@ static int find_due(const Waiting *waiting, const Rules *rules, uint8_t *due) {
     int64_t tokens_due[256] = {0}, until = 0;
     double horizon = (double)rules->horizon;
     for (int64_t i = 0; i < waiting->count; i++) {
-        double batches = (double)(waiting->deadline[i] - rules->start_ns) * rules->per_batch;
+        double batches = (double)(waiting->texts[i].deadline - rules->start_ns) * rules->per_batch;
         batches = batches > 0 ? batches : 0;
         due[i] = (uint8_t)(batches < horizon ? batches : horizon);
-        tokens_due[due[i]] += waiting->tokens[i];
+        tokens_due[due[i]] += waiting->texts[i].tokens;
     }
     for (int64_t batch = 1; batch < rules->horizon; batch++) {
         until += tokens_due[batch];
@@ -92,8 +94,8 @@ static void sort_best_first(
     double by_due[] = {rules->late, 1};
     uint16_t all = 0;
     for (int64_t i = 0; i < count; i++) {
-        double weight = by_due[due[i] > 0] * waiting->tokens[i];
-        keys[i] = (uint16_t)(weight < LONGEST && waiting->deadline[i] != NEVER ? weight : LONGEST);
+        double weight = by_due[due[i] > 0] * waiting->texts[i].tokens;
+        keys[i] = (uint16_t)(weight < LONGEST && waiting->texts[i].deadline != NEVER ? weight : LONGEST);
         all |= keys[i];
         spare[i] = (int32_t)i;
     }
@@ -119,7 +121,7 @@ static void plan_first(
             int64_t sum = 0, kept = 0;
             for (int64_t i = 0; i < planned; i++) {
                 int until = due[left[i]] <= batch;
-                if (until) sum += waiting->tokens[left[i]];
+                if (until) sum += waiting->texts[left[i]].tokens;
                 if (!until || (double)sum <= rules->limits[batch - 1]) left[kept++] = left[i];
             }
             planned = kept;
@@ -168,10 +170,10 @@ static void fill_fairly(Room *room, const int32_t *order, int64_t *used) {
     for (int within = 1; within >= (share < 0); within--) {
         for (int64_t i = 0; i < waiting->count && !is_full(room); i++) {
             if (room->tokens < room->shortest && !may_be_larger) return;
-            int64_t text = order[i], tokens = waiting->tokens[text];
+            int64_t text = order[i], tokens = waiting->texts[text].tokens;
             if (room->inside[text]) continue;
             if (within && share >= 0) {
-                int64_t *mine = used + waiting->tenant[text];
+                int64_t *mine = used + waiting->texts[text].tenant;
                 int first = !*mine;
                 *mine += tokens;
                 if (!first && (double)*mine > share) continue;
@@ -188,8 +190,8 @@ static void fill_fairly(Room *room, const int32_t *order, int64_t *used) {
 API int64_t hplm_choose(const Waiting *waiting, const Rules *rules, int64_t *chosen, int64_t *reserve) {
     int32_t priority = 0, shortest = INT32_MAX;
     for (int64_t i = 0; i < waiting->count; i++) {
-        priority |= waiting->priority[i];
-        shortest = waiting->tokens[i] < shortest ? waiting->tokens[i] : shortest;
+        priority |= waiting->texts[i].priority;
+        shortest = waiting->texts[i].tokens < shortest ? waiting->texts[i].tokens : shortest;
     }
     if (priority) return -1;
     size_t count = (size_t)waiting->count, slot_keys = (size_t)waiting->slot_keys;
@@ -207,7 +209,8 @@ API int64_t hplm_choose(const Waiting *waiting, const Rules *rules, int64_t *cho
     int64_t head = waiting->count, sum = 0;
     if (!all) {
         head = 0;
-        while (head < waiting->count && (double)sum < rules->limits[rules->horizon - 1]) sum += waiting->tokens[order[head++]];
+        double most = rules->limits[rules->horizon - 1];
+        while (head < waiting->count && (double)sum < most) sum += waiting->texts[order[head++]].tokens;
     }
     plan_first(waiting, rules, due, all, order, head, left, spare, (uint8_t *)keys); /* the weights are not needed any more */
 
@@ -218,31 +221,12 @@ API int64_t hplm_choose(const Waiting *waiting, const Rules *rules, int64_t *cho
     int64_t least = rules->tokens - rules->reserved;
     for (int64_t i = 0; i < waiting->count && !is_full(&room); i++) {
         if (!due[i]) continue;
-        if (waiting->tokens[i] > room.tokens || room.tokens - waiting->tokens[i] < least || !has_slots(&room, i)) break;
+        int64_t tokens = waiting->texts[i].tokens;
+        if (tokens > room.tokens || room.tokens - tokens < least || !has_slots(&room, i)) break;
         take(&room, i);
     }
     *reserve = rules->tokens - room.tokens;
     fill_fairly(&room, order, used);
     free(memory);
     return room.taken;
-}
-
-static void close_gaps(void *column, int64_t width, int64_t length, const int64_t *gaps, int64_t count) {
-    for (int64_t gap = 0; gap < count; gap++) {
-        int64_t from = gaps[gap] + 1, until = gap + 1 < count ? gaps[gap + 1] : length;
-        memmove((char *)column + (from - gap - 1) * width, (char *)column + from * width, (size_t)((until - from) * width));
-    }
-}
-
-/* Removes texts from all columns, in place. The others keep their order. `gaps` are in order, too. */
-API void hplm_remove(const Waiting *waiting, const int64_t *gaps, int64_t count) {
-#define CLOSE(column) close_gaps(waiting->column, sizeof *waiting->column, waiting->count, gaps, count)
-    CLOSE(tokens);
-    CLOSE(arrival);
-    CLOSE(deadline);
-    CLOSE(priority);
-    CLOSE(slot_key);
-    CLOSE(tenant);
-    CLOSE(request);
-    CLOSE(position);
 }

@@ -1,83 +1,131 @@
-"""How much may wait, and who loses a place in a full queue: the tenant that holds the largest share of it."""
+"""How much waits, by tenant, and who loses places in a full line: the tenant that holds the largest share of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeVar
 
-import numpy as np
-
-from hplm.arrays import Array
 from hplm.errors import QueueFull
-from hplm.scheduling.columns import Columns
 from hplm.scheduling.waiting import Waiting
 
-NOBODY = np.empty(0, np.int64)
+LAZY = 64  # outdated entries of the heap are removed when there are so many more of them than tenants
+NOTHING = (0, 0)
+
+L = TypeVar("L")
+# Yields what a tenant has waiting, the newest first: items, their work, and what the caller needs to remove them.
+Newest = Callable[[Hashable], Iterator[tuple[int, int, L]]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may wait."""
+    """How much may wait: items, such as texts or requests, and their work or bytes."""
 
-    texts: int
-    bytes: int
+    items: int
+    work: int
 
-    def displaced(self, texts: Sequence[Waiting], columns: Columns) -> Array:
-        """Returns the indexes of the waiting texts that have to leave, so that a request has room. Raises if it gets none.
 
-        It gets none if its tenant would hold the largest share. Otherwise the tenant that does hold the largest share loses its
-        newest requests.
+class Shares:
+    """Whoever holds the line tells what joins and leaves. Several lines may have one `Shares`, and so one limit."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits(2**62, 2**62)
+        self.items = self.work = 0
+        self._held: dict[Hashable, tuple[int, int]] = {}  # items and work of each tenant
+        # Heap of (-share, order of entry, tenant), from the first full line on: for each tenant an entry that is not too small.
+        self._largest: list[tuple[float, int, Hashable]] | None = None
+        self._entries = 0
+
+    def add(self, tenant: Hashable, items: int, work: int) -> None:
+        self.items += items
+        self.work += work
+        held = self._held.get(tenant, NOTHING)
+        self._held[tenant] = held = held[0] + items, held[1] + work
+        if self._largest is not None:
+            self._push(tenant, held)
+
+    def remove(self, tenant: Hashable, items: int, work: int) -> None:
+        self.items -= items
+        self.work -= work
+        held = self._held[tenant]
+        if held[0] > items:
+            self._held[tenant] = held[0] - items, held[1] - work
+            return
+        del self._held[tenant]
+        if not self._held:
+            self._largest = None
+
+    def evicted(self, tenant: Hashable, items: int, work: int, newest: Newest[L]) -> list[L] | None:
+        """Returns what has to leave, so that so much of a tenant has room, or None if it gets none.
+
+        It gets none if its tenant would hold the largest share. Otherwise the tenant that does hold it loses its newest items.
         """
-        size = sum(text.bytes for text in texts)
-        excess_texts = len(columns) + len(texts) - self.texts
-        excess_bytes = columns.bytes + size - self.bytes
-        if excess_texts <= 0 and excess_bytes <= 0:
-            return NOBODY
-        shares = np.maximum(columns.counts / self.texts, columns.sizes / self.bytes)
-        mine = columns.number_of(texts[0].tenant)
-        waiting, kept = (0, 0) if mine is None else (int(columns.counts[mine]), int(columns.sizes[mine]))
-        wanted = max((waiting + len(texts)) / self.texts, (kept + size) / self.bytes)
-        leave: list[Array] = []
-        newest: dict[int, _Newest] = {}
-        while excess_texts > 0 or excess_bytes > 0:
-            largest = int(shares.argmax()) if len(shares) else -1
-            if largest < 0 or shares[largest] <= wanted:
-                raise self._full(texts, size, columns)
-            requests = newest.get(largest) or newest.setdefault(largest, _Newest(columns, largest))
-            indexes, freed = requests.take()
-            leave.append(indexes)
-            excess_texts -= len(indexes)
-            excess_bytes -= freed
-            shares[largest] = max(requests.texts / self.texts, requests.bytes / self.bytes)
-        return np.concatenate(leave)
+        items_over, work_over = self.items + items - self.limits.items, self.work + work - self.limits.work
+        leaving: list[L] = []
+        if items_over <= 0 and work_over <= 0:
+            return leaving
+        own = self._held.get(tenant, NOTHING)
+        wanted = self._share((own[0] + items, own[1] + work))
+        left: dict[Hashable, tuple[int, int]] = {}  # of the tenants that lose something
+        losing: dict[Hashable, Iterator[tuple[int, int, L]]] = {}
+        while items_over > 0 or work_over > 0:
+            loses = self._largest_of(left)
+            if loses is None or self._share(left.get(loses, self._held[loses])) <= wanted:
+                for other in left:
+                    self._push(other, self._held[other])
+                return None
+            out_items, out_work, out = next(losing.get(loses) or losing.setdefault(loses, newest(loses)))
+            held = left.get(loses, self._held[loses])
+            left[loses] = held[0] - out_items, held[1] - out_work
+            items_over, work_over = items_over - out_items, work_over - out_work
+            leaving.append(out)
+        return leaving
 
-    def _full(self, texts: Sequence[Waiting], size: int, columns: Columns) -> QueueFull:
-        if len(columns) + len(texts) > self.texts:
-            return QueueFull(
-                f"{len(columns)} texts are waiting and {len(texts)} more would exceed the limit of {self.texts}: "
+    def room_for(self, texts: Sequence[Waiting], newest: Newest[L]) -> list[L]:
+        """Returns what has to leave for the texts of a request. Raises if they get no room."""
+        size = sum(text.bytes for text in texts)
+        leaving = self.evicted(texts[0].tenant, len(texts), size, newest)
+        if leaving is not None:
+            return leaving
+        if self.items + len(texts) > self.limits.items:
+            raise QueueFull(
+                f"{self.items} texts are waiting and {len(texts)} more would exceed the limit of {self.limits.items}: "
                 "retry after 0.1 s, or send fewer texts in a request"
             )
-        return QueueFull(
-            f"{columns.bytes} bytes are waiting and {size} more would exceed the limit of {self.bytes}: "
+        raise QueueFull(
+            f"{self.work} bytes are waiting and {size} more would exceed the limit of {self.limits.work}: "
             "retry after 0.1 s, or send fewer or shorter texts in a request"
         )
 
+    def _share(self, held: tuple[int, int]) -> float:
+        return max(held[0] / self.limits.items, held[1] / self.limits.work)
 
-class _Newest:
-    """A tenant's waiting requests, the newest first."""
+    def _push(self, tenant: Hashable, held: tuple[int, int]) -> None:
+        heap = self._heap()
+        self._entries += 1
+        heappush(heap, (-self._share(held), self._entries, tenant))
 
-    def __init__(self, columns: Columns, tenant: int) -> None:
-        self._columns = columns
-        self._indexes = np.flatnonzero(columns.tenant == tenant)
-        self.texts = len(self._indexes)
-        self.bytes = int(columns.sizes[tenant])
+    def _heap(self) -> list[tuple[float, int, Hashable]]:
+        if self._largest is None or len(self._largest) > 2 * len(self._held) + LAZY:
+            held = enumerate(self._held.items())
+            self._largest = [(-self._share(own), number, tenant) for number, (tenant, own) in held]
+            self._entries = len(self._largest)
+            heapify(self._largest)
+        return self._largest
 
-    def take(self) -> tuple[Array, int]:
-        """Returns the indexes of the newest request that is left, and the memory that its texts keep."""
-        requests = self._columns.request[self._indexes[: self.texts]]
-        first = np.count_nonzero(requests < requests[-1])
-        indexes = self._indexes[first : self.texts]
-        size = sum(self._columns.text(index).bytes for index in indexes.tolist())
-        self.texts = first
-        self.bytes -= size
-        return indexes, size
+    def _largest_of(self, left: dict[Hashable, tuple[int, int]]) -> Hashable | None:
+        """Returns the tenant with the largest share, after what has left it."""
+        heap = self._heap()
+        while heap:
+            share, _, tenant = heap[0]
+            held = left.get(tenant, self._held.get(tenant))
+            now = -1.0 if held is None else self._share(held)
+            if now == -share:
+                return tenant
+            if 0 < now < -share:
+                self._entries += 1
+                heapreplace(heap, (-now, self._entries, tenant))
+            else:  # it has nothing, or a later entry
+                heappop(heap)
+        return None

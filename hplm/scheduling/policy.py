@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
+from hplm.registered import POLICIES, made
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 
-GROUP = "hplm.policies"  # entry-point group: other packages register policies here
 OURS = {
     "timely": "hplm.scheduling.timely:Timely",
     "das": "hplm.scheduling.das:DeadlineAware",
-    "slotted_das": "hplm.scheduling.das:SlottedDeadlineAware",
     "fcfs": "hplm.scheduling.orders:FirstComeFirstServed",
     "sjf": "hplm.scheduling.orders:ShortestJobFirst",
     "edf": "hplm.scheduling.orders:EarliestDeadlineFirst",
-    "length_aware": "hplm.scheduling.orders:LengthAware",
 }
 DEFAULT = "timely"
 
@@ -39,43 +36,7 @@ class Policy(Protocol):
 
 def policy(given: str) -> Policy:
     """Makes a policy from a name and options, such as `das:eta=0.5,rows=16`."""
-    name, _, options = given.partition(":")
-    point = _known().get(name)
-    if point is None:
-        raise InvalidInput(f"unknown policy {name!r}: choose one of {', '.join(_known())}")
-    try:
-        made = point.load()
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"policy {name!r} cannot be loaded from {point.value!r}: {error}") from error
-    try:
-        return made(**_options(options))
-    except TypeError as error:
-        raise InvalidInput(f"policy {given!r}: {error}") from error
-
-
-def _known() -> dict[str, EntryPoint]:
-    """Returns all policies by name. Ours cannot be replaced, so that their names mean the same everywhere."""
-    ours = {name: EntryPoint(name, value, GROUP) for name, value in OURS.items()}
-    return {point.name: point for point in entry_points(group=GROUP)} | ours
-
-
-def _options(given: str) -> dict[str, int | float | str]:
-    options: dict[str, int | float | str] = {}
-    for part in filter(None, given.split(",")):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise InvalidInput(f"policy option {part!r} has no value: write name=value, and separate options by commas")
-        options[name.strip()] = _value(value.strip())
-    return options
-
-
-def _value(given: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(given)
-        except ValueError:
-            continue
-    return given
+    return made(POLICIES, given, "policy", OURS)
 
 
 def positive(**options: object) -> None:

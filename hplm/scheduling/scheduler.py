@@ -5,10 +5,8 @@ The server drives it through `Encoder`, the simulator on a virtual clock.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic
 
 import numpy as np
@@ -16,26 +14,23 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, Draining
 from hplm.scheduling.admission import Admission
-from hplm.scheduling.backbones import Backbones
 from hplm.scheduling.batch import Batch
-from hplm.scheduling.columns import NEVER, Columns
-from hplm.scheduling.cost import FIRST, CostModel
-from hplm.scheduling.expiry import Expiry
-from hplm.scheduling.filling import fits
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import Governor
-from hplm.scheduling.limits import Limits
-from hplm.scheduling.orders import FirstComeFirstServed
+from hplm.scheduling.limits import Limits, Shares
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.selection import Places, Selection
-from hplm.scheduling.stages import Ended, beside_ns, next_start
+from hplm.scheduling.queue import LEARNING, Queue
+from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity, T
 
-log = logging.getLogger(__name__)
-LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
-LEARNING = 0.1  # rate of the running mean of staging
+STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one
+LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond that of another one with waiting texts
 
 
 class Scheduler(Generic[T]):
+    """Backbones that share an engine have a queue each, and take turns (`_in_turn`)."""
+
     def __init__(
         self,
         policy: Policy,
@@ -46,20 +41,20 @@ class Scheduler(Generic[T]):
         answering_ns: int = 0,
         others: Sequence[Policy] = (),
     ) -> None:
-        """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
-        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
+        """`limits`: of all queues together. `others`: the policies of further backbones. A policy may keep a state, so each
+        has its own. `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
 
+        `commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
+        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
-        `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
-        `others`: the policies of further backbones that share the line. A policy may keep a state, so each has its own.
         """
-        self.limits = limits
-        self.columns: Columns[T] = Columns()
+        self.shares = Shares(limits)
         self.alone: frozenset[int] = frozenset()  # tenants: while a text of one is in a batch, no other's is in any batch
-        self._policies = [policy, *others]
-        self._backbones = Backbones(len(self._policies))
+        self._queues: list[Queue[T]] = [
+            Queue(number, own, self.shares, answering_ns) for number, own in enumerate((policy, *others))
+        ]
         self.governor = Governor(self.costs)
-        self._admission = Admission(self.costs) if admission else None
+        self._admissions = [Admission(queue, self._queues) for queue in self._queues] if admission else []  # of the queues
         self._commit_ns = commit_ns
         self._batch_ns = batch_ns
         self._answering_ns = answering_ns
@@ -69,57 +64,54 @@ class Scheduler(Generic[T]):
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
-        self._expiry = Expiry(self.columns, self._backbones, answering_ns)
-        self._ended = Ended()
-        self._draining = False
+        self._ended_ns = 0  # when the last batch was finished
+        self.draining = False
 
     def __len__(self) -> int:
-        return len(self.columns) + len(self._gone) + sum(len(half.texts) for half in self._halves)
+        return self.shares.items + len(self._gone) + sum(len(half.texts) for half in self._halves)
 
     @property
     def costs(self) -> Sequence[CostModel]:
         """The cost model of each backbone."""
-        return self._backbones.costs
+        return [queue.cost for queue in self._queues]
 
     def waiting(self, backbone: int) -> tuple[int, int]:
         """Returns how many texts of a backbone wait, and the memory that they keep."""
-        own = self.columns.backbones == backbone
         aside = [*self._gone, *(text for half in self._halves for text in half.texts)]
-        texts = int(self.columns.counts[own].sum()) + sum(text.backbone == backbone for text in aside)
-        return texts, int(self.columns.sizes[own].sum())
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
+        columns = self._queues[backbone].columns
+        return len(columns) + sum(text.backbone == backbone for text in aside), columns.bytes
 
     def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
         """Adds all texts of one request, or raises and adds none.
 
         Returns texts of other tenants that lost their places to them, all of a request: the caller answers these.
         """
-        if self._draining:
+        if self.draining:
             raise Draining("the server is shutting down: send the request to another replica, or retry later")
-        leaving = self.limits.displaced(texts, self.columns)
-        if self._admission:
+        leaving = self.shares.room_for(texts, self._newest)
+        queue = self._queues[texts[0].backbone]
+        if self._admissions:
             try:
-                self._admission.check(texts, self.columns, bool(self._running), now_ns)
+                self._admissions[queue.backbone].check(texts, self._predicts(now_ns) or self.shares.items > 0, now_ns)
             except DeadlineMissed:
                 self._unserved += sum(text.tokens for text in texts)
                 raise
-        displaced = self._remove(leaving) if len(leaving) else []
-        self.columns.add(texts)
+        displaced: list[T] = []
+        for own in {own for own, _ in leaving}:
+            displaced += own.remove(np.concatenate([indexes for loses, indexes in leaving if loses is own]))
+        queue.add(texts)
         if displaced:
             self._recount(now_ns)
-        self._expiry.joined(texts)
         return displaced
 
-    def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
-        """Returns the rung of a request that has arrived (`Governor.rung_for`)."""
-        return self.governor.rung_for(tenant, tokens, costs, now_ns)
+    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, tuple[Queue[T], Array]]]:
+        for queue in self._queues:
+            for texts, size, indexes in queue.columns.newest(tenant):
+                yield texts, size, (queue, indexes)
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
-        self._draining = True
+        self.draining = True
 
     def choose_at(self, now_ns: int) -> int:
         """Returns the time at which the next batch should be chosen."""
@@ -127,81 +119,81 @@ class Scheduler(Generic[T]):
             return now_ns
         return max(now_ns, int(self._free_at(now_ns) - self._staging_ns - self._commit_ns))
 
+    def due(self, now_ns: int) -> int:
+        """Returns when a text expires or a batch is to be chosen if nothing changes until then, or NEVER. Not if it is now."""
+        choose_at = self.choose_at(now_ns) if len(self) else now_ns
+        return min(self.next_expiry(now_ns), choose_at if choose_at > now_ns else NEVER)
+
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
         """Returns the next batch, or None if nothing should run now."""
-        if len(self._running) >= capacity.in_flight or any(batch.texts[0].tenant in self.alone for batch in self._running):
+        if (
+            self.choose_at(now_ns) > now_ns
+            or len(self._running) >= capacity.in_flight
+            or any(batch.texts[0].tenant in self.alone for batch in self._running)
+        ):
             return None
         if self._halves:
             half = self._halves.popleft()
             self._running.append(half)
             return half
         self._put_aside(now_ns)
-        if not len(self.columns):
-            return None
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
-        start_ns = self._start_at(now_ns) + self._answering_ns
-        for backbone, columns, indexes in self._backbones.in_turn(self.columns, self._running):
-            own = self._capacity = self._bounded(capacity, backbone, columns)
-            crowd = self._waits_a_crowd()
-            selection = self._select(backbone, columns, start_ns, own)
+        start_ns = self._start_at(now_ns) + self._answering_ns if self.shares.items else 0
+        for queue in self._in_turn():
+            own = self._capacity = queue.bounded(capacity, self._batch_ns)
+            selection = queue.select(start_ns, own, not self._running)
             if self.alone and len(selection.indexes):
-                selection, must_wait = selection.separated(columns, self.alone)
+                selection, must_wait = selection.separated(queue.columns, self.alone)
                 if must_wait and self._running:
                     return None  # nor other texts: the engine would never be free of them
             if len(selection.indexes):
-                chosen = selection.indexes if indexes is None else indexes[selection.indexes]
-                left = len(columns) - len(chosen)
-                return self._take(backbone, chosen, selection.places, crowd, left, now_ns)
+                return self._take(queue, selection, now_ns)
         return None
 
-    def _select(self, backbone: int, columns: Columns, start_ns: int, capacity: Capacity) -> Selection:
-        """Lets the policy choose among the texts of one backbone."""
-        cost = self._backbones[backbone].cost
-        start_ns += beside_ns(cost, columns, capacity)
-        try:
-            selection = Selection.of(self._policies[backbone].select(columns, start_ns, capacity, cost.by_batch()))
-            selection.check(len(columns), not self._running and bool((columns.deadline == NEVER).any()))
-        except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
-            log.exception("the policy failed: this batch is taken in order of arrival")
-            selection = Selection(FirstComeFirstServed().select(columns, start_ns, capacity, cost))
-        return selection
+    def _in_turn(self) -> list[Queue[T]]:
+        """Returns the queues with waiting texts, the next one first (`Queue.urgency`).
 
-    def _take(
-        self, backbone: int, indexes: Array, places: Places | None, waits_a_crowd: bool, left: int, now_ns: int
-    ) -> Batch[T]:
-        """Takes the chosen texts out of the line. `left`: how many others of their backbone stay in it."""
-        learned = self._backbones[backbone]
-        tokens = int(self.columns.tokens[indexes].sum())
-        slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
-        adapters = slot_keys * learned.loaded
-        expected = learned.expected_ns(tokens, len(indexes), slot_keys)
-        alone = not self._running
-        promised = self.columns.deadline[indexes]
-        texts = self._remove(indexes)
-        batch = Batch(texts, tokens, slot_keys, now_ns, expected, alone, promised, places, backbone=backbone)
+        A backbone that has used the engine for clearly longer than others lets these go first. So none waits for ever, whatever
+        the priorities and deadlines of the others are. Running batches count with the time that is expected of them. A backbone
+        without a waiting text saves up no time, but for the batches that run when its next text comes.
+        """
+        waiting = [queue for queue in self._queues if len(queue.columns)]
+        if len(self._queues) == 1 or not waiting:
+            return waiting
+        used_ns = [queue.used_ns for queue in self._queues]
+        for batch in self._running:
+            used_ns[batch.backbone] += batch.expected_ns
+        least_ns = min(used_ns[queue.backbone] for queue in waiting)
+        settled_ns = min(queue.used_ns for queue in waiting)  # running batches may take less: what they raised would stay
+        for queue in self._queues:
+            if not len(queue.columns):
+                queue.used_ns += max(0, settled_ns - used_ns[queue.backbone])
+        return sorted(waiting, key=lambda queue: (used_ns[queue.backbone] > least_ns + LEAD_NS, *queue.urgency()))
+
+    def _take(self, queue: Queue[T], selection: Selection, now_ns: int) -> Batch[T]:
+        """Takes the chosen texts out of the line."""
+        is_crowd = self._waits_a_crowd()
+        batch = queue.batch(queue.remove(selection.indexes), now_ns, not self._running, selection.places)
         self._running.append(batch)
-        crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
-        full = (tokens, len(texts), adapters) if left or self._unserved else None
+        held = batch.tokens, len(batch.texts), batch.slot_keys * queue.loaded
+        left_some = len(queue.columns) > 0
+        full = held if left_some or self._unserved else None
+        is_crowd = is_crowd and (self.shares.items > 0 or self._unserved > 0)
         self._unserved = 0
-        self.governor.chosen(full, self.columns, crowded, backbone, now_ns)
-        if self._admission:
-            self._admission.chosen(backbone, tokens, len(texts), adapters, is_full=left > 0)
-            self._recount(now_ns)
+        self.governor.chosen(full, [own.columns for own in self._queues], is_crowd, queue.backbone, now_ns)
+        if self._admissions and left_some:
+            self._admissions[queue.backbone].chosen(*held)
+        self._recount(now_ns)
         return batch
-
-    def _bounded(self, capacity: Capacity, backbone: int, columns: Columns) -> Capacity:
-        """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch."""
-        learned = self._backbones[backbone]
-        if not self._batch_ns or learned.cost.observed < FIRST:
-            return capacity
-        mean = int(columns.demand.sum()) / len(columns)
-        tokens = learned.cost.tokens_within(self._batch_ns, mean, learned.loaded)
-        return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
 
     def _waits_a_crowd(self) -> bool:
         """Whether more waits than a batch holds, with what was not served in time since the last choice."""
-        wanted = int(self.columns.demand.sum()) + self._unserved
-        return wanted > self._capacity.tokens or not fits(self.columns, self._capacity)
+        columns = [queue.columns for queue in self._queues]
+        return (
+            sum(own.all_tokens for own in columns) + self._unserved > self._capacity.tokens
+            or self.shares.items > self._capacity.texts
+            or sum(own.slot_keys for own in columns) > self._capacity.tenants
+        )
 
     def started(self, batch: Batch[T], now_ns: int) -> None:
         """Records that the engine has started the batch."""
@@ -210,14 +202,9 @@ class Scheduler(Generic[T]):
             staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
-    def released(self, batch: Batch[T], now_ns: int) -> None:
-        """Records that the batch has left the first of several stages, which can start the next one."""
-        batch.released_ns = now_ns
-        self._recount(now_ns)
-
     def left(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
         """Records that texts of a running batch are answered before its end."""
-        if self._admission:
+        if self._admissions:
             batch.judge(texts, now_ns + self._answering_ns)
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
@@ -227,13 +214,11 @@ class Scheduler(Generic[T]):
         """
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
-        self._ended = Ended(now_ns, batch.expected_ns, batch.backbone)
-        self._backbones[batch.backbone].finished(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
-        self._expiry.forget()
-        if self._admission:
+        self._ended_ns = now_ns
+        self._queues[batch.backbone].learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
+        if self._admissions:
             batch.judge(batch.texts, now_ns + self._answering_ns)
-            self._admission.ran(now_ns)
-            self._admission.done(batch.on_time, batch.late)
+            self._admissions[batch.backbone].done(batch.on_time, batch.late)
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
@@ -241,7 +226,7 @@ class Scheduler(Generic[T]):
         if batch in self._running:
             self._running.remove(batch)
             if batch.started_ns is not None:
-                self._backbones[batch.backbone].used_ns += now_ns - batch.started_ns
+                self._queues[batch.backbone].used_ns += now_ns - batch.started_ns
         self._recount(now_ns)
 
     def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
@@ -251,15 +236,9 @@ class Scheduler(Generic[T]):
         """
         if batch.is_half or not left or len(batch.texts) < 2:
             return False
-        promised_to = {id(text): deadline for text, deadline in zip(batch.texts, batch.promised.tolist(), strict=True)}
-        learned = self._backbones[batch.backbone]
-        middle = len(left) // 2
+        middle, queue = len(left) // 2, self._queues[batch.backbone]
         for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
-            promised = np.array([promised_to[id(text)] for text in texts])
-            tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
-            expected = learned.expected_ns(tokens, len(texts), slot_keys)
-            half = Batch(texts, tokens, slot_keys, now_ns, expected, False, promised, backbone=batch.backbone, is_half=True)
-            self._halves.append(half)
+            self._halves.append(queue.batch(texts, now_ns, is_half=True))
         self.dropped(batch, now_ns)
         return True
 
@@ -274,7 +253,7 @@ class Scheduler(Generic[T]):
         if self._gone:
             return now_ns
         predicts = self._predicts(now_ns)
-        earliest = self._expiry.earliest(predicts)
+        earliest = min(queue.earliest(predicts) for queue in self._queues)
         return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
@@ -282,34 +261,43 @@ class Scheduler(Generic[T]):
         gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         self._halves.clear()
-        return chosen + gone + self._remove(np.arange(len(self.columns)))
+        return chosen + gone + [text for queue in self._queues for text in queue.remove(np.arange(len(queue.columns)))]
 
     def _put_aside(self, now_ns: int) -> None:
+        if not self.shares.items:
+            return
         predicts = self._predicts(now_ns)
         start_ns = self._start_at(now_ns) if predicts else now_ns
-        if self._expiry.earliest(predicts) > start_ns:
-            return
-        leaving = self.columns.whole_requests(self._expiry.late(start_ns, predicts))
-        self._unserved += int(self.columns.tokens[leaving].sum())
-        self._gone += self._remove(leaving)
-        if self._admission:
-            self._admission.done(0, len(leaving))
-            self._recount(now_ns)
+        for queue in self._queues:
+            if queue.earliest(predicts) <= start_ns:
+                gone = queue.remove(queue.late(start_ns, predicts))
+                self._gone += gone
+                self._unserved += sum(text.tokens for text in gone)
+                if self._admissions:
+                    self._admissions[queue.backbone].done(0, len(gone))
+                    self._recount(now_ns)
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""
-        return self._admission is not None and self._admission.is_believed(bool(self._running), now_ns)
+        return bool(self._admissions) and (bool(self._running) or now_ns - self._ended_ns < STALE_NS)
 
     def _recount(self, now_ns: int) -> None:
-        if self._admission:
-            self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns, bool(self._running))
+        start_ns = self._start_at(now_ns) + self._answering_ns if self._admissions else 0
+        for admission in self._admissions:
+            admission.recount(start_ns, bool(self._running))
 
     def _free_at(self, now_ns: int) -> float:
-        """Returns when the engine will have computed all chosen batches, or its stages will let the next one pass.
+        """Returns when the next batch finds the stages of the engine free, each when it gets there.
 
-        Nor is it free before there may be another batch in flight.
+        A batch ends after the time through all stages, and after the batch before it by the time of the slowest stage at least.
+        The next batch counts as if it were as large as the last one of those that run.
         """
-        free = next_start(self._running, self._ended, self._backbones.shares, now_ns)
+        free, ends = float(now_ns), float(self._ended_ns)
+        for batch in self._running:
+            started = free if batch.started_ns is None else batch.started_ns
+            between = batch.expected_ns * self._queues[batch.backbone].cost.slowest
+            ends = max(now_ns, started + batch.expected_ns, ends + between)
+            free = max(now_ns, ends + between - batch.expected_ns)
         oldest = self._running[0] if len(self._running) >= self._capacity.in_flight else None
         if oldest is not None and oldest.started_ns is not None:
             free = max(free, oldest.started_ns + oldest.expected_ns)
@@ -318,8 +306,3 @@ class Scheduler(Generic[T]):
     def _start_at(self, now_ns: int) -> int:
         """Returns when a batch that is chosen now will start to compute."""
         return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
-
-    def _remove(self, indexes: Array) -> list[T]:
-        texts = self.columns.remove(indexes)
-        self._expiry.forget()
-        return texts

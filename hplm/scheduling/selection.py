@@ -66,7 +66,7 @@ class Selection:
                 raise ValueError("nothing was chosen and nothing runs: texts without a deadline would wait for ever")
         elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= indexes.min() <= indexes.max() < waiting:
             raise ValueError(f"{indexes} are not indexes of the {waiting} waiting texts")
-        elif len(np.unique(indexes)) < len(indexes):
+        elif len(set(indexes.tolist())) < len(indexes):
             raise ValueError(f"{indexes} contains a text twice")
         elif self.places is not None:
             self.places.check(len(indexes))

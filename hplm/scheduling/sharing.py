@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
-from hplm.scheduling.filling import in_chunks
 
 
 def fair_share(demand: Array, room: float) -> float:
@@ -37,35 +34,16 @@ def beyond_share(tenant: Array, batch: Array, tokens: Array, allowed: Array) -> 
     return np.maximum(counted.reshape(-1, len(allowed)).cumsum(axis=1) - allowed, 0).sum(axis=0)
 
 
-def fair_first(columns: Columns, parts: Iterable[Array], room: int) -> Iterator[Array]:
-    """Yields the same texts, with those within their tenant's fair share of the room first.
-
-    The texts come in parts, and leave in parts: the caller stops when it has enough.
-    """
-    demand = columns.demand
-    share = fair_share(demand, room)
-    wanted = np.minimum(demand, share)
-    used = np.zeros(columns.tenants, np.int64)
-    beyond: list[Array] = []
-    chunks = in_chunks(parts)
-    for chunk in chunks:
-        tenant, tokens = columns.tenant[chunk], columns.tokens[chunk]
-        by_tenant = np.argsort(tenant.astype(np.uint16), kind="stable")
-        tenant, tokens = tenant[by_tenant], tokens[by_tenant]
-        sums = np.cumsum(tokens)
-        first = np.flatnonzero(np.diff(tenant, prepend=-1))
-        whose = tenant[first]
-        counts = np.diff(first, append=len(sums))
-        already = used[whose]
-        sums += np.repeat(already - sums[first] + tokens[first], counts)
-        fits = sums <= share
-        fits[first[already == 0]] = True  # always within the share, or long texts would wait for ever
-        within = np.empty(len(chunk), bool)
-        within[by_tenant] = fits
-        yield chunk[within]
-        beyond.append(chunk[~within])
-        used[whose] = sums[first + counts - 1]
-        if (used >= wanted).all():
-            break
-    yield from beyond
-    yield from chunks
+def fair_first(columns: Columns, ordered: Array, room: int) -> Array:
+    """Returns the same texts, with those within their tenant's fair share of the room first."""
+    share = fair_share(columns.demand, room)
+    by_tenant = np.argsort(columns.tenant[ordered].astype(np.uint16), kind="stable")
+    tenant, tokens = columns.tenant[ordered[by_tenant]], columns.tokens[ordered[by_tenant]]
+    sums = np.cumsum(tokens)
+    first = np.flatnonzero(np.diff(tenant, prepend=-1))
+    sums -= np.repeat(sums[first] - tokens[first], np.diff(first, append=len(sums)))
+    fits = sums <= share
+    fits[first] = True  # always within the share, or long texts would wait for ever
+    within = np.empty(len(ordered), bool)
+    within[by_tenant] = fits
+    return np.concatenate([ordered[within], ordered[~within]])

@@ -61,7 +61,7 @@ class Timely:
     def by_kernel(columns: Columns, capacity: Capacity, rules: Rules) -> tuple[Array, int] | None:
         """Does the same as `by_arrays`. Returns None where it cannot."""
         compiled = kernel()
-        return None if compiled is None else compiled.choose(columns.table, capacity, rules)
+        return None if compiled is None else compiled.choose(columns, capacity, rules)
 
     def by_arrays(self, columns: Columns, capacity: Capacity, rules: Rules) -> tuple[Array, int]:
         """Returns the texts of the next batch, and the tokens that were taken from the reserve."""
@@ -87,12 +87,12 @@ class Timely:
             waits = np.ones(len(columns), bool)
             waits[room.taken] = False
             ordered = ordered[waits[ordered]]
-        room.greedily(fair_first(columns, [ordered], room.tokens) if columns.tenants > 1 else ordered)
+        room.greedily(fair_first(columns, ordered, room.tokens) if columns.tenants > 1 else ordered)
         return room.taken, reserved
 
     @staticmethod
     def _batch_ns(columns: Columns, capacity: Capacity, cost: Cost) -> float:
-        tokens = int(columns.demand.sum())
+        tokens = columns.all_tokens
         share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
         return max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 from hplm.errors import Draining
+from hplm.scheduling.limits import Limits, Shares
 
 LAZY = 64  # expiries of items that have left are removed when there are so many more of them than items
 
@@ -32,12 +33,6 @@ class Item(Protocol):
 T = TypeVar("T", bound=Item)
 
 
-@dataclass(frozen=True)
-class Bounds:
-    items: int
-    work: int
-
-
 @dataclass(eq=False)
 class _Place(Generic[T]):
     """Where an item waits."""
@@ -51,18 +46,13 @@ class _Place(Generic[T]):
 class _Tenant(Generic[T]):
     meter: int  # work taken so far; only differences between tenants count
     places: deque[_Place[T]] = field(default_factory=deque)
-    work: int = 0  # of all places
-
-    def share(self, bounds: Bounds, items: int = 0, work: int = 0) -> float:
-        """Returns the share of the whole line that the tenant fills, with so much more."""
-        return max((len(self.places) + items) / bounds.items, (self.work + work) / bounds.work)
 
 
 class Turns(Generic[T]):
     """`piece` is how much work is taken at once."""
 
-    def __init__(self, bounds: Bounds, piece: int, now_ns: Callable[[], int]) -> None:
-        self._bounds = bounds
+    def __init__(self, limits: Limits, piece: int, now_ns: Callable[[], int]) -> None:
+        self._shares = Shares(limits)
         self._piece = piece
         self._now_ns = now_ns
         self._changed = threading.Condition()
@@ -71,12 +61,10 @@ class Turns(Generic[T]):
         self._expiries: list[tuple[int, int, _Place[T]]] = []  # heap of (deadline, order of entry, place)
         self._entries = 0
         self._clock = 0  # the meter with which a tenant joins: that of the tenant whose turn was last
-        self._items = 0
-        self._work = 0
         self._closed = False
 
     def __len__(self) -> int:
-        return self._items
+        return self._shares.items
 
     def offer(self, item: T) -> list[T]:
         """Adds an item. Returns the items for which the line has no place; the caller answers them.
@@ -87,10 +75,12 @@ class Turns(Generic[T]):
         with self._changed:
             if self._closed:
                 raise Draining("the server is shutting down: send the request to another replica, or retry later")
-            refused = self._make_room(item) if self._is_full(item.left) else []
-            if item not in refused:
-                self._enter(item, at_front=False)
-                self._changed.notify()
+            evicted = self._shares.evicted(item.tenant, 1, item.left, self._newest)
+            if evicted is None:
+                return [item]
+            refused = [self._leave(self._tenants[place.item.tenant].places.pop()) for place in evicted]
+            self._enter(item, at_front=False)
+            self._changed.notify()
             return refused
 
     def take(self, most: int | None = None) -> tuple[list[T], list[T]] | None:
@@ -100,13 +90,13 @@ class Turns(Generic[T]):
         once the line is closed and empty.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed)
-            if not self._items:
+            self._changed.wait_for(lambda: len(self) or self._closed)
+            if not len(self):
                 return None
             expired = self._expire()
             taken: list[T] = []
             room = self._piece
-            while self._items and (most is None or len(taken) < most):
+            while len(self) and (most is None or len(taken) < most):
                 tenant = self._first_tenant()
                 work = min(self._piece, tenant.places[0].work)
                 if work > room:
@@ -126,35 +116,22 @@ class Turns(Generic[T]):
             self._enter(item, at_front=True)
             self._changed.notify()
 
+    def charge(self, item: T, more: int) -> None:
+        """Counts what was done of a taken item beyond a piece."""
+        with self._changed:
+            tenant = self._tenants.get(item.tenant)
+            if more > 0 and tenant is not None:  # else nobody waits
+                tenant.meter += more
+                self._line_up(item.tenant, tenant)
+
     def close(self) -> None:
         """Refuses new items. Waiting items are still taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _is_full(self, work: int) -> bool:
-        return self._items + 1 > self._bounds.items or self._work + work > self._bounds.work
-
-    def _make_room(self, item: T) -> list[T]:
-        """Returns the items that lose their places to a new one, or the new one if it may not displace them."""
-        own = self._tenants.get(item.tenant) or _Tenant(self._clock)
-        wanted = own.share(self._bounds, 1, item.left)
-        items, work = self._items + 1, self._work + item.left
-        leaving: dict[_Tenant[T], tuple[int, int]] = {}  # how many of a tenant's newest items, and their work
-
-        def share(tenant: _Tenant[T]) -> float:
-            count, size = leaving.get(tenant, (0, 0))
-            return tenant.share(self._bounds, -count, -size)
-
-        while items > self._bounds.items or work > self._bounds.work:
-            largest = max(self._tenants.values(), key=share, default=own)
-            if largest is own or share(largest) <= wanted:
-                return [item]
-            count, size = leaving.get(largest, (0, 0))
-            newest = largest.places[-1 - count].work
-            leaving[largest] = count + 1, size + newest
-            items, work = items - 1, work - newest
-        return [self._leave(tenant, tenant.places.pop()) for tenant, (count, _) in leaving.items() for _ in range(count)]
+    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, _Place[T]]]:
+        return ((1, place.work, place) for place in reversed(self._tenants[tenant].places))
 
     def _enter(self, item: T, at_front: bool) -> None:
         tenant = self._tenants.get(item.tenant)
@@ -166,9 +143,7 @@ class Turns(Generic[T]):
             tenant.places.appendleft(place)
         else:
             tenant.places.append(place)
-        tenant.work += place.work
-        self._items += 1
-        self._work += place.work
+        self._shares.add(item.tenant, 1, place.work)
         if item.deadline_ns:
             self._entries += 1
             heappush(self._expiries, (item.deadline_ns, self._entries, place))
@@ -193,15 +168,13 @@ class Turns(Generic[T]):
         self._clock = tenant.meter
         tenant.meter += work
         self._line_up(place.item.tenant, tenant)
-        return self._leave(tenant, place)
+        return self._leave(place)
 
-    def _leave(self, tenant: _Tenant[T], place: _Place[T]) -> T:
+    def _leave(self, place: _Place[T]) -> T:
         """Counts a place that was removed from its tenant."""
         place.here = False
-        tenant.work -= place.work
-        self._items -= 1
-        self._work -= place.work
-        if not self._items:  # nobody waits, so nobody is ahead
+        self._shares.remove(place.item.tenant, 1, place.work)
+        if not len(self):  # nobody waits, so nobody is ahead
             self._tenants.clear()
             self._next.clear()
             self._expiries.clear()
@@ -214,10 +187,9 @@ class Turns(Generic[T]):
         while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].here):
             place = heappop(self._expiries)[2]
             if place.here:
-                tenant = self._tenants[place.item.tenant]
-                tenant.places.remove(place)
-                late.append(self._leave(tenant, place))
-        if len(self._expiries) > LAZY + 2 * self._items:
+                self._tenants[place.item.tenant].places.remove(place)
+                late.append(self._leave(place))
+        if len(self._expiries) > LAZY + 2 * len(self):
             self._expiries = [entry for entry in self._expiries if entry[2].here]
             heapify(self._expiries)
         return late

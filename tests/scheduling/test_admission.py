@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
-from hplm.scheduling.admission import Admission
-from hplm.scheduling.limits import Limits
+from hplm.scheduling.admission import FIRST_PROMISED, Admission
+from hplm.scheduling.limits import Limits, Shares
 from hplm.scheduling.policy import policy
+from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import beyond_share
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
@@ -186,7 +187,7 @@ def test_the_next_expiry_is_that_of_the_texts_that_wait(admission):
             scheduler.started(batch, now)
             running.append(batch)
         before = scheduler.next_expiry(now)
-        scheduler._expiry.forget()
+        scheduler._queues[0]._forget_earliest()
         kept += before == scheduler.next_expiry(now) < 2**62
         assert before == scheduler.next_expiry(now)
     assert kept > 500
@@ -214,6 +215,19 @@ def test_a_tenant_within_its_share_is_admitted_though_another_has_filled_the_que
     with pytest.raises(DeadlineMissed):
         scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
     scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
+
+
+def test_admission_learns_from_texts_however_many_come_in_one_call():
+    def promised(*results):
+        admission = Admission(Queue(0, policy("timely"), Shares(), 0), ())
+        admission.chosen(600, 60, 0)
+        for on_time, late in results:
+            admission.done(on_time, late)
+        return admission._promised
+
+    assert promised((60, 0), (0, 1)) > FIRST_PROMISED  # one late text among 61
+    assert promised((60, 0), (0, 2)) > promised((57, 0), (0, 3)) < FIRST_PROMISED
+    assert promised((30, 10)) == pytest.approx(promised(*[(3, 1)] * 10)) == pytest.approx(promised((30, 0), (0, 10)))
 
 
 def test_promised_texts_are_judged_when_their_batch_has_ended(monkeypatch):

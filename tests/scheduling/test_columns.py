@@ -3,6 +3,8 @@
 import random
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns, Numbers
 from hplm.scheduling.simulation.arrivals import SimulatedText
@@ -23,6 +25,23 @@ def test_numbers_are_reused_when_values_are_given_back():
         assert len(set(of_value.values())) == len(of_value) and len(numbers) == max(of_value.values(), default=-1) + 1
     numbers.give_back([number for _, number in held])
     assert len(numbers) == 0 and numbers.take("one") == 0
+
+
+@settings(deadline=None, max_examples=50)
+@given(count=st.integers(1, 60), data=st.data())
+def test_texts_leave_in_the_order_given_and_the_others_keep_theirs(count, data):
+    texts = [SimulatedText(tokens=i + 1, arrival_ns=i, slot_key=i % 5, tenant=i % 3, bytes=i) for i in range(count)]
+    gone, columns = data.draw(st.lists(st.integers(0, count - 1), unique=True)), Columns(texts)
+    assert columns.remove(np.array(gone, np.int64)) == [texts[i] for i in gone]
+    left = [text for i, text in enumerate(texts) if i not in gone]
+    assert [columns.text(i) for i in range(len(columns))] == left
+    assert columns.tokens.tolist() == [text.tokens for text in left] and columns.arrival.tolist() == [
+        i.arrival_ns for i in left
+    ]
+    assert columns.all_tokens == sum(text.tokens for text in left)
+    assert columns.bytes == columns.shares.work == sum(text.bytes for text in left) and columns.shares.items == len(left)
+    by_tenant = {tenant: sum(text.tokens for text in left if text.tenant == tenant) for tenant in range(3)}
+    assert dict(columns.by_tenant()) == {tenant: tokens for tenant, tokens in by_tenant.items() if tokens}
 
 
 def test_columns_grow_and_close_their_gaps():

@@ -60,3 +60,12 @@ def test_what_a_batch_takes_in_any_case_makes_batches_no_smaller():
             model.observe(tokens, 10, 0, int(batch + 100e3 * tokens))
     allowed = [model.tokens_within(50e6, 20.0) for model in (quick, slow)]
     assert min(allowed) > 400 and max(allowed) < 600
+
+
+def test_a_batch_that_took_no_time_teaches_nothing():
+    model = CostModel()
+    _observe(model, 20, _truth, np.random.default_rng(3))
+    before = model.predict(600, 5, 8)
+    model.observe(600, 5, 8, 0)
+    model.observe(600, 5, 8, 0, stages_ns=[0, 0])
+    assert model.predict(600, 5, 8) == before > 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
+from hplm.scheduling.das import DeadlineAware
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
@@ -19,6 +19,7 @@ from hplm.scheduling.simulation.arrivals import Lengths, SimulatedText, Stream
 from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from research.papers.policies import SlottedDeadlineAware
 from tests.support.message import mentioning
 
 COST = CostModel()

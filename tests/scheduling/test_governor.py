@@ -65,7 +65,7 @@ class Engine:
             self.waits[name] = int(max(0, self.waits[name] - share))
         left = [SimulatedText(tokens=tokens, arrival_ns=0, tenant=name) for name, tokens in self.waits.items() if tokens]
         if waited:
-            self.governor.chosen((min(waited, FULL), 10, 0), Columns(left), waited > FULL, 0, self.now)
+            self.governor.chosen((min(waited, FULL), 10, 0), [Columns(left)], waited > FULL, 0, self.now)
 
 
 def _changes(rungs):
@@ -162,19 +162,30 @@ def test_tenants_that_send_nothing_are_forgotten():
     assert len(engine.governor) == 1
 
 
+@pytest.mark.parametrize("idle", [5, 400, 10**5])
+def test_tenants_are_forgotten_however_long_the_server_was_idle(idle):
+    """The load of an idle time is so small that it counts as 0: what is known of those tenants would stay for ever."""
+    engine = Engine()
+    for name in range(1000):
+        engine.governor.rung_for(name, 20, LADDER, engine.now)
+    engine.now += idle * SECOND
+    assert engine.governor.rung_for("one", 20, NONE, engine.now) == 0
+    assert len(engine.governor._numbers) <= 1001 and engine.governor._numbers.take("new") < 1000
+
+
 def test_the_capacity_is_that_of_the_mean_over_the_batches_of_all_backbones():
     costs = [CostModel(), CostModel()]
     for cost, slower in zip(costs, (1, 4), strict=True):
         cost.terms = np.array([0, slower * BATCH_NS / FULL, 0, 0])
     governor, found = Governor(costs), []
     for number in range(200):  # they take turns
-        governor.chosen((FULL, 10, 0), Columns(), True, number % 2, number * BATCH_NS)
+        governor.chosen((FULL, 10, 0), [Columns()], True, number % 2, number * BATCH_NS)
         found.append((governor._capacity, governor._horizon_ns))
     capacity, horizon_ns = np.array(found[100:]).T
     assert capacity / horizon_ns == pytest.approx(np.full(100, FULL / (2.5 * BATCH_NS)), rel=0.1)
     before = found[-1]
     for backbone in (0, 1):  # a batch that is not full changes nothing, whose ever it is
-        governor.chosen(None, Columns(), False, backbone, 200 * BATCH_NS)
+        governor.chosen(None, [Columns()], False, backbone, 200 * BATCH_NS)
         assert (governor._capacity, governor._horizon_ns) == before
 
 

@@ -1,7 +1,6 @@
 """The compiled kernel against numpy."""
 
 import logging
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -56,23 +55,6 @@ def test_the_kernel_chooses_the_same_texts_as_numpy(seed, count, kinds, longest,
     assert by_kernel is not None
     assert by_kernel[0].tolist() == by_arrays[0].tolist()
     assert by_kernel[1] == by_arrays[1]
-
-
-@needs_kernel
-@settings(deadline=None, max_examples=50)
-@given(seed=st.integers(0, 999), count=st.integers(1, 60), data=st.data())
-def test_the_kernel_removes_the_same_texts_as_numpy(seed, count, data):
-    texts = _texts(seed, count, 5, 30)
-    gone = np.array(data.draw(st.lists(st.integers(0, count - 1), unique=True)), np.int64)
-    by_kernel, by_arrays = Columns(texts), Columns(texts)
-    removed = by_kernel.remove(gone)
-    with patch("hplm.scheduling.columns.kernel", lambda: None):
-        assert removed == by_arrays.remove(gone)
-    assert removed == [texts[i] for i in gone]
-    for columns in (by_kernel, by_arrays):
-        assert [columns.text(i) for i in range(len(columns))] == [text for i, text in enumerate(texts) if i not in gone]
-    for name in ("tokens", "arrival", "deadline", "priority", "slot_key", "tenant", "request"):
-        assert getattr(by_kernel, name).tolist() == getattr(by_arrays, name).tolist()
 
 
 @needs_kernel

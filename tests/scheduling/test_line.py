@@ -18,7 +18,7 @@ from tests.support.message import mentions
 
 MS = 1_000_000
 ROOM = Capacity(tokens=100, texts=8, tenants=2, in_flight=2)
-LIMITS = Limits(texts=10, bytes=1000)
+LIMITS = Limits(items=10, work=1000)
 FAR = 1 << 62
 ORDERS = {  # of the simple policies, and whether a batch ends at the first text that does not fit
     "fcfs": (lambda text: -text.priority, True),
@@ -89,7 +89,7 @@ class Line:
         def size(request):
             return len(request), sum(text.bytes for text in request)
 
-        check_displaced(self.waiting, texts, gone, (LIMITS.texts, LIMITS.bytes), size, lambda request: request[0].tenant)
+        check_displaced(self.waiting, texts, gone, (LIMITS.items, LIMITS.work), size, lambda request: request[0].tenant)
 
     def put_aside(self):
         for request in self.waiting:
@@ -208,6 +208,6 @@ def test_the_line_is_like_lists_of_requests(name, steps, admission, closes_after
             line.close()
         getattr(line, step)(*given_with)
         assert len(line.scheduler) == sum(map(len, (line.gone, *line.waiting, *line.halves)))
-        assert line.scheduler.columns.bytes == sum(text.bytes for request in line.waiting for text in request)
+        assert line.scheduler.shares.work == sum(text.bytes for request in line.waiting for text in request)
     line.abandon() if is_given_up else line.serve()
-    assert line.left == Counter(range(line.offered)) and not len(line.scheduler) and not line.scheduler.columns.bytes
+    assert line.left == Counter(range(line.offered)) and not len(line.scheduler) and not line.scheduler.shares.work

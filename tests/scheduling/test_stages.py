@@ -46,8 +46,7 @@ def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free():
     first = scheduler.choose(capacity, 0)
     scheduler.started(first, 0)
     assert scheduler.choose_at(0) == pytest.approx(30 * MS, rel=0.02)
-    scheduler.released(first, 26 * MS)
-    assert scheduler.choose_at(26 * MS) == 26 * MS
+    assert scheduler.choose_at(35 * MS) == 35 * MS
 
 
 def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stages():
@@ -55,12 +54,10 @@ def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stag
     first = scheduler.choose(capacity, 0)
     scheduler.started(first, 0)
     assert scheduler.choose_at(0) == pytest.approx(30 * MS, rel=0.02)  # the second stage is free at 40
-    scheduler.released(first, 6 * MS)
-    assert scheduler.choose_at(6 * MS) == pytest.approx(26 * MS, rel=0.02)
-    second = scheduler.choose(capacity, 6 * MS)
-    scheduler.started(second, 6 * MS)
-    scheduler.released(second, 16 * MS)
-    assert scheduler.choose_at(16 * MS) == pytest.approx(56 * MS, rel=0.02)  # two batches of 30 from 6 on, less 10
+    assert scheduler.choose(capacity, 25 * MS) is None and scheduler.due(25 * MS) == scheduler.choose_at(0)
+    second = scheduler.choose(capacity, 31 * MS)
+    scheduler.started(second, 31 * MS)
+    assert scheduler.choose_at(31 * MS) == pytest.approx(60 * MS, rel=0.03)  # two batches of 30 from 10 on, less 10
     scheduler.finished(first, 50 * MS, stages_ns=[10 * MS, 30 * MS])
     assert scheduler.choose_at(50 * MS) == pytest.approx(70 * MS, rel=0.02)  # the second one has begun there at 50
     assert scheduler.choose_at(90 * MS) == 90 * MS
@@ -116,7 +113,7 @@ def test_policies_count_batches_by_the_slowest_stage():
             return policy("fcfs").select(columns, start_ns, capacity, cost)
 
     scheduler = taught([10 * MS, 30 * MS])
-    scheduler._policies = [Watching()]
+    scheduler._queues[0]._policy = Watching()
     scheduler.choose(room(3), 0)
     ((start_ns, batch_ns),) = seen
     assert batch_ns == pytest.approx(30 * MS, rel=0.02) and start_ns == pytest.approx(10 * MS, rel=0.02)

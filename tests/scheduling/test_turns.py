@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import Draining
-from hplm.scheduling.turns import Bounds, Turns
+from hplm.scheduling.limits import Limits, Shares
+from hplm.scheduling.turns import Turns
 from tests.scheduling.displaced import check_displaced
 
 PIECE = 10
@@ -26,7 +27,7 @@ class Line(Turns[Asked]):
 
     def __init__(self, items=100, work=10_000):
         self.now = 0
-        super().__init__(Bounds(items, work), PIECE, lambda: self.now)
+        super().__init__(Limits(items, work), PIECE, lambda: self.now)
 
     def enter(self, tenant, left=1, deadline_ns=0):
         item = Asked(tenant, left, deadline_ns)
@@ -73,6 +74,18 @@ def test_tenants_get_equal_work_whatever_the_size_of_their_requests():
         assert abs(done["small"] - done["large"]) <= 3 * PIECE
 
 
+def test_what_is_done_beyond_a_piece_counts_too():
+    line = Line()
+    for tenant in ("long", "short") * 10:
+        line.enter(tenant)
+    order = []
+    while len(line):
+        for item in line.take(1)[0]:
+            order.append(item.tenant)
+            line.charge(item, 4 * PIECE if item.tenant == "long" else 0)
+    assert order == ["long", *["short"] * 10, *["long"] * 9]
+
+
 def test_a_closed_line_refuses_and_still_serves():
     line = Line()
     item = line.enter("acme")
@@ -81,6 +94,20 @@ def test_a_closed_line_refuses_and_still_serves():
         line.offer(Asked("acme"))
     assert line.take() == ([item], [])
     assert line.take() is None
+
+
+def test_an_offer_to_a_full_line_looks_at_few_of_its_tenants(monkeypatch):
+    line, looks = Line(items=2000), []
+    for number in range(1000):
+        line.enter(f"tenant {number}")
+        line.enter(f"tenant {number}")
+    assert len(line.offer(Asked("first"))) == 1  # this one may look at all
+    share = Shares._share
+    monkeypatch.setattr(Shares, "_share", lambda shares, held: looks.append(held) or share(shares, held))
+    for number in range(500):
+        assert len(line.offer(Asked(f"new {number}"))) == 1
+        assert line.offer(refused := Asked(f"new {number}", 10)) == [refused]
+    assert len(looks) < 500 * 20 and len(line) == 2000
 
 
 OFFERS = st.tuples(st.just("offer"), st.sampled_from("abcd"), st.integers(1, 40), st.integers(0, 60))

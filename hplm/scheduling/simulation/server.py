@@ -86,7 +86,6 @@ class Computing:
 
     batch: Batch[SimulatedText]
     stages_ns: list[int]  # how long each stage takes
-    released_ns: int  # when it leaves the first stage
     done_ns: int
 
 
@@ -106,7 +105,6 @@ class Server:
         self._computing: deque[Computing] = deque()
         self._clock = [0] * machine.stages  # when each stage is free
         self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
-        self._choose_at = NEVER
 
     @property
     def outcome(self) -> Outcome:
@@ -114,11 +112,9 @@ class Server:
 
     def next(self, now: int) -> int:
         """Returns when the next event is, or NEVER."""
-        events = [self._scheduler.next_expiry(now), self._choose_at]
+        events = [self._scheduler.due(now)]
         if self._computing:
             events.append(self._computing[0].done_ns)
-            if len(self._clock) > 1 and self._clock[0] > now:
-                events.append(self._clock[0])
         if self._staged:
             events.append(max(self._staged[1], self._clock[0]))
         return min(events)
@@ -127,9 +123,6 @@ class Server:
         """Lets batches end, the next one start, and texts expire."""
         while self._computing and self._computing[0].done_ns <= now:
             self._finish(self._computing.popleft(), now)
-        for one in self._computing:
-            if one.released_ns <= now and one.batch.released_ns is None:
-                self._scheduler.released(one.batch, now)
         if self._staged and self._clock[0] <= now and self._staged[1] <= now:
             self._start(self._staged[0], now)
         if self._scheduler.next_expiry(now) <= now:
@@ -147,14 +140,7 @@ class Server:
 
     def choose(self, now: int) -> None:
         """Chooses a batch, as the pipeline does: not before the last chosen batch has started."""
-        self._choose_at = NEVER
-        if self._staged or not len(self._scheduler):
-            return
-        at = self._scheduler.choose_at(now)
-        if at > now:
-            self._choose_at = at
-            return
-        batch = self._scheduler.choose(self._machine.capacity, now)
+        batch = None if self._staged else self._scheduler.choose(self._machine.capacity, now)
         if batch:
             self._staged = (batch, now + self._machine.staging_ns)
             if self._clock[0] <= now and not self._machine.staging_ns:
@@ -175,7 +161,7 @@ class Server:
         at, stages_ns = now, [max(1, int(own)) for own in took]
         for stage, own in enumerate(stages_ns):
             at = self._clock[stage] = max(at, self._clock[stage]) + own
-        self._computing.append(Computing(batch, stages_ns, self._clock[0], at))
+        self._computing.append(Computing(batch, stages_ns, at))
 
     def _finish(self, one: Computing, now: int) -> None:
         """Ends a batch, whose texts are answered."""

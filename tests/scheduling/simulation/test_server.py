@@ -9,7 +9,8 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
-from hplm.scheduling.scheduler import LEAST_TOKENS, Scheduler
+from hplm.scheduling.queue import LEAST_TOKENS
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
 from hplm.scheduling.simulation.engines import EngineCost, one_stage
 from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
@@ -119,7 +120,7 @@ class Asking(Scheduler):
     rungs: list[int]
 
     def offer(self, texts, now_ns):
-        self.rungs.append(self.rung(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
+        self.rungs.append(self.governor.rung_for(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
         return super().offer(texts, now_ns)
 
 

@@ -1,0 +1,132 @@
+"""The waiting texts of one backbone, the policy that chooses among them, and what is known of its batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.scheduling.batch import Batch
+from hplm.scheduling.columns import NEVER, Columns
+from hplm.scheduling.cost import FIRST, CostModel
+from hplm.scheduling.limits import Shares
+from hplm.scheduling.orders import FirstComeFirstServed
+from hplm.scheduling.policy import Policy
+from hplm.scheduling.selection import Places, Selection
+from hplm.scheduling.waiting import Capacity, T
+
+log = logging.getLogger(__name__)
+LEARNING = 0.1  # rate of running means
+LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
+
+
+class Queue(Generic[T]):
+    """`predicts`, here: whether a text expires as soon as it can no longer be in time. If not, it expires at its deadline."""
+
+    def __init__(self, backbone: int, policy: Policy, shares: Shares, answering_ns: int) -> None:
+        self.backbone = backbone
+        self.columns: Columns[T] = Columns(shares=shares)
+        self.cost = CostModel()
+        self.used_ns = 0.0  # of the engine's time, by batches that do not run any more
+        self.loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
+        self._policy = policy
+        self._answering_ns = answering_ns
+        self._earliest: int | None = NEVER  # when the first text must start. None: not known any more
+        self._predicted = False  # whether that is by prediction
+
+    @property
+    def known(self) -> bool:
+        """Whether enough batches were seen for predictions."""
+        return self.cost.observed >= FIRST
+
+    def add(self, texts: Sequence[T]) -> None:
+        """Adds the texts of one request."""
+        self.columns.add(texts)
+        if self._earliest is not None:
+            for text in texts:
+                if text.deadline_ns:
+                    needed = int(self._needed_ns(text.tokens)) if self._predicted and self.known else 0
+                    self._earliest = min(self._earliest, text.deadline_ns - needed)
+
+    def remove(self, indexes: Array) -> list[T]:
+        texts = self.columns.remove(indexes)
+        self._forget_earliest()
+        return texts
+
+    def earliest(self, predicts: bool) -> int:
+        """Returns when the first waiting text must start, or NEVER.
+
+        Every request asks for it. So it is computed again only after texts have left, or the prediction has changed.
+        """
+        if self._predicted != predicts:
+            self._predicted = predicts
+            self._forget_earliest()
+        if self._earliest is None:
+            self._earliest = int(self._last_starts(predicts).min())
+        return self._earliest
+
+    def late(self, start_ns: int, predicts: bool) -> Array:
+        """Returns the indexes of the texts that had to start by this time, and of the others of their requests."""
+        return self.columns.whole_requests(np.flatnonzero(self._last_starts(predicts) <= start_ns))
+
+    def urgency(self) -> tuple[int, int, int]:
+        """Returns by what the backbones with waiting texts are sorted: priority, its earliest deadline, its oldest text."""
+        columns = self.columns
+        highest = columns.priority.max()
+        own = columns.priority == highest
+        return -int(highest), int(columns.deadline[own].min()), int(columns.arrival[own].min())
+
+    def bounded(self, capacity: Capacity, batch_ns: int) -> Capacity:
+        """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch."""
+        if not batch_ns or not self.known:
+            return capacity
+        tokens = self.cost.tokens_within(batch_ns, self.columns.all_tokens / len(self.columns), self.loaded)
+        return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
+
+    def select(self, start_ns: int, capacity: Capacity, is_idle: bool) -> Selection:
+        """Lets the policy choose. `is_idle`: nothing runs, so it must choose something if a text has no deadline."""
+        columns, cost = self.columns, self.cost
+        if cost.slowest < 1:
+            # Policies count as if each batch began after the other stages, and only took the time of the slowest one.
+            share = min(1.0, capacity.tokens / columns.all_tokens, capacity.texts / len(columns))
+            start_ns += int((1 - cost.slowest) * cost.predict(columns.all_tokens * share, len(columns) * share))
+        try:
+            selection = Selection.of(self._policy.select(columns, start_ns, capacity, cost.by_batch()))
+            selection.check(len(columns), is_idle and not len(selection.indexes) and NEVER in columns.deadline)
+        except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
+            log.exception("the policy failed: this batch is taken in order of arrival")
+            selection = Selection(FirstComeFirstServed().select(columns, start_ns, capacity, cost))
+        return selection
+
+    def batch(
+        self, texts: list[T], now_ns: int, alone: bool = False, places: Places | None = None, is_half: bool = False
+    ) -> Batch[T]:
+        tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
+        expected = self.cost.predict(tokens, len(texts), slot_keys * self.loaded)
+        return Batch(texts, self.backbone, tokens, slot_keys, now_ns, expected, alone, places, is_half)
+
+    def learn(self, batch: Batch[T], adapters: int, took_ns: int, stages_ns: Sequence[int]) -> None:
+        """Learns from a batch that has run, for which `adapters` adapters had to be loaded."""
+        self.used_ns += took_ns
+        self.loaded += LEARNING * (adapters / batch.slot_keys - self.loaded)
+        self.cost.observe(batch.tokens, len(batch.texts), adapters, took_ns, stages_ns)
+        self._forget_earliest()
+
+    def _forget_earliest(self) -> None:
+        self._earliest = None if len(self.columns) else NEVER
+
+    def _last_starts(self, predicts: bool) -> Array:
+        """Returns for each waiting text when it must start, in a batch of its own."""
+        deadline = self.columns.deadline
+        if not (predicts and self.known):
+            return deadline
+        needed_ns = np.asarray(self._needed_ns(self.columns.tokens)).astype(np.int64)
+        return np.where(deadline == NEVER, NEVER, deadline - needed_ns)
+
+    def _needed_ns(self, tokens: Array | int) -> Array | float:
+        """Returns the time from the start of a batch of one text until its client has the answer."""
+        return self._answering_ns + self.cost.predict(tokens, 1, self.loaded)
