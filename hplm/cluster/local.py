@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hplm.cluster.pools import PlannedReplica
-from hplm.cluster.processes import Process
 from hplm.server.ports import LOOPBACK, Ports
+from hplm.server.process import Process
 from hplm.tenants.state import State
 
 HPLM = (sys.executable, "-m", "hplm.cli.main")

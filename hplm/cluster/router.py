@@ -11,11 +11,11 @@ from pathlib import Path
 
 from hplm.cluster import haproxy_config as parts
 from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, Replica, is_address
-from hplm.cluster.processes import program
 from hplm.cluster.routes import Routes
 from hplm.cluster.socket_path import check_socket_path
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe
+from hplm.server.process import program
 from hplm.tenants.authorize import HEADER, UNSEEN
 from hplm.tenants.snapshot import NAME
 

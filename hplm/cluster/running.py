@@ -17,13 +17,13 @@ from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
 from hplm.cluster.local import HPLM, LocalReplica
 from hplm.cluster.pools import LocalPool
-from hplm.cluster.processes import Process, nginx
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
+from hplm.server.process import Process, program
 from hplm.server.triton import DRAIN_SECONDS
 from hplm.tenants.state import State, states_of
 
@@ -46,7 +46,7 @@ class Cluster:
         self._port = port
         self._say = say
         haproxy()  # a missing one is an error before anything has started
-        self._nginx = nginx()
+        self._nginx = program("nginx", "nginx-light")
         self._ending = ExitStack()
         self._replicas: list[LocalReplica] = []
         self._router: Process | None = None

@@ -12,6 +12,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,15 +100,21 @@ class HeldBy:
     def __init__(self, model: str) -> None:
         self._model = model
         self._server = server_id()
-        self._processes: list[Holder] = []
+        self._shown: list[mmap.mmap] = []  # what each of its processes shows
         self._looked = -LOOK_SECONDS
 
     @property
     def count(self) -> int:
         if self._server and time.monotonic() - self._looked > LOOK_SECONDS:
-            self._processes = [holder for holder in holders(self._server) if holder.model == self._model]
+            self._shown = [shown for one in holders(self._server) if one.model == self._model for shown in _mapped(one.path)]
             self._looked = time.monotonic()
-        return sum(holder.held for holder in self._processes)
+        return sum(_COUNT.unpack_from(shown)[0] for shown in self._shown)
+
+
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Yields what a process shows, if it still runs and has shown something."""
+    with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
+        yield mmap.mmap(file.fileno(), _COUNT.size, access=mmap.ACCESS_READ)
 
 
 def _map(path: Path) -> mmap.mmap:

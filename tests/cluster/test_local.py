@@ -2,8 +2,8 @@
 
 from hplm.cluster.local import LocalReplica
 from hplm.cluster.pools import replicas_of
-from hplm.cluster.processes import Process
 from hplm.server.ports import Ports
+from hplm.server.process import Process
 
 ENDS_WHEN_ALLOWED = """\
 trap 'until [ -e allowed ]; do sleep 0.05; done; echo drained; exit' TERM

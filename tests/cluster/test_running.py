@@ -51,7 +51,7 @@ def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines, mon
         assert mentions(capsys.readouterr().err, tmp_path, "hplm cluster up")
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("hplm.cluster.processes.SYSTEM_FOLDER", str(tmp_path))
+    monkeypatch.setattr("hplm.server.process.SYSTEM_FOLDER", str(tmp_path))
     monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
     refused("nginx", "apt-get install nginx-light")
 
@@ -60,7 +60,7 @@ def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines, mon
 def engines(monkeypatch):
     """All engines are installed, as far as the command sees."""
     monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
-    monkeypatch.setattr("hplm.cluster.running.nginx", lambda: "nginx")
+    monkeypatch.setattr("hplm.cluster.running.program", lambda name, package: name)
 
 
 @pytest.fixture

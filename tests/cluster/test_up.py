@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections import Counter
@@ -119,8 +120,9 @@ def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
     assert all(set(after[name]).isdisjoint(before[name]) for name in before)
 
 
-def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy):
+def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy, monkeypatch):
     """A second start serves the changed truth. Each start of a cluster takes seconds."""
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
     cores = sorted(os.sched_getaffinity(0))
     cut = {"toy": ((0, toy.store.config.upper_layers - 1),)}
     groups = (
@@ -144,7 +146,12 @@ def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy):
             named = {pid: arguments(pid) for pid in cluster.processes()}
             assert any("haproxy" in words[0] for words in named.values())
             cluster.process.send_signal(signal.SIGINT)
-            cluster.process.wait(120)
+            try:
+                cluster.process.wait(120)
+            except subprocess.TimeoutExpired:
+                cluster.process.send_signal(signal.SIGABRT)  # it prints where it is
+                cluster.process.wait()
+                pytest.fail(f"the cluster does not end:\n{cluster.said()}")
             assert cluster.process.returncode == 0 and cluster.said().endswith("stopped\n")
         eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
         with ServedCluster(toy.repository, up, replicas=1) as cluster, HplmClient(cluster.address) as client:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hplm.cluster.processes import Process
 from hplm.errors import HplmError
+from hplm.server.process import Process
 from tests.support.wait import eventually
 
 SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time.sleep(600)"]
@@ -98,7 +98,7 @@ def test_a_failure_is_an_error_with_the_last_words_of_the_last_start(make):
 
 def test_it_ends_with_the_process_that_has_started_it(tmp_path):
     script = (
-        "import sys, time; from pathlib import Path; from hplm.cluster.processes import Process\n"
+        "import sys, time; from pathlib import Path; from hplm.server.process import Process\n"
         f"process = Process('it', ['sh', '-c', 'echo runs; exec sleep 600'], Path({str(tmp_path / 'it.log')!r}))\n"
         "process.start(); process.wait_until(process.said, 300); print(process.pid, flush=True); time.sleep(600)"
     )

@@ -1,4 +1,4 @@
-"""A process of a cluster on this machine: started, started again when it ends by itself, and stopped."""
+"""A process of ours beside a tritonserver or in a cluster: started, started again when it ends by itself, and stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hplm.errors import HplmError
 from hplm.server import log, process_group
 
 SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
-# Each process is told to end when ours is gone for any reason.
+# The process is told to end when the thread that started it is gone for any reason.
 TIED = ("setpriv", "--pdeathsig", "SIGTERM")
 SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
 LONGEST_PAUSE = 30.0
@@ -25,10 +25,26 @@ LOOK_SECONDS = 0.1
 class Process:
     """Runs in a session of its own, so that Ctrl-C in the terminal does not reach it. Start it from the main thread."""
 
-    def __init__(self, name: str, command: Sequence[str], log_file: Path, cores: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_file: Path,
+        cores: Sequence[int] = (),
+        descriptors: Sequence[int] = (),
+        until_stdin_closes: bool = False,
+        folder: str | None = None,
+    ) -> None:
+        """`descriptors`: open files that it gets. `folder`: where it runs; None: where we do.
+
+        `until_stdin_closes`: how it knows that it is to end, also when ours is gone. Any thread may start such a process.
+        """
         self.name = name
         self.log_file = log_file
         self._cores = tuple(cores)
+        self._descriptors = tuple(descriptors)
+        self._until_stdin_closes = until_stdin_closes
+        self._folder = folder
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._begins = 0  # of this start's part of the log
@@ -51,11 +67,13 @@ class Process:
         with self.log_file.open("ab") as output:
             self._begins = output.tell()
             self._process = subprocess.Popen(
-                [*TIED, *pinned, *self._command],
+                [*(() if self._until_stdin_closes else TIED), *pinned, *self._command],
+                cwd=self._folder,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self._until_stdin_closes else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=self._descriptors,
                 start_new_session=True,
             )
 
@@ -106,9 +124,12 @@ class Process:
             self.start()
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Sends the signal. From here on `look` does not start the process again."""
+        """Sends the signal, or closes standard input. From here on `look` does not start the process again."""
         self._is_to_end = True
-        if self.pid is not None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        elif self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid_of_group(), number)
 
@@ -116,7 +137,9 @@ class Process:
         """Asks the process to end, and kills it and what it has started after so many seconds."""
         if self._process is None:
             return
-        process_group.stop(self._pid_of_group(), patience)
+        self.ask_to_end()
+        process_group.wait_until_gone(self._pid_of_group(), patience)
+        process_group.kill(self._pid_of_group())
         self._process.wait()
         self._process = None
 
@@ -131,7 +154,3 @@ def program(name: str, package: str) -> str:
     if found is None:
         raise HplmError(f"{name}: not found on PATH; install it (Debian, Ubuntu: apt-get install {package})")
     return found
-
-
-def nginx() -> str:
-    return program("nginx", "nginx-light")
