@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from bench.rows import say
 from builder.adaptation.learning import Budget
@@ -20,7 +19,7 @@ from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import States, states_of
 from builder.exits.thresholds import Answered, Estimate
-from builder.store.exits import layout_of
+from builder.store.exits import StoredExits, layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
@@ -149,38 +148,27 @@ def judged(store: Store, id: str, question: Question, precision: Precision) -> J
     tenant, task, device = find_tenant(store, id), training_task(question.task), resolve_device("auto")
     say(f"exits of {id} in {precision.name}, and their answers")
     found, _ = build_exits(store, id, question.dev, precision, device, seen=[question.train], show_progress=False)
-    weights, layout = store.tenant_weights(tenant), layout_of(store, tenant)
+    weights = store.tenant_weights(tenant)
     given = [task.read(question.dev), task.read(question.test)]
     states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in given]
     full = calibration_by(given[0].examples, tenant.labels, states[0].logits)
-    choosing, test = (
-        part_of(
-            store,
-            tenant,
-            task,
-            labelled,
-            seen,
-            [outputs_of(*one) for one in zip(found.heads, repeat(layout), seen.exits)],
-            found.exits.calibrations,
-            full,
-        )
-        for labelled, seen in zip(given, states, strict=True)
-    )
+    choosing, test = (_part(store, tenant, task, found, full, *own) for own in zip(given, states, strict=True))
     texts = [example.text for example in given[1].examples]
     return Judged(id, found.exits, choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
 
 
-def part_of(
+def _part(
     store: Store,
     tenant: TenantFile,
     task: TrainingTask,
+    found: StoredExits,
+    full: Calibration,
     labelled: Labelled,
     seen: States,
-    outputs: Sequence[Tensor],
-    calibrations: Sequence[Calibration],
-    full: Calibration,
 ) -> Part:
-    """Returns what exits answer whose heads say this of texts."""
+    """Returns what the exits and the full stack answer to these texts."""
+    outputs = [outputs_of(*one) for one in zip(found.heads, repeat(layout_of(store, tenant)), seen.exits)]
+    calibrations = found.exits.calibrations
     answered, _ = answered_by(tenant, task, seen, outputs, calibrations, full, store.config)
     logits = [(own, one.temperature) for own, one in zip(outputs, calibrations, strict=True)]
     logits.append((seen.logits, full.temperature))

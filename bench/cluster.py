@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.cluster_changes import change_figures, revoke_figures
-from bench.cluster_faults import kill_figures, roll_figures
-from bench.cluster_material import ClusterBench, make_material
-from bench.cluster_proxy import proxy_figures
-from bench.cluster_spread import limit_figures, spread_figures
+import numpy as np
+
+from bench.cluster_changes import change_figures, kill_figures, revoke_figures, roll_figures
+from bench.cluster_material import Material, make_material
 from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
 from hplm.errors import HplmError
+from hplm.placement.workload import power_law
+from loadtest.generator import Load
+from loadtest.load import Report, send
 from loadtest.server import ServedCluster
+from loadtest.server_count import PUBLISHED_AFTER
 
 TARGETS = {
     "proxy_over_direct": (">=", 0.95),
@@ -32,14 +39,15 @@ TARGETS = {
     "limit_ratio": ("<=", 1.05),
     "limit_least": (">=", 0.9),  # else the limit was not reached
 }
+WARMING_SHARE = 0.25  # of a measurement's seconds
+ASKED = 10  # requests by which a tenant's replica is found
+REQUESTS = 4096  # different ones
+RATE, TIMES_THE_LIMIT = 50.0, 3  # requests a second that a tenant may send, and how many times as many it sends
+BURST_S = 0.1  # of the rate: what may come at once, so that a pause of the machine costs little of the limit
+MISSES = re.compile(r"^hplm_slot_misses_total\{.*\} (\S+)$", re.MULTILINE)
+
+Asked = Mapping[str, Sequence[bytes]]  # requests by address
 Part = Literal["proxy", "faults", "changes", "revoke", "spread", "limits"]
-WITH_TWO = {
-    "proxy": (proxy_figures,),
-    "changes": (change_figures,),
-    "revoke": (revoke_figures,),
-    "faults": (kill_figures, roll_figures),
-}
-WITH_THREE = {"spread": (spread_figures,), "limits": (limit_figures,)}
 
 
 @benchmark(size="toy", tokens=16, slots=4, connections=8, seconds=2.0, rounds=1, adds=2, table_mb=1.0, only=("proxy", "faults"))
@@ -53,7 +61,7 @@ def cluster(
     rounds: Whole = 3,
     adds: Whole = 20,
     table_mb: Positive = 2000.0,
-    only: tuple[Part, ...] = (*WITH_TWO, *WITH_THREE),  # pyright: ignore[reportArgumentType]
+    only: tuple[Part, ...] = ("proxy", "faults", "changes", "revoke", "spread", "limits"),
 ) -> Rows:
     """Runs `hplm cluster up` with two and with three servers on this machine.
 
@@ -75,12 +83,148 @@ def cluster(
         raise HplmError("this machine has one core, but each of two servers needs its own: use another machine")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:  # a short path, for sockets
-        case = ClusterBench(size, tokens, slots, connections, seconds, rounds, adds, table_mb)
-        material = make_material(Path(folder), case)
-        for count, parts, on in ((2, WITH_TWO, cores), (3, WITH_THREE, ())):
+        material = make_material(Path(folder), size, tokens, slots)
+
+        def proxy(servers: ServedCluster) -> dict[str, Any]:
+            return proxy_figures(servers, material, max(2, slots // 2), connections, seconds, rounds)
+
+        def faults(servers: ServedCluster) -> dict[str, Any]:
+            return kill_figures(servers, material) | roll_figures(servers, material)
+
+        with_two = {
+            "proxy": proxy,
+            "changes": lambda servers: change_figures(servers, material, adds),
+            "revoke": lambda servers: revoke_figures(servers, material, table_mb),
+            "faults": faults,
+        }
+        with_three = {
+            "spread": lambda servers: spread_figures(servers, material, connections, seconds, rounds),
+            "limits": lambda servers: limit_figures(servers, material, connections, seconds),
+        }
+        for count, parts, on in ((2, with_two, cores), (3, with_three, ())):
             if wanted := [part for part in parts if part in only]:
                 say(f"{count} servers")
                 with ServedCluster(material.repository, Path(folder) / str(count), count, on) as servers:
-                    for measure in (measure for part in wanted for measure in parts[part]):
-                        figures |= measure(servers, material)
+                    for part in wanted:
+                        figures |= parts[part](servers)
     yield from rows_of(figures, TARGETS)
+
+
+def proxy_figures(
+    cluster: ServedCluster, material: Material, tenants: int, connections: int, seconds: float, rounds: int
+) -> dict[str, float]:
+    """Turns of both ways follow each other, because machines drift.
+
+    Without the router, each replica gets the tenants that the router sends it: with fewer tenants a batch has fewer adapters.
+    """
+    placed = _placed(cluster, material, material.tenants[:tenants])  # a batch may use half of the slots
+    direct = {
+        cluster.replicas[name]: [material.request(number, own[number % len(own)]) for number in range(8 * len(own))]
+        for name, own in placed.items()
+        if own
+    }
+    ways: dict[str, Asked] = {
+        "direct": direct,
+        "through": {cluster.address: [request for own in direct.values() for request in own]},
+    }
+    (first, own), *_ = direct.items()
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    hops: list[float] = []
+    for turn in range(rounds):
+        say(f"the router beside none, round {turn + 1} of {rounds}")
+        for way, asked in ways.items():
+            _together(asked, connections, WARMING_SHARE * seconds)
+            rates[way].append(sum(report.req_per_s for report in _together(asked, connections, seconds)))
+        without, by_router = (
+            _together({address: own[:1]}, 1, seconds / 2)[0].percentile_ms(50) for address in (first, cluster.address)
+        )
+        hops.append(by_router - without)
+    direct_rate, through_rate = (float(np.median(rates[way])) for way in ways)
+    return {
+        "proxy_over_direct": round(through_rate / direct_rate, 3),
+        "direct_req_per_s": round(direct_rate, 1),
+        "through_req_per_s": round(through_rate, 1),
+        "hop_p50_ms": round(float(np.median(hops)), 3),
+    }
+
+
+def spread_figures(
+    cluster: ServedCluster, material: Material, connections: int, seconds: float, rounds: int
+) -> dict[str, float]:
+    """The same requests go through the router, and to the replicas in turn. Tenants follow Zipf's law."""
+    share = power_law(len(material.tenants), 1.0)
+    chosen = np.random.default_rng(3).choice(len(material.tenants), REQUESTS, p=share)
+    requests = [material.request(number, material.tenants[tenant]) for number, tenant in enumerate(chosen.tolist())]
+    replicas = list(cluster.replicas.values())
+    in_turn = {address: requests[number :: len(replicas)] for number, address in enumerate(replicas)}
+
+    def brought(asked: Asked) -> float:
+        """Returns the adapters and heads brought to a device, for each request."""
+        _together(asked, connections, WARMING_SHARE * seconds)
+        before = _misses(cluster)
+        answered = sum(report.succeeded for report in _together(asked, connections, seconds))
+        return (_misses(cluster) - before) / answered
+
+    hashed, turned, busiest = [], [], []
+    for turn in range(rounds):
+        say(f"tenants on replicas, round {turn + 1} of {rounds}")
+        before = _requests_of(cluster)
+        hashed.append(brought({cluster.address: requests}))
+        counts = np.array([count - before[name] for name, count in _requests_of(cluster).items()])
+        busiest.append(float(counts.max() / counts.mean()))
+        turned.append(brought(in_turn))
+    return {
+        "hash_over_round_robin": round(float(np.median(hashed) / np.median(turned)), 3),
+        "hash_brought_per_request": round(float(np.median(hashed)), 4),
+        "round_robin_brought_per_request": round(float(np.median(turned)), 4),
+        "busiest_over_mean": round(float(np.median(busiest)), 3),
+    }
+
+
+def limit_figures(cluster: ServedCluster, material: Material, connections: int, seconds: float) -> dict[str, float]:
+    """Sends several times what a tenant may send, to a tenant with one home and to one whose limit all replicas share."""
+    manager = cluster.manager()
+    figures: dict[str, float] = {}
+    for homes, tenant in ((1, material.tenants[0]), (len(cluster.replicas), material.tenants[1])):
+        say(f"a limit of {RATE:g} requests a second over {homes} of {len(cluster.replicas)} replicas")
+        manager.limit(tenant, rate=RATE, burst=BURST_S * RATE, homes=homes)
+        manager.settle_now()
+        time.sleep(PUBLISHED_AFTER)  # for the router, which follows too
+        load = {"seconds": seconds, "rate": TIMES_THE_LIMIT * RATE, "connections": connections}
+        (report,) = send(Load.to(cluster.address, [material.request(0, tenant)], **load))
+        figures[f"limit_ratio_{homes}_homes"] = round(report.succeeded / (RATE * seconds), 3)
+    return {"limit_ratio": max(figures.values()), "limit_least": min(figures.values()), **figures}
+
+
+def _together(asked: Asked, connections: int, seconds: float) -> list[Report]:
+    """Sends requests to several addresses at the same time, with the connections divided among them."""
+    each = max(1, connections // len(asked))
+    reports = send(*(Load.to(to, requests, seconds=seconds, connections=each) for to, requests in asked.items()))
+    for report in reports:
+        report.expect_success("requests to the cluster")
+    return reports
+
+
+def _placed(cluster: ServedCluster, material: Material, tenants: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the tenants that the router sends to each replica while there is no other load."""
+    own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
+    for tenant in tenants:
+        before = _requests_of(cluster)
+        send(Load.to(cluster.address, [material.request(0, tenant)], count=ASKED))
+        counts = {name: count - before[name] for name, count in _requests_of(cluster).items()}
+        own[max(counts, key=counts.__getitem__)].append(tenant)
+    return own
+
+
+def _requests_of(cluster: ServedCluster) -> dict[str, int]:
+    """Returns how many requests each replica has had through the router."""
+    return {name: own["requests"] for name, own in cluster.status().items()}
+
+
+def _misses(cluster: ServedCluster) -> float:
+    time.sleep(PUBLISHED_AFTER)
+    total = 0.0
+    for address in cluster.metrics.values():
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            total += sum(map(float, MISSES.findall(answer.read().decode())))
+    return total

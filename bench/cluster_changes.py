@@ -1,81 +1,145 @@
-"""Changes tenants while all replicas are asked: how soon new ones answer everywhere, and deleted ones no more."""
+"""Measures what clients of a cluster see while replicas are killed or replaced, and tenants, tables and keys change."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
-from bench.cluster_material import TRAVELLER, Material, say
+from bench.cluster_material import LABELS, RANK, SPREAD, Material
+from bench.rows import say
 from builder.publish.live import add_domain, add_tenant
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
+from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, Question, expected_answers
 from loadtest.server import ServedCluster
+from testing.random_store import random_table, random_tenant, random_tenants
 
-PATIENCE = 60.0
-PAUSE = 0.01  # between two requests of a poller
+CLIENTS, TENANTS = 16, 8
+CALM = 2.0  # seconds of load before and after
+PATIENCE, BACK_SECONDS, TRAVEL_SECONDS = 60.0, 180.0, 600.0
+PAUSE = 0.01  # between two requests of a client
 AFTER = 0.5  # seconds that a deleted tenant is asked for
+TRAVELLER = "traveller"  # the domain whose table travels
 
 
-class Poller:
-    """Asks one replica for a tenant again and again, and notes when the answers change."""
+class Client:
+    """Asks one question after the other, and notes what came back."""
 
-    def __init__(self, address: str, backbone: str, tenant: str, text: str, key: str | None = None) -> None:
-        self.answers: list[tuple[float, float, bool]] = []  # when asked, when answered, and whether with an answer
+    def __init__(self, address: str, backbone: str, questions: Sequence[Question], **options: Any) -> None:
+        self.answers: list[tuple[float, float, str]] = []  # when asked, when answered, and the kind of error if there was one
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on, args=(address, backbone, tenant, text, key), daemon=True)
+        self._thread = threading.Thread(target=self._ask_on, args=(address, backbone, questions, options), daemon=True)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        self._thread.join()
 
     def first(self, good: bool, since: float) -> float:
         """Returns when the first such answer to a request after `since` came. Waits for it."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            for asked, answered, was in self.answers:
-                if asked >= since and was == good:
+            for asked, answered, error in self.answers:
+                if asked >= since and good == (not error):
                     return answered
             time.sleep(PAUSE)
         raise HplmError(f"a replica has not taken a change within {PATIENCE:g} s: read the logs of its follower")
 
-    def stop(self) -> None:
-        self._ending.set()
-        self._thread.join()
-
-    def _ask_on(self, address: str, backbone: str, tenant: str, text: str, key: str | None) -> None:
-        with HplmClient(address, backbone=backbone, api_key=key, retries=0) as client:
-            while not self._ending.is_set():
-                asked = time.monotonic()
+    def _ask_on(self, address: str, backbone: str, questions: Sequence[Question], options: dict[str, Any]) -> None:
+        with HplmClient(address, backbone=backbone, **options) as client:
+            for question in cycle(questions):
+                if self._ending.wait(PAUSE):
+                    return
+                asked, error = time.monotonic(), ""
                 try:
-                    client.infer(text, tenant=tenant)
-                    is_good = True
-                except HplmClientError:
-                    is_good = False
-                self.answers.append((asked, time.monotonic(), is_good))
-                time.sleep(PAUSE)
+                    client.infer(question.text, tenant=question.tenant)
+                except HplmClientError as refused:
+                    error = type(refused).__name__
+                self.answers.append((asked, time.monotonic(), error))
 
 
-def change_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
+def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
+    """Every answer is compared with that of an unharmed replica. `reroute_s`: from the kill to the last failure."""
+    say("kill -9 of a replica under load")
+    victim, address = next(iter(cluster.replicas.items()))
+    expected = expected_answers(address, material.backbone, material.questions(TENANTS))
+    history = History(cluster.address, [material.backbone], expected, CLIENTS)
+    try:
+        time.sleep(CALM)
+        before, killed = history.counts(), time.monotonic()
+        processes = cluster.kill(victim)
+        time.sleep(CALM)
+        while not cluster.is_back(victim, processes):
+            if time.monotonic() > killed + BACK_SECONDS:
+                raise HplmError(f"{victim} was not started again within {BACK_SECONDS:g} s: read its log")
+            time.sleep(CALM / 4)
+        back = time.monotonic()
+        time.sleep(CALM)
+    finally:
+        history.stop()
+    counts = history.counts()
+    return {
+        "kill_unanswered": counts[UNANSWERED],
+        "kill_closed": counts[FAILED],  # HAProxy closes a connection that is not new, instead of an answer 502
+        "kill_wrong": counts[WRONG],
+        "kill_failed": (counts - before).total() - (counts - before)[OK],
+        "kill_requests": counts.total(),
+        "reroute_s": round(max(0.0, history.last_failure - killed), 2),
+        "back_s": round(back - killed, 1),
+        "kill_reasons": history.reasons(),
+    }
+
+
+def roll_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
+    """Counts the requests of `hplm_client` that fail although it retries, while all replicas are replaced."""
+    say("all replicas are replaced under load")
+    questions = material.questions(TENANTS)
+    clients = [Client(cluster.address, material.backbone, questions[number:]) for number in range(CLIENTS)]
+    with ExitStack() as asking:
+        for client in clients:
+            asking.enter_context(client)
+        time.sleep(CALM)
+        cluster.roll(say)
+        time.sleep(CALM)
+    reasons = Counter(error for client in clients for _, _, error in client.answers)
+    answered = reasons.pop("", 0)
+    return {"roll_failures": reasons.total(), "roll_requests": answered, "roll_reasons": dict(reasons)}
+
+
+def change_figures(cluster: ServedCluster, material: Material, count: int) -> dict[str, Any]:
     """`add_p99_s`: from the beginning of `tenant add` until every replica has answered the tenant."""
-    say(f"{len(material.guests)} tenants come and go")
+    say(f"{count} tenants come and go")
     manager = cluster.manager()
     took: list[float] = []
     deletes: list[float] = []
     after = 0
-    for guest in material.guests:
-        pollers = _pollers(cluster, material, guest)
-        began = time.monotonic()
-        manager.settle(add_tenant(manager, material.store, guest).generation)
-        took.append(max(poller.first(True, began) for poller in pollers) - began)
-        began = time.monotonic()
-        manager.settle(manager.delete(guest).generation, removes=True)
-        returned = time.monotonic()
-        deletes.append(returned - began)
-        time.sleep(AFTER)
-        for poller in pollers:
-            poller.stop()
-        after += sum(is_good for poller in pollers for asked, _, is_good in poller.answers if asked >= returned)
+    (like,) = random_tenants(1, RANK, LABELS)
+    for number in range(count):
+        guest = f"guest-{number}"
+        random_tenant(material.store, replace(like, id=guest), SPREAD, seed=1000 + number)
+        with ExitStack() as asking:
+            clients = _at_each(cluster, material, guest, asking)
+            began = time.monotonic()
+            manager.settle(add_tenant(manager, material.store, guest).generation)
+            took.append(max(client.first(True, began) for client in clients) - began)
+            began = time.monotonic()
+            manager.settle(manager.delete(guest).generation, removes=True)
+            returned = time.monotonic()
+            deletes.append(returned - began)
+            time.sleep(AFTER)
+        after += sum(not error for client in clients for asked, _, error in client.answers if asked >= returned)
     return {
         "add_p50_s": round(float(np.percentile(took, 50)), 3),
         "add_p99_s": round(float(np.percentile(took, 99)), 3),
@@ -84,40 +148,42 @@ def change_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]
     }
 
 
-def revoke_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
+def revoke_figures(cluster: ServedCluster, material: Material, table_mb: float) -> dict[str, Any]:
     """Revokes a key as soon as a large table is published, which all replicas then fetch."""
-    material.make_traveller()
-    manager, tenant = cluster.manager(), material.tenants[-1]
+    say(f"making a table of {table_mb:,.0f} MB")
+    store, manager, tenant = material.store, cluster.manager(), material.tenants[-1]
+    row_bytes = store.table_spec(TRAVELLER, 1, ("root", 1), "fp16", 0).row_bytes
+    random_table(store, TRAVELLER, 1, ("root", 1), round(1e6 * table_mb / row_bytes), seed=9)  # most tokens bring a new row
     manager.add_key(tenant)  # a last one cannot be revoked
     secret, key = manager.add_key(tenant)
     manager.settle_now()
-    pollers = _pollers(cluster, material, tenant, secret)
-    for poller in pollers:
-        poller.first(True, time.monotonic())
-    say("a key is revoked while the table travels")
-    try:
-        add_domain(manager, material.store, TRAVELLER)
+    with ExitStack() as asking:
+        clients = _at_each(cluster, material, tenant, asking, api_key=secret)
+        for client in clients:
+            client.first(True, time.monotonic())
+        say("a key is revoked while the table travels")
+        add_domain(manager, store, TRAVELLER)
         began = time.monotonic()
         manager.revoke_key(tenant, key.id)
-        refused = max(poller.first(False, began) for poller in pollers)
-        travels = [name for name in cluster.replicas if not _has_table(cluster, material, name)]
-        until = time.monotonic() + 600
-        while not all(_has_table(cluster, material, name) for name in cluster.replicas) and time.monotonic() < until:
+        refused = max(client.first(False, began) for client in clients)
+        travels = _without_the_table(cluster, material)
+        while _without_the_table(cluster, material) and time.monotonic() < began + TRAVEL_SECONDS:
             time.sleep(PAUSE)
-        arrived = time.monotonic()
-    finally:
-        for poller in pollers:
-            poller.stop()
     return {
         "revoke_s": round(refused - began, 3),
-        "revoked_while_travelling": len(travels),  # replicas that had not the whole table yet
-        "table_travelled_s": round(arrived - began, 1),
+        "revoked_while_travelling": travels,
+        "table_travelled_s": round(time.monotonic() - began, 1),
     }
 
 
-def _pollers(cluster: ServedCluster, material: Material, tenant: str, key: str | None = None) -> Sequence[Poller]:
-    return [Poller(address, material.backbone, tenant, material.texts[0], key) for address in cluster.replicas.values()]
+def _at_each(cluster: ServedCluster, material: Material, tenant: str, asking: ExitStack, **options: Any) -> list[Client]:
+    """Starts a client of each replica, which asks for a tenant until `asking` ends."""
+    question = [Question(tenant, material.texts[0])]
+    clients = [Client(address, material.backbone, question, retries=0, **options) for address in cluster.replicas.values()]
+    return [asking.enter_context(client) for client in clients]
 
 
-def _has_table(cluster: ServedCluster, material: Material, replica: str) -> bool:
-    return (cluster.folder / replica / material.backbone / "plot" / TRAVELLER / "1").is_dir()
+def _without_the_table(cluster: ServedCluster, material: Material) -> int:
+    """Returns how many replicas do not have the whole table yet."""
+    folders = (cluster.folder / name / material.backbone / "plot" / TRAVELLER / "1" for name in cluster.replicas)
+    return sum(not folder.is_dir() for folder in folders)

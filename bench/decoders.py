@@ -16,7 +16,7 @@ from hplm.adapters.bank import Bank, write_bank
 from hplm.adapters.layout import adapter_layout
 from hplm.adapters.record import Record
 from hplm.errors import HplmError
-from hplm.generation.cache import EARLY, Cache, space_of
+from hplm.generation.cache import Cache, space_of
 from hplm.generation.decoder import Decoder
 from hplm.generation.line import Line
 from hplm.generation.loop import Loop
@@ -128,7 +128,7 @@ class Bench:
         self.line = Line(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
         self.stager = Stager(config, lambda: model.forest, set, cache, seats, CPU, torch.float32)
         decoder = Decoder(model.upper, CPU, torch.float32)
-        self.running = Running(cache, seats, STEP_TOKENS, EARLY, finished=0)  # rounds have the same prompts
+        self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.line, self.running, self.stager, decoder, (), time.monotonic_ns, self._say)
         self.asked: dict[Request, Answered] = {}
 

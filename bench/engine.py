@@ -17,8 +17,7 @@ from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
 from bench.turns import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
-from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo
-from hplm.engine.turbo import GroupCost
+from hplm.engine.packing import Arrangement, end_to_end, read_packing
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
@@ -33,6 +32,9 @@ ROW = 400  # tokens, TCB's L
 EQUAL = (20, 128)  # lengths compared with bare products
 ONE = (128, 512)  # tokens of a batch of one
 EIGHT_BITS, EIGHT_BITS_TOKENS = {"one": 1, "batch": 10}, 128  # texts of a batch, and tokens of a text
+
+Lay = Callable[[np.ndarray], list[Arrangement]]
+PACKINGS = ("naive", "turbo", f"concat:rows={TEXTS},length={ROW}", f"slotted:rows={TEXTS},length={ROW}", "packed")
 
 Run = Callable[[int], float]  # runs the batch of this number, and returns its time, in seconds a token
 
@@ -58,12 +60,12 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
             yield from _packings(runs, variance, f"{at}/var{variance}")
         for tokens in EQUAL:
             lengths = np.full(1280 // tokens, tokens)
-            timed = {"engine": runs.batches(Packed(), [lengths]), "bare": runs.bare(int(lengths.sum()))}
+            timed = {"engine": runs.batches(packed, [lengths]), "bare": runs.bare(int(lengths.sum()))}
             timings = runs.time(timed | {"transformers": runs.plain(len(lengths), tokens)})
             yield from _rates(f"{at}/equal/{tokens}", timings)
             yield Row(f"{at}/equal/{tokens}/share_of_bare", timings["bare"].median / timings["engine"].median)
         for tokens in ONE:
-            timings = runs.time({"engine": runs.batches(Packed(), [np.array([tokens])]), "transformers": runs.plain(1, tokens)})
+            timings = runs.time({"engine": runs.batches(packed, [np.array([tokens])]), "transformers": runs.plain(1, tokens)})
             for variant, timing in timings.items():
                 yield Row(f"{at}/one/{tokens}/{variant}_ms", timing.median * tokens / 1e3, "ms")
             yield Row(f"{at}/one/{tokens}/to_plain", timings["transformers"].median / timings["engine"].median)
@@ -79,18 +81,12 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
 
 
 def _packings(runs: LayerRuns, variance: int, at: str) -> Rows:
-    packings: dict[str, Packing] = {
-        "naive": Naive(),
-        "turbo": Turbo(GroupCost.measured(runs.engine.seconds)),
-        "concat": Concat(TEXTS, ROW),
-        "slotted": Slotted(TEXTS, ROW),
-        "packed": Packed(),
-    }
+    packings = {name.partition(":")[0]: lay_of(name, runs.engine.seconds) for name in PACKINGS}
     batches = batches_of(TEXTS, variance)
     equal = [np.full(TEXTS, round(int(lengths.sum()) / TEXTS)) for lengths in batches]
     timings = runs.time(
         {name: runs.batches(packing, batches) for name, packing in packings.items()}
-        | {"uniform": runs.batches(Packed(), equal), "packed_adapters": runs.batches(Packed(), batches, adapters=True)}
+        | {"uniform": runs.batches(packed, equal), "packed_adapters": runs.batches(packed, batches, adapters=True)}
     )
     yield from _rates(at, timings)
     for name in packings:
@@ -99,6 +95,15 @@ def _packings(runs: LayerRuns, variance: int, at: str) -> Rows:
         yield Row(f"{at}/packed_to/{name}", timings[name].median / timings["packed"].median)
     for name, packing in packings.items():
         yield Row(f"{at}/padding/{name}", padding(packing, batches))
+
+
+def packed(lengths: np.ndarray) -> list[Arrangement]:
+    return [end_to_end(lengths)]
+
+
+def lay_of(name: str, measure: Callable[[int, int], float]) -> Lay:
+    packing = read_packing(name, measure)
+    return packed if packing is None else packing.lay
 
 
 def _eight_bits(runs: LayerRuns, at: str) -> Rows:
@@ -124,9 +129,9 @@ def batches_of(texts: int, variance: int) -> list[np.ndarray]:
     return [Lengths(MEAN, variance).draw(texts, generator) for _ in range(BATCHES)]
 
 
-def padding(packing: Packing, batches: list[np.ndarray]) -> float:
+def padding(lay: Lay, batches: list[np.ndarray]) -> float:
     """Returns the share of the computed rows that belong to no text."""
-    rows = sum(arrangement.rows for lengths in batches for arrangement in packing.arrange(lengths))
+    rows = sum(arrangement.rows for lengths in batches for arrangement in lay(lengths))
     return 1 - sum(int(lengths.sum()) for lengths in batches) / rows
 
 
@@ -147,12 +152,12 @@ class LayerRuns:
         with torch.inference_mode():
             return alternate_timed(runs, self._seconds, warm_up=2)
 
-    def batches(self, packing: Packing, batches: list[np.ndarray], adapters: bool = False) -> Run:
+    def batches(self, lay: Lay, batches: list[np.ndarray], adapters: bool = False) -> Run:
         """Returns a function that runs one of the batches. `adapters`: every text has an adapter."""
         ready = []
         for lengths in batches:
             sheets = []
-            for arrangement in packing.arrange(lengths):
+            for arrangement in lay(lengths):
                 x = self._random(arrangement.rows, self.config.hidden)
                 attend = arrangement.attention(self.config.heads, self.device, self.dtype)
                 sheets.append((x, attend, self._adapters(arrangement.texts, arrangement.rooms) if adapters else None))

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -20,7 +18,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from bench.decoders import MOST, START, Answered, Bench, Model, Shape, in_turn, lengths_of, prompts_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark
@@ -29,21 +26,17 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import DeadlineMissed
 from hplm.generation.promise import Promise
-from hplm.model.stacks import UpperStack
 from hplm.server import TritonServer
-from loadtest.grpc_load import Cancelling, TextStreams
+from loadtest.grpc_load import TextStreams
 from loadtest.load import send
 from testing.random_store import random_store, tokenizer_json, words
 
 PROMPTS, PROMPT_TOKENS = 16, 64
 SHARING = 32  # sequences of a step in which tenants are mixed
 TENANTS = 10_000
-DEDICATED, RESIDENT = 1_000, 20  # tenants with a whole model of their own, and how many of these fit in memory
 NEAR = 0.9  # of a bound
-CANCELS = 10  # in each round
-CANCEL_MS = 100.0  # that a cancelled answer may keep its room, beyond two steps
 
-Part = Literal["transformers", "halves", "tenants", "swapped", "served", "cancelled", "overload"]
+Part = Literal["transformers", "halves", "tenants", "served", "overload"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,7 @@ def generate(
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
 
-    Also models of their own that take turns in memory; without a server, and served by Triton. The first third of the layers is
-    in the table of an hGPT.
+    Without a server, and served by Triton. The first third of the layers is in the table of an hGPT.
 
     :param parts: which to measure
     :param layers: of the model
@@ -156,33 +148,18 @@ def _halves(case: Case) -> Rows:
                 bench.loop.step()
             return 16 * 46 / bench.run()
 
-        def first(bench: Bench = bench) -> float:
-            bench.ask(prompts_of(case.half, 1, 255)[0], 1)
-            return bench.run()
-
-        variants |= {f"{name} decode": decode, f"{name} first": first}
+        variants[name] = decode
     found = in_turn(variants, case.rounds)
-    weights = {name: _weights(model) for name, model in (("full", case.whole), ("hgpt", case.half))}
-    layers = {name: _weights(model, False) for name, model in (("full", case.whole), ("hgpt", case.half))}
-    bound = weights["full"] / weights["hgpt"]
-    yield Row("decode_ratio", found["hgpt decode"] / found["full decode"], least=NEAR * bound)
-    yield Row("decode_bound", bound)
-    yield Row("first_token_ratio", found["full first"] / found["hgpt first"], least=NEAR * layers["full"] / layers["hgpt"])
-    yield Row("first_token_bound", layers["full"] / layers["hgpt"])
-
-
-def _weights(model: Model, with_logits: bool = True) -> int:
-    """Returns the weights that a token passes."""
-    named = model.upper.named_parameters()
-    return sum(weight.numel() for name, weight in named if with_logits or not name.startswith("next_token"))
+    full, hgpt = (sum(weight.numel() for weight in model.upper.parameters()) for model in (case.whole, case.half))
+    yield Row("decode_ratio", found["hgpt"] / found["full"], least=NEAR * full / hgpt)
+    yield Row("decode_bound", full / hgpt)
 
 
 def _tenants(case: Case) -> Rows:
-    """32 sequences at a time: of 10,000 tenants or of 32, and of 32 in a step or of one."""
+    """32 sequences at a time, each of another tenant: of 10,000 tenants or of 32."""
     sources = case.half.tenants(TENANTS, rank=4)
     chance = np.random.default_rng(0)
-    pools = (TENANTS, SHARING, 1)
-    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in pools}  # in turn, so that those of a step differ
+    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (TENANTS, SHARING)}  # those of a step differ
     prompts, lengths = prompts_of(case.half, 96, 16), lengths_of(96)
     bench = Bench(case.half, SHARING)
 
@@ -191,16 +168,8 @@ def _tenants(case: Case) -> Rows:
             bench.ask(prompt, length, sources[next(drawn[pool])])
         return sum(lengths) / bench.run()
 
-    found = in_turn({f"{pool} tenants": partial(serve, pool) for pool in pools}, case.rounds)
-    many, some, one = found.values()
-    assert sources[0].adapter is not None
-    layout = sources[0].adapter[1].layout
-    shared = 4 * _weights(case.half)
-    own = layout.layers * layout.layer_size * 4
+    many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, case.rounds).values()
     yield Row(f"tenants_{TENANTS}_over_{SHARING}", many / some, least=0.92)
-    bound = (shared + own) / (shared + SHARING * own)
-    yield Row(f"distinct_{SHARING}_over_1", some / one, least=NEAR * bound)
-    yield Row("distinct_bound", bound)
 
 
 def _overload(case: Case) -> Rows:
@@ -244,57 +213,6 @@ def _overload(case: Case) -> Rows:
     yield Row("refusal_p99_ms", 1000 * float(np.percentile(refusals, 99)) if refusals else 0.0, "ms", most=20.0)
 
 
-class Dedicated:
-    """A whole model for each tenant, in memory or in a file. All are the same file, which stays in the page cache."""
-
-    def __init__(self, whole: Model, resident: int) -> None:
-        self._whole = whole
-        self._path = whole.folder / "dedicated.safetensors"
-        self._resident = resident
-        self._loaded: OrderedDict[int, Bench] = OrderedDict()  # the tenant that was asked last is at the end
-        self.loads = 0
-        save_file(whole.upper.state_dict(), self._path)
-
-    def of(self, tenant: int) -> Bench:
-        """Returns the tenant's model. It may take the place of the one that nobody has asked for the longest time."""
-        bench = self._loaded.pop(tenant, None)
-        if bench is None:
-            while len(self._loaded) >= self._resident:
-                self._loaded.popitem(last=False)
-            model = copy(self._whole)
-            model.upper = UpperStack(model.config)
-            model.upper.load_state_dict(load_file(self._path), assign=True)
-            bench = Bench(model, seats=1, tokens=model.config.positions)
-            self.loads += 1
-        self._loaded[tenant] = bench
-        return bench
-
-
-def _swapped(case: Case) -> Rows:
-    """Requests of many tenants: an hGPT with their LoRAs, and whole models of which few are in memory."""
-    sources = case.half.tenants(DEDICATED, rank=4)
-    prompts, lengths = prompts_of(case.half, SHARING, 16), lengths_of(SHARING)
-    chance = np.random.default_rng(0)
-    bench, models = Bench(case.half, SHARING), Dedicated(case.whole, RESIDENT)
-
-    def ours() -> float:
-        for prompt, length in zip(prompts, lengths, strict=True):
-            bench.ask(prompt, length, sources[int(chance.integers(DEDICATED))])
-        return sum(lengths) / bench.run()
-
-    def theirs() -> float:
-        start = time.perf_counter()
-        for prompt, length in zip(prompts, lengths, strict=True):
-            own = models.of(int(chance.integers(DEDICATED)))
-            own.ask(prompt, length)
-            own.run()
-        return sum(lengths) / (time.perf_counter() - start)
-
-    found = in_turn({"hgpt": ours, "dedicated": theirs}, case.rounds)
-    yield Row("swapped_ratio", found["hgpt"] / found["dedicated"], least=10.0)
-    yield Row("swapped_loads", models.loads / (SHARING * (case.rounds + 1)))
-
-
 def _served(case: Case) -> Rows:
     """Streams from a real server, and the same loop alone: an hGPT with weights of the same shape."""
     count = PROMPTS
@@ -309,8 +227,8 @@ def _served(case: Case) -> Rows:
         return sum(lengths) / bench.run()
 
     tenant = TenantFile("bench", 1, "root", 1, "generate", [], 0)
-    options = ServingOptions(dtype="fp32", seats=count, cache_tokens=bench.running.cache.space.tokens)
-    with _serving(case.half, [tenant], options) as (server, backbone):
+    options = ServingOptions(dtype="fp32", max_sequences=count, cache_tokens=bench.running.cache.space.tokens)
+    with _serving(case.half, tenant, options) as (server, backbone):
 
         def streamed() -> float:
             new = [prompts.pop() for _ in lengths]  # a server computes a prompt only once
@@ -321,27 +239,11 @@ def _served(case: Case) -> Rows:
     yield Row("served_over_bare", found["served"] / found["bare"], least=0.9)
 
 
-def _cancelled(case: Case) -> Rows:
-    """Measures how long a stream that was cancelled over gRPC keeps its room in the cache and its slots.
-
-    The server has room for one sequence, and one slot. Another tenant's request waits for both, and the first token of its
-    answer shows that they are free. So the time has that token's own step in it, and the way to the client.
-    """
-    tenants = [TenantFile(name, 1, "root", 1, "generate", [], 4, "lora", ("query", "value")) for name in ("first", "second")]
-    options = ServingOptions(dtype="fp32", seats=1, cache_tokens=case.half.config.positions, admission=False)
-    with _serving(case.half, tenants, options) as (server, backbone):
-        most = case.half.config.positions - 64  # tokens of the cancelled answer: more than anybody waits for
-        (times,) = send(Cancelling(server.grpc_url, backbone, "first", "second", most, CANCELS * case.rounds))
-    yield Row("cancel_ms", times.cancel_ms, "ms", most=2 * times.token_ms + CANCEL_MS)
-
-
 @contextmanager
-def _serving(
-    model: Model, tenants: Sequence[TenantFile], options: ServingOptions
-) -> Generator[tuple[TritonServer, str], None, None]:
+def _serving(model: Model, tenant: TenantFile, options: ServingOptions) -> Generator[tuple[TritonServer, str]]:
     """Serves random weights of the model's shape, and yields the server and the name of the decoder."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        store = random_store(Path(folder) / "store", model.config, tenants, tokenizer=tokenizer_json)
+        store = random_store(Path(folder) / "store", model.config, [tenant], tokenizer=tokenizer_json)
         backbone = export(store, Path(folder) / "repository", options).backbone
         with TritonServer(Path(folder) / "repository") as server:
             yield server, backbone
@@ -351,8 +253,6 @@ PARTS: dict[str, Callable[[Case], Rows]] = {
     "transformers": _transformers,
     "halves": _halves,
     "tenants": _tenants,
-    "swapped": _swapped,
     "served": _served,
-    "cancelled": _cancelled,
     "overload": _overload,
 }

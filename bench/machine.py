@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 PRODUCT = 768  # rows and columns
+MEASURED_S = 0.4
 
 
 def machine() -> dict[str, str | int | float]:
@@ -33,11 +34,11 @@ def cpu_name() -> str:
     return " ".join(name.split())
 
 
-def gflops(seconds: float = 0.4) -> float:
+def gflops() -> float:
     """Returns the median speed of small fp32 matrix products. It shows how much of the machine other programs leave to us."""
     x = torch.randn(PRODUCT, PRODUCT)
     _ = x @ x
-    rates, end = [], time.perf_counter() + seconds
+    rates, end = [], time.perf_counter() + MEASURED_S
     while time.perf_counter() < end:
         start = time.perf_counter()
         _ = x @ x

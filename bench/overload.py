@@ -6,10 +6,9 @@ A closed loop measures the capacity. Then texts with random deadlines arrive as 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
-from bench.server import Used, random_export, requests_of, texts_of
+from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
 from hplm.engine.service import ANSWERING_NS
@@ -39,10 +38,8 @@ from testing.random_store import SIZES
 MEAN = 20  # tokens of a text, if lengths vary
 TEXTS = 4096  # different ones, sent in turn
 MOST_CONNECTIONS = 512
-LOOKS = 8  # how often the server's memory is read
 BASE = ("fcfs", "packed")
 WARM = 20  # batches from which the simulated server learns before it starts, like the real one
-MB = 1e6
 
 
 @benchmark(size="toy", tokens=16, seconds=1.0)
@@ -117,10 +114,10 @@ class Drawn:
 
     def capacity(self, server: TritonServer, model: str) -> float:
         """Returns the answers a second of a closed loop."""
-        host, port = server.http_url.split(":")
-        requests, connections = requests_of(model, self.texts, self.tenants, outputs=("LABEL",)), 4 * self.batch
-        send(Load(host, int(port), requests, seconds=self.seconds / 6, connections=connections))  # warms up
-        (report,) = send(Load(host, int(port), requests, seconds=self.seconds / 3, connections=connections))
+        requests = requests_of(model, self.texts, self.tenants, outputs=("LABEL",))
+        load = Load.to(server.http_url, requests, seconds=self.seconds / 3, connections=4 * self.batch)
+        send(replace(load, seconds=self.seconds / 6))  # warms up
+        (report,) = send(load)
         report.expect_success("the capacity", "give --seconds more, or the command again")
         return report.req_per_s
 
@@ -132,13 +129,10 @@ class Drawn:
         return Offered(np.cumsum(generator.exponential(1 / rate, count)), generator.uniform(least * batch, most * batch, count))
 
     def report(self, server: TritonServer, model: str, offered: Offered) -> Report:
-        host, port = server.http_url.split(":")
         requests = requests_of(model, self.texts, self.tenants, offered.deadlines, outputs=("LABEL",))
         seconds, arrivals = float(offered.arrivals[-1]) + 1.0, offered.arrivals
-        load = Load(
-            host, int(port), requests, seconds=seconds, connections=MOST_CONNECTIONS, arrivals=arrivals, keep_bodies=True
-        )
-        return send(load)[0]
+        load = {"seconds": seconds, "connections": MOST_CONNECTIONS, "arrivals": arrivals, "keep_bodies": True}
+        return send(Load.to(server.http_url, requests, **load))[0]
 
 
 @contextmanager
@@ -155,23 +149,10 @@ def _served(size: Size, drawn: Drawn, options: dict) -> Iterator[tuple[TritonSer
 
 
 def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
-    memory: list[int] = []
-    over = threading.Event()
     with _served(size, drawn, {"policy": scheduling, "packing": packing}) as (server, model, journal):
         before = drawn.capacity(server, model)
         offered = drawn.offered(before)
-
-        def look() -> None:
-            while not over.wait(drawn.seconds / LOOKS):
-                memory.append(Used.by(server.pid).private)
-
-        looking = threading.Thread(target=look)
-        looking.start()
-        try:
-            report = drawn.report(server, model, offered)
-        finally:
-            over.set()
-            looking.join()
+        report = drawn.report(server, model, offered)
         after = drawn.capacity(server, model)
         entries = _entries(journal)
     on_time_by_server = sum(entry.get("outcome") == "on_time" for entry in entries)
@@ -182,8 +163,6 @@ def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
     (share,) = (row.value for row in rows if row.name == "on_time_of_offered")
     yield Row("simulated_on_time_of_offered", simulated)
     yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
-    yield Row("memory_mb", memory[-1] / MB, "MB")
-    yield Row("memory_growth", memory[-1] / memory[LOOKS // 4])
 
 
 def figures(report: Report, offered: Offered, capacity: float, batch: int, by_server: int) -> Rows:

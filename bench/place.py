@@ -1,53 +1,65 @@
-"""`hplm bench place`: placement by search beside replication and other baselines, on simulators or beside real servers."""
+"""`hplm bench place`: placements on two cores of this machine, with real servers, beside the simulators and each other.
+
+Nothing but the measurement may run on this machine, because the clients run on the same cores.
+"""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from tqdm import tqdm
 
-from bench.alpaserve import PAPER, cluster_of, models, problem_of, profile_of
-from bench.place_served import ServedBench, measured_rows, shared_rows
-from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark
-from hplm.errors import HplmError, InvalidInput
-from hplm.placement.attained import Attained
-from hplm.placement.baselines import baseline
-from hplm.placement.partition import Parallel, groups_of
-from hplm.placement.problem import Groups, Problem
-from hplm.placement.profile import Terms
-from hplm.placement.search import NothingFound, search
-from hplm.placement.selection import beam, fast
+from bench.rows import SHORTEST, EngineDtype, Positive, Row, Rows, Size, Whole, benchmark
+from bench.server import LABELS, RANK, texts_of
+from builder.publish.export import export
+from builder.publish.groups import emit
+from builder.publish.model_configs import ServingOptions
+from hplm.engine.profiling import cores_of
+from hplm.errors import Broken, InvalidInput
+from hplm.placement.cluster import Cluster, Device, Machine
+from hplm.placement.placement import Group, Placement
+from hplm.placement.profile import Profile, Terms
+from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
+from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
-from hplm.placement.workload import synthetic
+from hplm.placement.workload import Trace, synthetic
 from hplm.scheduling.simulation.arrivals import Lengths
+from hplm.server import TritonServer
+from loadtest.encode import infer_request
+from loadtest.generator import Load
+from loadtest.load import Report, send
+from testing.random_store import SIZES, random_store, random_tenants
 
-ATTAINED = 0.99
-STEPS = 7  # of a bisection
-NO_DEADLINE = 1e6  # an SLO scale at which nothing is refused
-FIG2 = {"poisson": (1.0, (0.5, 0.5)), "cv3": (3.0, (0.5, 0.5)), "skew": (1.0, (0.2, 0.8))}
-BATCHES = Serving(batch_tokens=1280)
-DAY_S, DAY_REQUESTS = 86_400.0, 3_500_000
+LOAD = 0.6  # share of the time that both cores would compute, if texts came one by one
 SCALES = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0)  # deadlines: multiples of a text's time on one core
+LENGTHS, SHARES, CV = Lengths(40, 400, 3, 128), (0.6, 0.4), 2.0  # of the load with deadlines; shares by domain
+TOKENS = 64  # of each text of Fig. 2: AlpaServe's requests have one size
+LOADS = {"poisson": (1.0, (0.5, 0.5)), "cv3": (3.0, (0.5, 0.5)), "skew": (1.0, (0.2, 0.8))}  # of Fig. 2: CV, and shares
+FIG2 = {"poisson": 1.15, "cv3": 1.5, "skew": 3.0}  # targets
+SIMPLE, PIPELINED = "a core a backbone", "two stages for both"
+NO_LIMIT = 10**12  # bytes: two small backbones fit anywhere
+CONNECTIONS = 200
+WARMING_S = 3.0
+STDERR = 2  # for the messages of other programs
+LATEST_S = 20.0  # after the last request: by then all answers are there
+
+Servers = dict[str, TritonServer]  # by the unit that they serve
 
 
-@dataclass(frozen=True)
-class PlaceBench:
-    seconds: float  # of requests in each simulation
-    seeds: int
-
-
-@benchmark(seconds=20.0, seeds=1, size="minilm", measured_seconds=3.0, scales=(4.0,), tenants=2, rounds=1)
+@benchmark(size="minilm", measured_seconds=3.0, scales=(4.0,), tenants=2, rounds=1)
 def place(
     *,
-    seconds: Positive = 200.0,
-    seeds: Whole = 3,
-    day: bool = False,
     measured: bool = False,
     shared: bool = False,
     size: Size = "bert-base",
@@ -57,184 +69,195 @@ def place(
     tenants: Whole = 8,
     rounds: Whole = 5,
 ) -> Rows:
-    """Simulates AlpaServe's models, from the paper's tables, on simulated devices. No model runs.
+    """Serves two placements on two cores, replays the same traces at both, and compares them (AlpaServe 6.2 and Fig. 2).
 
-    Table 2, Fig. 2, the highest rates with 99 % of the requests in time, and the speed of the search, the screen and the full
-    simulator. `python -m research.papers alpaserve` has the curves. --measured compares the simulators with real servers
-    instead, and --shared measures Fig. 2 with real servers: stop other work on the machine first.
+    `python -m research.papers alpaserve` simulates AlpaServe's own models and devices.
 
-    :param seconds: of requests in each simulation
-    :param seeds: loads to average over
-    :param day: also search for 3.5 million requests of a day on 64 devices
-    :param measured: only serve two placements on two cores of this machine, beside their simulation
-    :param shared: only serve two backbones on two cores of this machine, a core each and in two stages
-    :param size: of the served model
-    :param dtype: precision of the served model
+    :param measured: only a server on each core, and one on both, beside their simulation
+    :param shared: only two backbones with a core each, and both in two stages on both cores
+    :param size: of the model
+    :param dtype: precision of the engine
     :param measured_seconds: of requests for each deadline or load, and placement
-    :param scales: with --measured: deadlines, as multiples of a text's time on one core
-    :param tenants: of each served repository
-    :param rounds: of the profile, or of the loads
+    :param scales: deadlines, as multiples of a text's time on one core
+    :param tenants: of each repository
+    :param rounds: of the profile, and of the loads of Fig. 2
     """
-    if measured and shared:
-        raise InvalidInput("--measured and --shared are two measurements: give one of them")
-    if measured:
-        yield from measured_rows(ServedBench(size, dtype, tenants, measured_seconds, rounds), scales)
-    elif shared:
-        yield from shared_rows(ServedBench(size, dtype, tenants, measured_seconds, rounds))
-    else:
-        yield from _simulated(PlaceBench(seconds, seeds))
-        if day:
-            yield from _day()
+    if measured or not shared:
+        with _two_cores(size, dtype, tenants, rounds, backbones=1, domains=("law", "medicine")) as cores:
+            yield from _simulators(cores, measured_seconds, scales)
+    if shared or not measured:
+        with _two_cores(size, dtype, tenants, rounds, backbones=2) as cores:
+            yield from _fig2(cores, measured_seconds, rounds)
 
 
-def _simulated(case: PlaceBench) -> Rows:
-    table = _table2(case)
-    for scale, row in table.items():
-        for name, share in row.items():
-            yield Row(f"simulated_table2/{scale}/{name}", share)
-    yield Row("table2_error", max(abs(row["replication"] - row["paper_replication"]) for row in table.values()))
-    for name, given in FIG2.items():
-        yield Row(f"simulated_fig2_{name}", _fig2(case, *given))
-    heuristic = [_heuristic(case, seed) for seed in range(case.seeds)]
-    yield Row("heuristic_attainment", mean(own["attained"] for own in heuristic))
-    yield Row("heuristic_time", mean(own["time"] for own in heuristic))
-    yield Row("rate_over_replication", mean(_rates(case, seed) for seed in range(case.seeds)))
-    yield Row("rate_over_unpartitioned", mean(_unpartitioned(case, seed) for seed in range(case.seeds)))
-    for name, rate in _speeds(case).items():
-        yield Row(name, rate, "/s")
+def _simulators(cores: TwoCores, seconds: float, scales: Sequence[float]) -> Rows:
+    """Two placements: a server on each of two cores, with half of the tenants each, and one server on both cores."""
+    trace = cores.drawn(seconds, CV, SHARES, LENGTHS, seed=1)
+    placements = {"a server a core": cores.apart(), "two cores a stage": cores.together(stages=1)}
+    errors: dict[str, list[float]] = {"sim": [], "screen": []}  # in percentage points
+    for name, groups in placements.items():
+        with cores.serving(groups) as servers:
+            profile = cores.with_clients(cores.warmed(servers, trace))
+            for scale in tqdm(scales, desc=name, unit="deadline", file=sys.stderr):
+                asked = trace.with_timeouts(scale * alone_ns(cores.profile, trace))
+                shares = {
+                    "real": sum(in_time(*one) for one in cores.replayed(servers, asked)) / len(asked),
+                    "simulated": simulate(groups, profile, asked, Serving()).share,
+                    "screened": Screen(profile, asked).attained(groups).share,
+                }
+                for way, share in shares.items():
+                    yield Row(f"points/{name}/{scale:g}/{way}", share)
+                for simulator, way in (("sim", "simulated"), ("screen", "screened")):
+                    errors[simulator].append(100 * abs(shares[way] - shares["real"]))
+    for simulator, off in errors.items():  # the screen's are the baseline
+        most, average = (3.0, 2.0) if simulator == "sim" else (None, None)
+        yield Row(f"{simulator}_error_max", max(off), "points", most=most)
+        yield Row(f"{simulator}_error_mean", mean(off), "points", most=average)
+    yield Row("profile_error", cores.profile.error.mean)
 
 
-def share_of(problem: Problem, most_stages: int | None = None) -> float:
-    """Returns the share of a search; 0 where no placement is ever in time."""
-    try:
-        return search(problem, most_stages=most_stages)[0].attained.share
-    except NothingFound:
-        return 0.0
+def _fig2(cores: TwoCores, seconds: float, rounds: int) -> Rows:
+    """A burst for one of two backbones has both cores, if these are two stages for both. Both ways get the same requests."""
+    with ExitStack() as stack:
+        ways = {SIMPLE: cores.apart(), PIPELINED: cores.together(stages=2)}
+        servers = {way: stack.enter_context(cores.serving(groups)) for way, groups in ways.items()}
+        taken: dict[str, dict[str, list[float]]] = {name: {way: [] for way in ways} for name in LOADS}
+        for way in ways:
+            cores.warmed(servers[way], cores.drawn(WARMING_S, 1.0, (0.5, 0.5), TOKENS, seed=0))
+        turns = [(number, name, way) for number in range(rounds) for name in LOADS for way in ways]
+        for number, name, way in tqdm(turns, unit="load", file=sys.stderr):
+            trace = cores.drawn(seconds, *LOADS[name], TOKENS, seed=number)
+            for _, report in cores.replayed(servers[way], trace):
+                report.expect_success(f"the load {name}")
+                taken[name][way] += report.latencies.tolist()
+    for name, own in taken.items():
+        for way, seconds_of in own.items():
+            yield Row(f"mean_ms/{name}/{way}", 1e3 * mean(seconds_of), "ms")
+        yield Row(f"fig2_{name}", mean(own[SIMPLE]) / mean(own[PIPELINED]), least=FIG2[name])
 
 
-def highest_rate(share_at: Callable[[float], float], first: float) -> float:
-    """Returns the highest rate at which enough requests are in time, within 1.5 %. `first`: a guess."""
-    low = high = first
-    while share_at(low) < ATTAINED:
-        low, high = low / 2, low
-    while high == low or share_at(high) >= ATTAINED:
-        low, high = high, high * 2
-    for _ in range(STEPS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if share_at(middle) >= ATTAINED else (low, middle)
-    return low
+def in_time(trace: Trace, report: Report) -> int:
+    """Returns how many requests clients get answered in time."""
+    return int(((report.statuses == 200) & (report.latencies <= trace.timeout_ns[report.numbers] / 1e9)).sum())
 
 
-def table2_problem(case: PlaceBench, seed: int, scale: float = 5.0, rate: float = 40.0) -> Problem:
-    return problem_of(["BERT-2.7B"] * 24, 16, rate, 4.0, scale, case.seconds, seed)
+class TwoCores:
+    """A repository of random weights with two units, and its profile."""
 
+    def __init__(
+        self, folder: Path, size: str, dtype: str, tenants: int, rounds: int, backbones: int, domains: Sequence[str]
+    ) -> None:
+        self._devices = tuple(f"cpu:{core}" for core in sorted(os.sched_getaffinity(0)))
+        self._folder, self._config = folder, SIZES[size]
+        self._repository = folder / "repository"
+        files = random_tenants(tenants, RANK, LABELS, domains or ("root",))
+        for seed in range(backbones):
+            config = replace(self._config, name=f"{size}-{'ab'[seed]}")
+            store = random_store(folder / config.name, config, files, domains, seed=seed)
+            export(store, self._repository, ServingOptions(dtype=dtype, slots=3 * tenants))
+        self.profile = _profiled(self._repository, folder / "profile.json", self._devices, rounds)
+        self._cluster = Cluster((Machine("here", tuple(Device(name, NO_LIMIT) for name in self._devices), NO_LIMIT),))
+        self._units = units_of(self.profile)
+        self._layers = self._config.upper_layers
 
-def _table2(case: PlaceBench) -> dict[str, dict[str, float]]:
-    paper, rows = PAPER["table2"], {}
-    for scale, replication, alpaserve in zip(paper["scales"], paper["replication"], paper["alpaserve"], strict=True):
-        problems = [table2_problem(case, seed, scale) for seed in range(case.seeds)]
-        rows[f"{scale:g}"] = {
-            "replication": mean(baseline("replication", problem).attained.share for problem in problems),
-            "paper_replication": replication,
-            "search": mean(map(share_of, problems)),
-            "paper_alpaserve": alpaserve,
+    def apart(self) -> tuple[Group, ...]:
+        """Returns a group for each unit, with a core of its own."""
+        whole = equal_cut(self._layers, 1)
+        return tuple(
+            Group(f"core-{i}", "here", (device,), 1, {unit.backbone: whole}, (unit.name,))
+            for i, (device, unit) in enumerate(zip(self._devices, self._units, strict=True))
+        )
+
+    def together(self, stages: int) -> tuple[Group, ...]:
+        """Returns one group for both units, with both cores."""
+        cuts = {unit.backbone: equal_cut(self._layers, stages) for unit in self._units}
+        return (Group("both", "here", self._devices, 2 // stages, cuts, tuple(unit.name for unit in self._units)),)
+
+    def drawn(self, seconds: float, cv: float, shares: Sequence[float], lengths: Lengths | int, seed: int) -> Trace:
+        """Returns a load that keeps the two cores busy for `LOAD` of the time."""
+        own = next(iter(self.profile.backbones.values()))
+        tokens = np.full(1, lengths) if isinstance(lengths, int) else lengths.draw(10_000, np.random.default_rng(0))
+        rate = 2 * LOAD / (float((own.terms(1) + own.core).ns(tokens, tokens**2, 1).mean()) / 1e9)
+        rates = {unit.name: rate * share for unit, share in zip(self._units, shares, strict=True)}
+        return synthetic(rates, seconds, cv, lengths, seed=seed)
+
+    @contextmanager
+    def serving(self, groups: tuple[Group, ...]) -> Generator[Servers]:
+        """Starts a server for each group, on its cores."""
+        placement = Placement.of(groups, self._units, self._cluster, self.profile)
+        to = Path(tempfile.mkdtemp(dir=self._folder)) / "groups"
+        servers: Servers = {}
+        with ExitStack() as stack:
+            for one in emit(placement, self._repository, to):
+                with on_cores(cores_of(one.group.devices)):
+                    server = stack.enter_context(TritonServer(one.repository))
+                servers |= dict.fromkeys(one.group.units, server)
+            yield servers
+
+    def replayed(self, servers: Servers, trace: Trace) -> list[tuple[Trace, Report]]:
+        """Sends each unit's requests to its own server. Returns each server's part of the trace, with its report."""
+        own = {server: np.array([servers[name] is server for name in trace.names])[trace.unit] for server in servers.values()}
+        parts = {server: trace.only(mine) for server, mine in own.items() if mine.any()}
+        last = float((trace.arrival_ns + trace.timeout_ns).max()) / 1e9 + LATEST_S
+        loads = [
+            Load.to(
+                server.http_url, self._requests(part), seconds=last, connections=CONNECTIONS, arrivals=part.arrival_ns / 1e9,
+                undisturbed=True,
+            )
+            for server, part in parts.items()
+        ]  # fmt: skip
+        return list(zip(parts.values(), send(*loads), strict=True))
+
+    def _requests(self, trace: Trace) -> list[bytes]:
+        texts, found = texts_of(self._config, np.maximum(SHORTEST, trace.tokens)), []
+        for i, (text, unit, timeout_ns) in enumerate(zip(texts, trace.unit.tolist(), trace.timeout_ns.tolist(), strict=True)):
+            backbone, domain = trace.names[unit].split("/")
+            tenants = self.profile.backbones[backbone].tenants[domain]
+            deadline = {"timeout": max(1, timeout_ns // 1000)} if timeout_ns else {}
+            found.append(infer_request(backbone, [text], tenants[i % len(tenants)], outputs=("LABEL",), parameters=deadline))
+        return found
+
+    def warmed(self, servers: Servers, trace: Trace) -> float:
+        """Lets servers learn their times, without deadlines. Returns a client's nanoseconds a request."""
+        reports = [report for _, report in self.replayed(servers, trace.between(0, int(WARMING_S * 1e9)))]
+        for report in reports:
+            report.expect_success("the time of a client", "give --measured-seconds more")
+        return 1e9 * sum(report.cpu_s for report in reports) / sum(len(report.statuses) for report in reports)
+
+    def with_clients(self, client_ns: float) -> Profile:
+        """Returns the profile of cores that the clients use too."""
+        backbones = {
+            name: replace(own, core=own.core + Terms(text_ns=client_ns)) for name, own in self.profile.backbones.items()
         }
-    return rows
+        return replace(self.profile, backbones=backbones)
 
 
-def _fig2(case: PlaceBench, cv: float, shares: tuple[float, float]) -> float:
-    """Returns the mean latency of a device a model over that of two stages for both, with 3 requests a second in all."""
-    problem = problem_of(["BERT-6.7B"] * 2, 2, 3.0, cv, NO_DEADLINE, 100 * case.seconds, 0, shares)
-    simple, pipelined = (_filled(problem, Parallel(stages, 1)) for stages in (1, 2))
-    alone, piped = simple.mean_ms(), pipelined.mean_ms()
-    if alone is None or piped is None:
-        raise HplmError("Fig. 2: a placement answered no request, so there is no mean latency: give more --seconds")
-    return alone / piped
+@contextmanager
+def _two_cores(
+    size: Size, dtype: EngineDtype, tenants: int, rounds: int, backbones: int, domains: Sequence[str] = ()
+) -> Generator[TwoCores]:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise InvalidInput("this machine has one core, but the placements need two: measure on another one")
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder, on_cores(cores):
+        yield TwoCores(Path(folder), size, dtype, tenants, rounds, backbones, domains)
 
 
-def _filled(problem: Problem, parallel: Parallel) -> Attained:
-    """Gives each unit to the first group that has room for it."""
-    groups = groups_of(problem, parallel)
-    for unit in problem.units:
-        grown = (problem.room.added(groups, at, unit.name) for at in range(len(groups)))
-        groups = next((own for own in grown if own is not None), groups)
-    return problem.screen.attained(groups)
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Generator[None]:
+    """Keeps this thread, and the threads and processes that it starts, on these cores, as `taskset` would."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
-def _heuristic(case: PlaceBench, seed: int) -> dict[str, float]:
-    """Compares both ways of Algorithm 1, on pipelines of four stages."""
-    problem = table2_problem(case, seed, rate=60.0)
-    groups = groups_of(problem, Parallel(4, 1))
-    problem.screen.attained(groups)  # loads the kernel
-    timed = []
-    for select in (fast, beam):
-        begins = time.perf_counter()
-        timed.append((select(problem, groups).share, time.perf_counter() - begins))
-    return {"attained": timed[0][0] / timed[1][0], "time": timed[0][1] / timed[1][1]}
-
-
-def _rates(case: PlaceBench, seed: int) -> float:
-    """Returns the highest rate of a search over that of replication, for the models and devices of Table 2."""
-    ours = highest_rate(lambda rate: share_of(table2_problem(case, seed, rate=rate)), 20.0)
-    others = highest_rate(lambda rate: baseline("replication", table2_problem(case, seed, rate=rate)).attained.share, 4.0)
-    return ours / others
-
-
-def _unpartitioned(case: PlaceBench, seed: int) -> float:
-    """Returns the highest rate of a search over that of four-stage pipelines everywhere, for the 60 models of S3 (Fig. 17)."""
-    kinds = models(PAPER["sets"]["S3"])
-
-    def problem(rate: float) -> Problem:
-        return problem_of(kinds, 64, rate, 4.0, 5.0, case.seconds / 4, seed)
-
-    ours = highest_rate(lambda rate: share_of(problem(rate)), 80.0)
-    return ours / highest_rate(lambda rate: baseline("greedy:4", problem(rate)).attained.share, 60.0)
-
-
-def _speeds(case: PlaceBench) -> dict[str, float]:
-    """Times the simulators: the full one with our texts in batches of dozens, and with the paper's, where each is a batch."""
-    problem = problem_of(["BERT-2.7B"] * 24, 16, 40.0, 4.0, 5.0, 50 * case.seconds, 0)
-    found = baseline("greedy:4", problem.on(problem.trace.sampled(20_000)))
-    alone = problem.trace.sampled(10_000, 1)
-    groups, batched = _batched(case)
-    return {
-        "screen_texts_per_s": len(problem.trace) / _timed(lambda: problem.screen.attained(found.groups)),
-        "full_texts_per_s": len(batched.trace) / _timed(lambda: simulate(groups, batched.profile, batched.trace, BATCHES)),
-        "full_texts_per_s_alone": len(alone) / _timed(lambda: simulate(found.groups, problem.profile, alone, Serving())),
-    }
-
-
-def _batched(case: PlaceBench) -> tuple[Groups, Problem]:
-    """Returns four devices at 0.8 of what they can: texts of 20 tokens, batches of 1,280 tokens in 30 ms."""
-    usual = profile_of(["BERT-1.3B"])
-    times = {1: (Terms(1.5e6, 27e6 / 1280 / 2),) * 2}
-    small = replace(usual.backbones["model-0"], layers=2, layer_bytes=(1, 1), times=times)
-    profile = replace(usual, backbones={"model-0": small})
-    units = units_of(profile)
-    trace = synthetic({units[0].name: 0.8 * 4 * 1280 / 20 / 0.030}, case.seconds / 20, 1.0, Lengths(20, 100))
-    trace = trace.with_timeouts(np.random.default_rng(0).uniform(50e6, 300e6, len(trace)))
-    problem = Problem(cluster_of(4), profile, units, trace)
-    groups = groups_of(problem, Parallel(1, 1))
-    for at in range(len(groups)):
-        groups = problem.room.added(groups, at, units[0].name) or groups
-    return groups, problem
-
-
-def _timed(run: Callable[[], object]) -> float:
-    """Returns seconds of processor time: other processes do not count."""
-    begins = time.process_time()
-    run()
-    return time.process_time() - begins
-
-
-def _day() -> Rows:
-    """Searches with all of a day's requests: as many as AlpaServe's day, in Gamma processes."""
-    rate = DAY_REQUESTS / DAY_S
-    problem = problem_of(models(PAPER["sets"]["S2"]), 64, rate, 6.0, 3.0, DAY_S, 0)
-    begins = time.perf_counter()
-    found = search(problem)
-    yield Row("day/requests", len(problem.trace))
-    yield Row("day/devices", problem.cluster.devices)
-    yield Row("day/screened", found[0].screened)
-    yield Row("day/attained", found[0].attained.share)
-    yield Row("day/minutes", (time.perf_counter() - begins) / 60, "min")
+def _profiled(repository: Path, file: Path, devices: Sequence[str], rounds: int) -> Profile:
+    command = [sys.executable, "-m", "hplm.cli.main", "place", "profile"]
+    options = ["--devices", ",".join(devices), "--intra", "1,2", "--rounds", str(rounds), "--wire"]
+    done = subprocess.run([*command, "--repository", str(repository), *options, "--to", str(file)], stdout=STDERR)
+    if done.returncode:
+        raise Broken(f"`hplm place profile` ended with code {done.returncode}: see its messages above")
+    return Profile.read(file)

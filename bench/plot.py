@@ -6,10 +6,12 @@ is measured on one thread, and a text at a time.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections import Counter
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +20,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bench.cold import Cold, can_drop
+from bench.page_cache import drop
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
-from bench.turns import alternate, stolen, threads
+from bench.turns import Timing, alternate, alternate_timed, stolen, threads
 from hplm.engine.engine import resolve_dtype
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
@@ -31,7 +33,6 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.kernel import kernel
 from hplm.plot.keys import KeySpace
-from hplm.plot.levels import count_levels, ends
 from hplm.plot.table import Table, TableSpec
 from hplm.plot.writing import BATCH, write_table
 from testing.random_store import BERT_BASE, random_documents, ranked_keys
@@ -40,6 +41,7 @@ CPU = torch.device("cpu")
 COMPARED = ("fp16", "int8")
 TEXTS = 256  # together they read more rows than the CPU's caches hold
 LONGEST_DOCUMENT = 512
+READERS = (1, 2, 4, 8, 16, 32)  # threads
 VERSION = 1
 
 
@@ -65,109 +67,141 @@ def plot(
     :param hidden: width of a vector
     :param tokens: of a text
     :param seconds: for each figure
-    :param folder: on a disk, in which the tables are kept for the next run
+    :param folder: on a disk, in which the tables are written for a while
     :param dtype: of the layers that the table replaces
     """
+    config = replace(
+        BERT_BASE, hidden=hidden, heads=hidden // 64 if hidden % 64 == 0 else 1, intermediate=4 * hidden, window=Window(window)
+    )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, stolen() as share, threads(1):
-        made = Tables(folder if folder is not None else Path(scratch), keys, window, hidden)
-        forests = {name: made.forest(name) for name in COMPARED}
-        texts = random_documents(made.config, TEXTS * tokens, tokens, seed=11)
+        tables = Path(scratch)
+        write_tables(tables, config, keys)
+        forests = {name: forest_of(tables, name) for name in COMPARED}
+        texts = random_documents(config, TEXTS * tokens, tokens, seed=11)
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
-        found = [chain.lookup(text, lengths) for text in texts]
-        addresses = [hits.addresses for hits in found]
+        addresses = [chain.lookup(text, lengths).addresses for text in texts]
         # First, because a file that is mapped into memory cannot be dropped from it.
-        cold, pread_threads = Cold(made.path("fp16"), lambda: made.forest("fp16"), addresses, lengths).measure(seconds)
-        timings = cold | alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
+        timings, readers = Cold(tables, addresses, lengths).measure(seconds)
+        timings |= alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
         precision = resolve_dtype(dtype, CPU)
-        timings |= alternate({"lower_stack": _lower_stack(made.config, tokens, precision)}, seconds)
-        levels = sum((count_levels(chain, ends(chain, hits)) for hits in found), Counter())
-    for name, timing in timings.items():
-        yield Row(f"{name}_us", timing.median, "us")
-        yield Row(f"{name}_p90_us", timing.p90, "us")
-    both = timings["lookup"].median + timings["gather"].median
+        timings |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
+    median = {name: timing.median for name, timing in timings.items()}
+    for name, taken in median.items():
+        yield Row(f"{name}_us", taken, "us")
+    both = median["lookup"] + median["gather"]
     yield Row("lookup_plus_gather_us", both, "us", most=130)
-    yield Row("ratio", both / timings["lower_stack"].median, most=0.005)
-    yield Row("gather_to_sequential", timings["gather"].median / timings["sequential"].median)
-    yield Row("both_to_sequential", both / timings["sequential"].median, most=1.5)
-    yield Row("int8_to_gather", timings["int8_gather"].median / timings["gather"].median, most=0.6)
-    yield Row("cold_to_pread", timings["cold"].median / timings["pread"].median, most=1.3)
-    yield Row("pread_threads", pread_threads)
-    for name, count in levels.items():
-        yield Row(f"found/{name}", count / (len(texts) * tokens))
+    yield Row("ratio", both / median["lower_stack"], most=0.005)
+    yield Row("both_to_sequential", both / median["sequential"], most=1.5)
+    yield Row("int8_to_gather", median["int8_gather"] / median["gather"], most=0.6)
+    yield Row("cold_to_pread", median["cold"] / median["pread"], most=1.3)
+    yield Row("pread_threads", readers)
     yield Row("dtype", str(precision).removeprefix("torch."))
     yield Row("compiled_kernel", kernel() is not None)
     yield Row("stolen_share", share())
 
 
-class Tables:
-    """A table for each way to store a vector, with the same rows. Tables that the folder already has are used."""
-
-    def __init__(self, folder: Path, keys: int, window: int, hidden: int) -> None:
-        heads = hidden // 64 if hidden % 64 == 0 else 1
-        self.config = replace(BERT_BASE, hidden=hidden, heads=heads, intermediate=4 * hidden, window=Window(window))
-        self._folder, self._keys = folder, keys
-        if not can_drop(folder):
-            raise InvalidInput(f"files in {folder} cannot be dropped from memory: choose a --folder on a disk")
-        missing = [name for name in COMPARED if not self._fits(name)]
-        self._expect_space(missing)
-        if missing:
-            rows = self._ranked_keys()
-            pool = torch.randn(BATCH, window, hidden, generator=torch.Generator().manual_seed(5))
-            for name in missing:
-                shutil.rmtree(folder / name, ignore_errors=True)
-                with tqdm(total=len(rows), desc=f"writing the {name} table", unit="n-gram", unit_scale=True) as bar:
-                    # The same few thousand rows are repeated: the measured time depends on their places, not on their values.
-                    write_table(
-                        self.path(name), self._spec(name), rows, lambda windows: pool[: len(windows)], progress=bar.update
-                    )
-
-    def path(self, name: str) -> Path:
-        return self._folder / name / str(VERSION)
-
-    def forest(self, name: str) -> Forest:
-        return Forest([self._folder], assign_addresses([Table(self.path(name))]))
-
-    def _spec(self, name: str) -> TableSpec:
-        config = self.config
-        return TableSpec(
+def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
+    """Writes a table for each way to store a vector, with the same rows."""
+    specs = {
+        name: TableSpec(
             domain=name, version=VERSION, parent=None, parent_version=None, n=config.window.n, causal=config.window.causal,
-            vocabulary=config.vocabulary, hidden=config.hidden, dtype=name, corpus_tokens=4 * self._keys,
-        )  # fmt: skip
+            vocabulary=config.vocabulary, hidden=config.hidden, dtype=name, corpus_tokens=4 * keys,
+        )
+        for name in COMPARED
+    }  # fmt: skip
+    needed, free = (
+        sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values()),
+        shutil.disk_usage(folder).free,
+    )
+    if needed > free:
+        raise InvalidInput(
+            f"the benchmark needs {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: "
+            "free some space, choose another --folder, or give fewer --keys"
+        )
+    probe = folder / "probe"
+    probe.write_bytes(bytes(1 << 20))
+    drop(probe)  # raises in a tmpfs, before anything large is written
+    rows = _ranked_keys(config, keys)
+    pool = torch.randn(BATCH, config.window.n, config.hidden, generator=torch.Generator().manual_seed(5))
+    for name, spec in specs.items():
+        with tqdm(total=len(rows), desc=f"writing the {name} table", unit="n-gram", unit_scale=True) as bar:
+            # The same few thousand rows are repeated: the measured time depends on their places, not on their values.
+            write_table(_path(folder, name), spec, rows, lambda windows: pool[: len(windows)], progress=bar.update)
 
-    def _ranked_keys(self) -> np.ndarray:
-        """Returns the most frequent n-grams of a Zipf corpus, ranked as by the builder, and then the remaining tokens."""
-        vocabulary, space = self.config.vocabulary, KeySpace(self.config.vocabulary, self.config.window)
-        ranked = ranked_keys(random_documents(self.config, 4 * self._keys, LONGEST_DOCUMENT, seed=7), space, root=True)
-        if len(ranked) < self._keys:
-            raise InvalidInput(
-                f"a vocabulary of {vocabulary} has too few n-grams for a table of {self._keys}: give fewer --keys"
-            )
-        chosen, missing = ranked[: self._keys], np.ones(vocabulary, dtype=bool)
-        alone = chosen[((chosen & space.masks[-1]) == chosen).all(1)]
-        missing[space.unpack(alone)[:, space.window.centre] - 1] = False
-        return np.concatenate([chosen, space.unigrams()[missing]])
 
-    def _fits(self, name: str) -> bool:
-        path, config = self.path(name), self.config
-        if not path.exists():
-            return False
-        meta = Table(path).meta
-        is_size = self._keys <= meta.keys <= self._keys + config.vocabulary
-        if not is_size or (meta.hidden, meta.n) != (config.hidden, config.window.n):
-            held = f"{meta.keys:,} {meta.n}-grams of width {meta.hidden}"
-            raise InvalidInput(f"{path} holds {held}: remove it, or choose another --folder")
-        return True
+def _ranked_keys(config: BackboneConfig, keys: int) -> np.ndarray:
+    """Returns the most frequent n-grams of a Zipf corpus, ranked as by the builder, and then the remaining tokens."""
+    space = KeySpace(config.vocabulary, config.window)
+    ranked = ranked_keys(random_documents(config, 4 * keys, LONGEST_DOCUMENT, seed=7), space, root=True)
+    if len(ranked) < keys:
+        raise InvalidInput(f"a vocabulary of {config.vocabulary} has too few n-grams for a table of {keys}: give fewer --keys")
+    chosen, missing = ranked[:keys], np.ones(config.vocabulary, dtype=bool)
+    alone = chosen[((chosen & space.masks[-1]) == chosen).all(1)]
+    missing[space.unpack(alone)[:, space.window.centre] - 1] = False
+    return np.concatenate([chosen, space.unigrams()[missing]])
 
-    def _expect_space(self, missing: list[str]) -> None:
-        needed = sum((self._keys + self.config.vocabulary + 1) * self._spec(name).row_bytes for name in missing)
-        free = shutil.disk_usage(self._folder).free
-        if needed > free:
-            raise InvalidInput(
-                f"the benchmark needs {needed / 1e9:.1f} GB in {self._folder}, where {free / 1e9:.1f} GB are free: "
-                "free some space, choose another --folder, or give fewer --keys"
-            )
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / name / str(VERSION)
+
+
+def forest_of(folder: Path, name: str) -> Forest:
+    return Forest([folder], assign_addresses([Table(_path(folder, name))]))
+
+
+class Cold:
+    """Reads a table that is not in memory. Each repetition drops the file and opens it anew, so that rows are checked again."""
+
+    def __init__(self, folder: Path, addresses: list[np.ndarray], lengths: np.ndarray) -> None:
+        self._folder, self._addresses, self._lengths = folder, addresses, lengths
+        self._path = _path(folder, "fp16") / "values"
+        self._row_bytes = Table(self._path.parent).meta.row_bytes
+
+    def measure(self, seconds: float) -> tuple[dict[str, Timing], int]:
+        """Returns the timings, and the number of threads that read fastest."""
+        with ThreadPoolExecutor(max(READERS)) as pool:
+            list(pool.map(time.sleep, [0.01] * max(READERS)))  # starts its threads
+            tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in READERS}
+            timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(READERS))
+            best = min(READERS, key=lambda count: timings[str(count)].median)
+            return alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds), best
+
+    def _read_ahead(self, text: int) -> float:
+        addresses = self._of(text)
+        drop(self._path)
+        forest = forest_of(self._folder, "fp16")
+        _ = forest.tables_of(addresses)[0][0].rows  # opened before the clock starts
+        gatherer = Gatherer(CPU, torch.bfloat16)
+        start = time.perf_counter()
+        broken = gatherer.broken(forest, addresses)
+        gatherer.sums(forest, addresses, self._lengths)
+        taken = time.perf_counter() - start
+        if len(broken):
+            raise Broken(f"row {broken[0]} of {self._path} does not match its checksum")
+        return taken
+
+    def _preads(self, text: int, pool: ThreadPoolExecutor, readers: int) -> float:
+        stride = self._row_bytes
+        starts = np.unique(self._of(text)) * stride
+        parts = [part.tolist() for part in np.array_split(starts, min(readers, len(starts)))]
+        drop(self._path)
+        descriptor = os.open(self._path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # otherwise the kernel reads ahead
+
+        def read(part: list[int]) -> None:
+            for start in part:
+                os.pread(descriptor, stride, start)
+
+        start = time.perf_counter()
+        list(pool.map(read, parts))
+        taken = time.perf_counter() - start
+        os.close(descriptor)
+        return taken
+
+    def _of(self, text: int) -> np.ndarray:
+        return self._addresses[text % len(self._addresses)]
 
 
 def _warm(

@@ -28,7 +28,7 @@ from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
+from hplm.scheduling.simulation.engines import EngineCost, one_stage
 from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -43,7 +43,6 @@ POLICIES = {
     "length_aware": "length_aware",
 }
 OF_DECODERS = {name: POLICIES[name] for name in ("default", "fcfs", "sjf", "edf", "das")}
-PACKED_WITH = ("default", "das", "slotted_das", "fcfs")  # DAS hands rows over to `concat`, Slotted-DAS slots to `slotted`
 RATES = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)  # multiples of the capacity
 TOKENS, MEAN = 1280, 20
 CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
@@ -127,8 +126,6 @@ class Case:
     seconds: float  # simulated for each rate and policy
     cv: float = 1.0
     allowed_ms: tuple[float, float] = (50.0, 300.0)
-    commit_ms: float | None = 0.0
-    seed: int = SEED
 
     def stream(self, rate: float, variance: float, tenants: Sequence[int] = (0,)) -> Stream:
         return Stream(rate * TEXTS_A_SECOND, self.seconds, Lengths(MEAN, variance), self.allowed_ms, self.cv, tenants)
@@ -139,8 +136,8 @@ def _encoders(case: Case) -> Rows:
     every: list[dict[str, dict[str, float]]] = []
     for key, variance in VARIANCES.items():
         for rate in RATES:
-            load = case.stream(rate, variance).draw(case.seed)
-            outcomes = {name: _run(given, machine, load, case.commit_ms) for name, given in POLICIES.items()}
+            load = case.stream(rate, variance).draw(SEED)
+            outcomes = {name: _run(given, machine, load, 0.0) for name, given in POLICIES.items()}
             every.append({name: {"utility": o.utility, "on_time": float(o.on_time.mean())} for name, o in outcomes.items()})
             yield from rows_of(every[-1], at=f"{key}/{rate}/")
     for name, (mine, others) in {
@@ -156,11 +153,9 @@ def _encoders(case: Case) -> Rows:
     on_time = [found["default"]["on_time"] / max(own["on_time"] for own in found.values()) for found in every]
     yield Row("default_on_time_over_best", min(on_time), least=1.0)
     yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
-    yield from _packings(case)
     yield from _fairness(case, machine)
-    yield from _admission(case)
     staged = Machine(one_stage(EngineCost(score=0).packed), CAPACITY, staging_ns=3_000_000, noise=0.05)
-    load = case.stream(1.0, 20).draw(case.seed)
+    load = case.stream(1.0, 20).draw(SEED)
     for early in (0.0, 1.0, 2.0, 5.0, 10.0, None):
         name = "a batch ahead" if early is None else f"{early:g} ms"
         yield Row(f"commit/{name}", float(_run(DEFAULT, staged, load, early).on_time.mean()))
@@ -171,21 +166,11 @@ def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, 
     return Simulation(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load).run()
 
 
-def _packings(case: Case) -> Rows:
-    """Simulates the highest rate. Engine costs are modelled: padded tokens and attention scores in BERT-base's proportion."""
-    load = case.stream(RATES[-1], VARIANCES["rates"]).draw(case.seed)
-    for packing in PACKINGS:
-        machine = Machine(one_stage(EngineCost().of(packing)), CAPACITY)
-        for name in PACKED_WITH:
-            outcome = _run(POLICIES[name], machine, load, case.commit_ms)
-            yield Row(f"packings/{packing}/{name}", float(outcome.answered.sum()) / outcome.end_ns * 1e9, "answered/s")
-
-
 def _fairness(case: Case, machine: Machine) -> Rows:
     """Simulates a tenant that uses a fifth of the capacity: alone, and beside a tenant that sends three times the capacity."""
-    modest = case.stream(0.2, 20).draw(case.seed)
-    long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(case.seed)
-    flood = case.stream(3.0, 20, tenants=(1,)).draw(case.seed + 1)
+    modest = case.stream(0.2, 20).draw(SEED)
+    long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(SEED)
+    flood = case.stream(3.0, 20, tenants=(1,)).draw(SEED + 1)
     loads = {
         "alone": modest,
         "beside_a_flood": Arrivals.together([modest, flood]),
@@ -193,26 +178,11 @@ def _fairness(case: Case, machine: Machine) -> Rows:
     }
     for name in ("default", "fcfs", "sjf"):
         for load_name, load in loads.items():
-            outcome = _run(POLICIES[name], machine, load, case.commit_ms)
+            outcome = _run(POLICIES[name], machine, load, 0.0)
             mine = outcome.arrivals.tenant == 0
             took = (outcome.answered_ns - outcome.arrivals.at_ns)[mine & outcome.answered]
             yield Row(f"fairness/{name}/{load_name}/on_time", float(outcome.on_time[mine].mean()))
             yield Row(f"fairness/{name}/{load_name}/p99_ms", float(np.percentile(took, 99)) / 1e6, "ms")
-
-
-def _admission(case: Case) -> Rows:
-    """Simulates admission. Texts have 128 tokens; eight of them take 33 ms, with noise. Deadlines are 2 to 12 batch times."""
-    machine = Machine(
-        one_stage(lambda lengths, places: 3e6 + 30e6 / 1024 * lengths.sum()), Capacity(1024, 1024, 1024), noise=0.05
-    )
-    for rate in RATES:
-        stream = Stream(rate * 8 / 0.033, 10 * case.seconds, Lengths(128, 0, 128, 128), (2 * 33.0, 12 * 33.0))
-        outcome = _run(DEFAULT, machine, stream.draw(case.seed), case.commit_ms, admission=True)
-        admitted = outcome.fate != REFUSED
-        yield Row(f"admission/{rate}/admitted", float(admitted.mean()))
-        yield Row(f"admission/{rate}/on_time_of_admitted", float(outcome.on_time[admitted].mean()))
-        goodput = outcome.on_time.sum() / (outcome.end_ns / 1e9) / (8 / 0.033)
-        yield Row(f"admission/{rate}/goodput_of_capacity", float(goodput))
 
 
 def _overhead(given: str) -> float:
@@ -262,7 +232,7 @@ class Decoders:
 
     def _simulation(self, given: str, admission: bool) -> DecoderSimulation:
         settings = Settings(
-            seats=self.sequences, cache_tokens=self.cache_tokens, cache=SLOTTED, policy=given, admission=admission
+            max_sequences=self.sequences, cache_tokens=self.cache_tokens, cache=SLOTTED, policy=given, admission=admission
         )
         return DecoderSimulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
 

@@ -28,7 +28,6 @@ from hplm.engine.staging import Stager, StagingSettings
 from hplm.model.checkpoint import random_backbone
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.ticket import Ticket
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
@@ -103,12 +102,11 @@ def one_and_many(
     url: str, requests: list[bytes], warming: list[bytes], seconds: float, connections: int
 ) -> tuple[Report, Report]:
     """Returns the reports of one connection, and then of all connections."""
-    host, port = url.split(":")
     reports = []
     for count in (1, connections):
-        send(Load(host, int(port), warming, seconds=seconds / 4, connections=count))
+        send(Load.to(url, warming, seconds=seconds / 4, connections=count))
         say(f"measuring {count} connections for {seconds:g} s")
-        (report,) = send(Load(host, int(port), requests, seconds=seconds, connections=count))
+        (report,) = send(Load.to(url, requests, seconds=seconds, connections=count))
         report.expect_success(f"{count} connections")
         reports.append(report)
     return reports[0], reports[1]
@@ -159,8 +157,7 @@ class BareEngine:
         for i, text in enumerate(self.texts):
             tenant = snapshot.tenants[i % len(snapshot.tenants)]
             found = lookup.resolve(backbone.view, tenant, [text], None, False)
-            ticket = Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-            ready += Request(ticket, backbone.view, tenant, 1, lambda request, answer: None).texts_from(found)
+            ready += Request(found, backbone.view, tenant, lambda request, answer: None).texts_from(found)
         return ready
 
 

@@ -27,6 +27,7 @@ from hplm.model.config import BackboneConfig
 from hplm.server.process_group import arguments, members
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
+from loadtest.traffic import texts_for
 from testing.random_store import random_store, random_tenants, words
 
 RANK, LABELS = 32, 4
@@ -35,10 +36,10 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
 @contextmanager
-def random_export(config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Iterator[Path]:
+def random_export(config: BackboneConfig, tenants: int, options: ServingOptions) -> Iterator[Path]:
     """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        store = random_store(Path(folder) / "store", config, random_tenants(tenants, rank, LABELS))
+        store = random_store(Path(folder) / "store", config, random_tenants(tenants, RANK, LABELS))
         repository = Path(folder) / "repository"
         yield repository / export(store, repository, options).backbone
 
@@ -48,13 +49,9 @@ def tenant_id(number: int, tenants: int = 10**6) -> str:
     return f"tenant-{number % tenants:0{len(str(tenants - 1))}d}"
 
 
-def texts_of(config: BackboneConfig, lengths: Sequence[int] | np.ndarray, seed: int = 7) -> list[str]:
-    """Returns texts whose words follow Zipf's law. With the two special tokens, they have these lengths."""
-    vocabulary = words(config.vocabulary)
-    weights = 1 / np.arange(1, len(vocabulary) + 1)
-    inner = np.asarray(lengths) - 2
-    drawn = np.random.default_rng(seed).choice(len(vocabulary), int(inner.sum()), p=weights / weights.sum())
-    return [" ".join(vocabulary[number] for number in part) for part in np.split(drawn, np.cumsum(inner)[:-1])]
+def texts_of(config: BackboneConfig, lengths: Sequence[int] | np.ndarray) -> list[str]:
+    """Returns texts for a model of this vocabulary. With the two special tokens, they have these lengths."""
+    return texts_for(np.asarray(lengths).tolist(), words(config.vocabulary))
 
 
 def requests_of(

@@ -9,51 +9,30 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text
 from bench.turns import alternate, stolen
-from builder.adaptation.lessons import Windows
 from builder.hardware import half_precision
 from builder.store.store import Store
 from builder.training.bodies import Body, PlotBody, WholeBody
-from builder.training.examples import Pack, Reader
+from builder.training.examples import Reader
 from builder.training.finetuning import TrainingOptions, tenant_model
 from builder.training.labelled import Example, Labelled
 from builder.training.tasks import training_task
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import LowerStack
 from testing.random_store import SIZES, random_store, tokenizer_json, words
 
 CPU = torch.device("cpu")
 TEXTS = 256  # looked up before the measurement starts; each step takes some of them
 
 
-class WindowBody(nn.Module):
-    """Computes the lower stack on the windows that a table would hold, and then the shared upper stack."""
-
-    reads_tables = False
-
-    def __init__(self, lower: LowerStack, upper: PlotBody, config: BackboneConfig) -> None:
-        super().__init__()
-        self.lower, self.upper = lower, upper
-        self._windows = Windows(config)
-
-    def forward(self, pack: Pack, adapters: list | None) -> Tensor:
-        with torch.no_grad():
-            distinct, window_of = self._windows.whole(pack.tokens.numpy(), np.array(pack.lengths))
-            sums = self.lower.window.aggregate(self.lower(distinct).index_select(0, window_of))
-        return self.upper.from_sums(sums, pack, adapters)
-
-
 @benchmark(size="toy", tokens=12, texts=4, seconds=0.05)
 def training(*, size: Size = "minilm", tokens: Whole = 64, texts: Whole = 8, seconds: Positive = 10.0) -> Rows:
-    """Measures a step of adapter training that reads the tables, beside steps that compute the lower layers.
+    """Measures a step of adapter training that reads the tables, beside steps that compute the lower layers (`whole`).
 
-    Lower layers are those of the original BERT (`whole`), and those on the tables' windows (`windows`). `upper` trains the
-    shared upper layers, on the tables. Weights are random.
+    Lower layers are those of the original BERT. Weights are random.
 
     :param size: of the model
     :param tokens: of a text
@@ -67,18 +46,12 @@ def training(*, size: Size = "minilm", tokens: Whole = 64, texts: Whole = 8, sec
         reader, task = Reader(store, "root", 1), training_task("classify")
         known = reader.read(_labelled(config, tokens), task, ["no", "yes"], show_progress=False)
         in_half = half_precision(CPU)
-        bodies: dict[str, Body | WindowBody] = {
-            "tables": PlotBody(store.upper(), config.heads),
-            "upper": PlotBody(store.upper(), config.heads),
-            "whole": WholeBody(random_checkpoint(store)),
-            "windows": WindowBody(store.lower("root", 1), PlotBody(store.upper(), config.heads), config),
-        }
+        bodies = {"tables": PlotBody(store.upper(), config.heads), "whole": WholeBody(random_checkpoint(store))}
 
-        def step_of(name: str, body: Body | WindowBody) -> Callable[[int], None]:
-            body.eval().requires_grad_(name == "upper")
-            model = tenant_model(config, 2, TrainingOptions(rank=0) if name == "upper" else TrainingOptions())
-            tuned = [parameter for part in (model, body) for parameter in part.parameters() if parameter.requires_grad]
-            optimizer = torch.optim.AdamW(tuned, lr=1e-3, fused=True)
+        def step_of(body: Body) -> Callable[[int], None]:
+            body.eval().requires_grad_(False)
+            model = tenant_model(config, 2, TrainingOptions())
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
             def step(number: int) -> None:
                 chosen = np.arange(number * texts, (number + 1) * texts) % TEXTS
@@ -92,11 +65,10 @@ def training(*, size: Size = "minilm", tokens: Whole = 64, texts: Whole = 8, sec
 
             return step
 
-        timings = alternate({name: step_of(name, body) for name, body in bodies.items()}, seconds, warm_up=2)
+        timings = alternate({name: step_of(body) for name, body in bodies.items()}, seconds, warm_up=2)
     for name, timing in timings.items():
         yield Row(f"{name}_ms", timing.median / 1e3, "ms")
-    for name in ("whole", "windows", "upper"):
-        yield Row(f"share_of_{name}", timings["tables"].median / timings[name].median)
+    yield Row("share_of_whole", timings["tables"].median / timings["whole"].median)
     yield Row("steps", timings["tables"].rounds)
     yield Row("tokens", tokens * texts)
     yield Row("threads", torch.get_num_threads())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-import numpy as np
 import torch
 
 LEAST_ROUNDS = 3
@@ -18,17 +18,10 @@ APART = 37  # texts between the variants, so that none finds in the caches what 
 
 @dataclass(frozen=True)
 class Timing:
-    """The spread of a function's times, in microseconds."""
+    """A function's times."""
 
-    median: float
-    least: float
-    p90: float
+    median: float  # microseconds
     rounds: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        times = np.array(seconds) * 1e6
-        return cls(float(np.median(times)), float(times.min()), float(np.percentile(times, 90)), len(times))
 
 
 def alternate(variants: Mapping[str, Callable[[int], object]], seconds: float, warm_up: int = 1) -> dict[str, Timing]:
@@ -61,7 +54,7 @@ def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: flo
                 if time.perf_counter() >= turn:
                     break
         rounds += 1
-    return {name: Timing.of(times) for name, times in taken.items()}
+    return {name: Timing(1e6 * median(times), len(times)) for name, times in taken.items()}
 
 
 @contextmanager

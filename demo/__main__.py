@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 
 from builder.publish.export import export
@@ -38,10 +38,8 @@ from hplm_client.errors import HplmClientError
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     start = time.monotonic()
-    given = {"minutes": args.minutes, "domain_minutes": args.domain_minutes}
-    size = replace(SIZES[args.size], **{name: minutes for name, minutes in given.items() if minutes is not None})
     try:
-        scores, picture = _run(args.model or str(minilm()), size, args.folder, args.repository, start)
+        scores, picture = _run(args.model or str(minilm()), SIZES[args.size], args.folder, args.repository, start)
     except (HplmError, HplmClientError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -62,9 +60,6 @@ Build your own:     docs/guide.md
 
 
 def _parser() -> argparse.ArgumentParser:
-    def by_size(field: str) -> str:
-        return "default: " + ", ".join(f"{getattr(size, field):g} in size {size.name}" for size in SIZES.values())
-
     parser = argparse.ArgumentParser(prog="./run demo", description="Build, serve and ask eight hPLMs over four domains.")
     parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="data and store (default: %(default)s)")
     parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
@@ -72,8 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--size", choices=SIZES, default=SMALL.name, help="of tables and training data; large is more accurate (default: small)"
     )
-    parser.add_argument("--minutes", type=float, help=f"of adapting the lower half ({by_size('minutes')})")
-    parser.add_argument("--domain-minutes", type=float, help=f"of each domain's own ({by_size('domain_minutes')})")
     return parser
 
 

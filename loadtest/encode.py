@@ -27,7 +27,6 @@ def infer_request(
     *,
     outputs: Sequence[str] = ("LABEL", "SCORE"),
     parameters: Mapping[str, Parameter] | None = None,
-    api_key: str | None = None,
 ) -> bytes:
     """Returns a request with texts for one tenant.
 
@@ -44,6 +43,4 @@ def infer_request(
     }
     head = json.dumps(header, separators=(",", ":")).encode()
     fields = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-    if api_key is not None:
-        fields["Authorization"] = f"Bearer {api_key}"
     return http_request(f"/v2/models/{model}/infer", head + tensor, fields)

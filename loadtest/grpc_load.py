@@ -1,4 +1,4 @@
-"""Loads over gRPC: requests in flight, streams of generated text, and streams that are cancelled."""
+"""Loads over gRPC: requests in flight, and streams of generated text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import asyncio
 import os
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -20,13 +17,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from hplm.errors import HplmError
 from hplm_client.aio import AsyncHplmClient
 from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
-from hplm_client.generation import Piece
 
 MESSAGES: Any = service_pb2  # generated code, without types
 A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
 REFUSED_S = 0.1  # the pause after a refusal that does not name one
 LIMIT_S = 600.0  # of streams
-BEFORE, BESIDE = 4, 8  # pieces of a stream before the other request is sent, and from then until the stream is cancelled
 
 
 @dataclass
@@ -142,72 +137,10 @@ class TextStreams:
         async with AsyncHplmClient(self.address, protocol="grpc", backbone=self.model) as client:
 
             async def tokens(prompt: str, most: int) -> int:
-                return sum([piece.tokens async for piece in _stream(client, prompt, self.tenant, most)])
+                pieces = client.stream(prompt, tenant=self.tenant, max_tokens=most, temperature=0, ignore_eos=True)
+                return sum([piece.tokens async for piece in pieces])
 
             await tokens(self.prompts[0][0], 1)  # connects
             start = time.perf_counter()
             answers = await asyncio.gather(*(tokens(*prompt) for prompt in self.prompts))
             return sum(answers) / (time.perf_counter() - start)
-
-
-@dataclass(frozen=True)
-class CancelTimes:
-    cancel_ms: float  # from the cancelling to the first token behind it
-    token_ms: float  # between two tokens
-
-
-@dataclass(frozen=True)
-class Cancelling:
-    """A stream of one tenant takes all the room of the server, and is cancelled while a request of another one waits for it."""
-
-    address: str
-    model: str
-    holding: str  # the tenant whose streams are cancelled
-    waiting: str
-    tokens: int  # of a stream that is not cancelled
-    count: int
-    limit_s: float = LIMIT_S
-
-    def run(self) -> CancelTimes:
-        """Returns the medians."""
-        return asyncio.run(self._run())
-
-    async def _run(self) -> CancelTimes:
-        took: list[float] = []
-        gaps: list[float] = []
-        async with AsyncHplmClient(self.address, protocol="grpc", backbone=self.model) as client:
-            await self._cancel(client, 0)  # warms up
-            for number in range(1, self.count + 1):
-                seconds, pieces = await self._cancel(client, number)
-                took.append(seconds)
-                gaps += [(then - before) / max(1, added) for (before, _), (then, added) in pairwise(pieces)]
-        return CancelTimes(1000 * median(took), 1000 * median(gaps))
-
-    async def _cancel(self, client: AsyncHplmClient, number: int) -> tuple[float, list[tuple[float, int]]]:
-        """Returns how long the other request waited after the cancelling, and when each piece came before, with its tokens."""
-        pieces: list[tuple[float, int]] = []
-        async with aclosing(_stream(client, f"held {number}", self.holding, self.tokens)) as stream:
-            await _read(stream, BEFORE, pieces)
-            asked = client.generate(f"next {number}", tenant=self.waiting, max_tokens=1, ignore_eos=True)
-            waiting = asyncio.create_task(asked)
-            await _read(stream, BESIDE, pieces)
-            if waiting.done():
-                raise HplmError("a request was answered beside a stream: the server has room for both")
-            start = time.perf_counter()
-        await waiting
-        return time.perf_counter() - start, pieces
-
-
-def _stream(client: AsyncHplmClient, prompt: str, tenant: str, tokens: int) -> AsyncGenerator[Piece]:
-    """Returns the pieces of an answer. To close it cancels the request."""
-    pieces = client.stream(prompt, tenant=tenant, max_tokens=tokens, temperature=0, ignore_eos=True)
-    return cast("AsyncGenerator[Piece]", pieces)
-
-
-async def _read(stream: AsyncIterator[Piece], count: int, pieces: list[tuple[float, int]]) -> None:
-    """Adds so many pieces of the stream."""
-    for _ in range(count):
-        piece = await anext(stream, None)
-        if piece is None:
-            raise HplmError("a stream ended before it was cancelled")
-        pieces.append((time.perf_counter(), piece.tokens))

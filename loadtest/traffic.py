@@ -69,26 +69,19 @@ def lengths_of(given: str) -> Lengths:
         raise InvalidInput(f"lengths {given!r}: give a number of tokens, or normal:MEAN,VARIANCE[,LEAST,MOST]") from None
 
 
-def steady(mix: Mix, seed: int = 0, period: float = HMI_PERIOD, each: int = HMI_REQUESTS) -> Arrivals:
+def steady(mix: Mix, seed: int = 0, period: float = HMI_PERIOD) -> Arrivals:
     """Each tenant sends a request once a period, at its own random moment of the period."""
     rng = np.random.default_rng(seed)
     begin = rng.uniform(0, period, mix.tenants)
-    at = (begin[:, None] + period * np.arange(each)).ravel()
-    return mix.draw(at, np.repeat(np.arange(mix.tenants), each), rng)
+    at = (begin[:, None] + period * np.arange(HMI_REQUESTS)).ravel()
+    return mix.draw(at, np.repeat(np.arange(mix.tenants), HMI_REQUESTS), rng)
 
 
-def burst(
-    mix: Mix,
-    seed: int = 0,
-    users: int = BURST_USERS,
-    apart: float = BURST_APART,
-    period: float = BURST_PERIOD,
-    each: int = BURST_REQUESTS,
-) -> Arrivals:
-    """A user starts every `apart` seconds. Each belongs to one tenant and sends a request every `period` seconds."""
+def burst(mix: Mix, seed: int = 0) -> Arrivals:
+    """A user starts every 0.05 seconds. Each belongs to one tenant and sends a request every 1.2 seconds."""
     rng = np.random.default_rng(seed)
-    at = (apart * np.arange(users)[:, None] + period * np.arange(each)).ravel()
-    return mix.draw(at, np.repeat(mix.draw_tenants(users, rng), each), rng)
+    at = (BURST_APART * np.arange(BURST_USERS)[:, None] + BURST_PERIOD * np.arange(BURST_REQUESTS)).ravel()
+    return mix.draw(at, np.repeat(mix.draw_tenants(BURST_USERS, rng), BURST_REQUESTS), rng)
 
 
 def gamma(mix: Mix, rate: float, seconds: float, cv: float = 1.0, seed: int = 0) -> Arrivals:

@@ -32,7 +32,7 @@ CHAT = BackboneConfig(  # a toy decoder
     kv_heads=2, head=12, norm=RMS, pre_norm=True, biases=False, gated=True, rotary_base=10_000.0, start_id=256, end_ids=(257,),
     chat_template=CHATML,
 )  # fmt: skip
-CHAT_OPTIONS = ServingOptions(dtype="fp32", seats=4, cache_tokens=32_768, admission=False)
+CHAT_OPTIONS = ServingOptions(dtype="fp32", max_sequences=4, cache_tokens=32_768, admission=False)
 DOMAINS = ("bio", "law")
 BOTH = ("attention_out", "ffn_out")
 TENANTS = [

@@ -12,8 +12,7 @@ from string import Template
 
 import numpy as np
 
-from hplm.engine.looked_up import LookedUp
-from hplm.tenants.ticket import TICKET_BYTES
+from hplm.request.form import Head, write
 
 NOOP, FLOOR, ECHO = "noop", "floor", "echo"
 
@@ -57,14 +56,14 @@ _TICKET = '{ name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ] }'
 
 def ticket_bytes(tokens: int) -> tuple[int, int]:
     """Returns the bytes that our lookup model passes on for a request, and those for each of its texts."""
-    one, two = (len(_looked_up(texts, tokens).pack()) for texts in (1, 2))
-    return TICKET_BYTES + 2 * one - two, two - one
+    one, two = (len(_form(texts, tokens)) for texts in (1, 2))
+    return 2 * one - two, two - one
 
 
-def _looked_up(texts: int, tokens: int) -> LookedUp:
-    """Returns a request to classify texts, with an answer row for each."""
-    each, token = np.zeros(texts, np.int32), np.zeros(texts * tokens, np.int64)
-    return LookedUp(each, each, token, token.astype(np.uint8), np.zeros((texts, 3), np.int32))
+def _form(texts: int, tokens: int) -> bytearray:
+    """Returns the form of a request to classify texts, with an answer row for each."""
+    token = np.zeros(texts * tokens, np.int64)
+    return write(b"", Head(0, 0, 0, 0), [tokens] * texts, [1] * texts, token, token, np.zeros((texts, 3), np.int32))
 
 
 def add_noops(repository: Path, tokens: int) -> None:

@@ -103,6 +103,7 @@ class History:
         self._said: Counter[str] = Counter()
         self._ending = threading.Event()
         self.in_flight = 0
+        self.last_failure = 0.0  # on the monotonic clock
         askers = [Asker(address, models[number % len(models)]) for number in range(clients)]
         self._threads = [threading.Thread(target=self._ask_on, args=one, daemon=True) for one in enumerate(askers)]
         for thread in self._threads:
@@ -137,6 +138,7 @@ class History:
                 self.in_flight -= 1
                 self._counts[outcome] += 1
                 if outcome != OK:
+                    self.last_failure = time.monotonic()
                     self._said[f"{outcome}: {answer.said or question.tenant}"] += 1
             if outcome != OK:
                 time.sleep(PAUSE)  # else refused clients would ask thousands of times a second

@@ -5,7 +5,8 @@
     python -m research.comparison.compare --scenario steady --tenants 10,100,1000,10000  response times (Fig. 12)
     python -m research.comparison.compare --scenario burst --tenants 100,1000,10000  their distribution (Fig. 13)
 
-Each number is stored under `--results`. After an interruption, give the same command again: it measures what is missing.
+Each number is stored under `--results`, with the settings and the machine. After an interruption, give the same command again:
+it measures what is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 from cyclopts import App
 
 from bench.machine import gflops
-from bench.server import Used, tenant_id
+from bench.rows import say
+from bench.server import Used, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
@@ -31,14 +33,12 @@ from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.traffic import texts_for
 from research.comparison.model_control import Clients, ModelControl
-from research.comparison.report import described, summary
-from research.comparison.results import Results
+from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import MB, ExportedScheme, export_compared, random_tenant_store
 from research.comparison.settings import CLOSED, DISTINCT, Comparison
 from research.options import FLAT, JSON
-from testing.random_store import words
+from research.result_file import ResultFile
 
 app = App(
     name="python -m research.comparison.compare",
@@ -53,34 +53,31 @@ PERCENTS = np.arange(0, 101)
 WAY_OUT = "read the server's log or give more --patience, and then give the command again"
 
 
-def run(case: Comparison, results: Path, work: Path | None = None) -> Results:
+def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
     """Measures missing numbers. A failure stops no other measurement; it is raised at the end."""
-    kept, failed = Results.open(results / f"{case.size}-{case.scenario}", case.shared()), []
+    kept, settings, failed = ResultFile(results / f"{case.size}-{case.scenario}.jsonl"), case.shared(), []
     with ExitStack() as stack:
         if work is None:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-compare-")))
         options = ServingOptions(dtype=case.dtype, batch_tokens=max(case.batch_tokens, case.config.positions))
         for scheme in case.schemes:
-            missing = [tenants for tenants in case.tenants if kept.get(scheme, tenants) is None]
+            runs = {tenants: {"scheme": scheme, "tenants": tenants, "settings": settings} for tenants in case.tenants}
+            missing = {tenants: one for tenants, one in runs.items() if kept.get(one) is None}
             if not missing:
                 continue
-            _say(f"{scheme}: exporting")
+            say(f"{scheme}: exporting")
             store = random_tenant_store(work / f"store-{case.size}-{case.rank}", case.config, case.rank)
             exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
             with served(exported, case) as server:
-                for tenants in missing:
-                    _say(f"{scheme}: measuring {tenants} tenants")
+                for tenants, one in missing.items():
+                    say(f"{scheme}: measuring {tenants} tenants")
                     try:
-                        kept.put(scheme, tenants, server.measured(tenants))
+                        kept.put(one, server.measured(tenants))
                     except HplmError as error:
                         failed.append(str(error))
     if failed:
         raise HplmError("\n".join(failed))
-    return kept
-
-
-def _say(doing: str) -> None:
-    print(doing, file=sys.stderr, flush=True)
+    return next(one for one in numbers_in(kept) if one.settings == settings)
 
 
 @dataclass(frozen=True)
@@ -114,14 +111,11 @@ class Served:
         return measured | ({"loads": self.control.loads - loads} if self.control else {})
 
     def _load(self, arrivals: Arrivals) -> Load:
-        case, (host, port) = self.case, self.server.http_url.split(":")
-        requests = self._requests(arrivals)
+        case, at = self.case, arrivals.at_ns / SECOND
+        load = Load.to(self.server.http_url, self._requests(arrivals), connections=case.clients, patience=case.patience)
         if case.scenario in CLOSED:
-            return Load(host, int(port), requests, case.seconds, connections=case.clients, patience=case.patience)
-        at = arrivals.at_ns / SECOND
-        return Load(
-            host, int(port), requests, float(at[-1]) + 1.0, connections=case.clients, arrivals=at, patience=case.patience
-        )
+            return replace(load, seconds=case.seconds)
+        return replace(load, seconds=float(at[-1]) + 1.0, arrivals=at)
 
     def _warm_up(self, load: Load, loaded: int) -> None:
         """Asks loaded models alone: loading others would take longer than the whole warm-up."""
@@ -134,7 +128,7 @@ class Served:
             send(replace(warming, requests=warming.requests[: min(16, loaded)], count=16, connections=4))
 
     def _requests(self, arrivals: Arrivals) -> list[bytes]:
-        texts = texts_for(arrivals.tokens.tolist(), words(self.case.config.vocabulary))
+        texts = texts_of(self.case.config, arrivals.tokens)
         return [
             infer_request(self.exported.model(tenant), [text], tenant_id(tenant), outputs=("LABEL", "SCORE"))
             for text, tenant in zip(texts, arrivals.tenant.tolist(), strict=True)

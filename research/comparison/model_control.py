@@ -115,63 +115,46 @@ class Clients:
         self._control, self._load, self._models = control, load, models
         self._due = load.due
         self._planned = load.count if self._due is None else len(self._due)
-        self._sent, self._lag = 0, 0.0
-        self._answers: list[tuple[int, int, float]] = []  # number, status, seconds
-        self._errors: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._numbers = iter(range(self._planned))  # shared by all clients: each number is taken once
+        self._answers: list[tuple[float, ...]] = []  # number, status, latency, when it came, and the delay before sending
+        self._failed: list[str] = []
 
     def run(self) -> Report:
-        cpu = time.process_time()
-        self._begin = last = time.monotonic()
-        self._end = self._begin + self._load.seconds
+        cpu, self._begin = time.process_time(), time.monotonic()
+        self._patient_until = self._begin + self._load.seconds + self._load.patience
+        self._until = self._patient_until if self._due is not None else self._begin + self._load.seconds
         with ThreadPoolExecutor(self._load.connections) as pool:
             for client in [pool.submit(self._client) for _ in range(self._load.connections)]:
-                last = max(last, client.result())
-        if self._due is not None and self._sent < self._planned:
-            self._errors["unsent"] = self._planned - self._sent
-        number, status, seconds = np.array(self._answers).reshape(-1, 3).T
-        cpu = time.process_time() - cpu
-        return Report(last - self._begin, cpu, number.astype(int), status.astype(int), seconds, self._lag, self._errors)
+                client.result()
+        errors = Counter(self._failed)
+        if self._due is not None and (unsent := self._planned - len(self._answers) - len(self._failed)):
+            errors["unsent"] = unsent
+        number, status, seconds, came, lag = np.array(self._answers).reshape(-1, 5).T
+        wall, lag = max(came, default=self._begin) - self._begin, 0.0 if self._due is None else max(lag, default=0.0)
+        return Report(wall, time.process_time() - cpu, number.astype(int), status.astype(int), seconds, lag, errors)
 
-    def _client(self) -> float:
-        """Sends requests until the end. Returns the time of its last answer."""
-        last, until = self._begin, self._end + self._load.patience
-        while (taken := self._next(until)) is not None:
-            number, due = taken
+    def _client(self) -> None:
+        for number in self._numbers:
+            due = time.monotonic() if self._due is None else self._begin + float(self._due[number])
+            time.sleep(max(0.0, due - time.monotonic()))
+            sent = time.monotonic()
+            if sent >= self._until:
+                return
             try:
-                status = self._ask(number % len(self._load.requests), until)
-            except HplmError:  # a model cannot be loaded: no other client takes a request
-                self._planned = 0
+                status = self._ask(number % len(self._load.requests))
+            except HplmError:  # a model cannot be loaded: no other client sends a request
+                self._until = 0.0
                 raise
             except (OSError, http.client.HTTPException) as error:
-                with self._lock:
-                    self._errors[type(error).__name__] += 1
+                self._failed.append(type(error).__name__)
                 continue
-            last = time.monotonic()
-            with self._lock:
-                self._answers.append((number, status, last - due))
-        return last
+            came = time.monotonic()
+            self._answers.append((number, status, came - due, came, sent - due))
 
-    def _next(self, until: float) -> tuple[int, float] | None:
-        """Returns the number of the next request and the time from which its latency counts, when it is due."""
-        with self._lock:
-            now = time.monotonic()
-            if self._sent >= self._planned or now >= (self._end if self._due is None else until):
-                return None
-            number = self._sent
-            self._sent += 1
-        if self._due is None:
-            return number, now
-        due = self._begin + float(self._due[number])
-        time.sleep(max(0.0, due - now))
-        with self._lock:
-            self._lag = max(self._lag, time.monotonic() - due)
-        return number, due
-
-    def _ask(self, number: int, until: float) -> int:
+    def _ask(self, number: int) -> int:
         """Returns the HTTP status of the answer."""
-        with self._control.use(self._models[number], until):
-            left = max(0.001, min(self._load.patience, until - time.monotonic()))
+        with self._control.use(self._models[number], self._patient_until):
+            left = max(0.001, min(self._load.patience, self._patient_until - time.monotonic()))
             with socket.create_connection((self._load.host, self._load.port), timeout=left) as connection:
                 connection.sendall(self._load.requests[number])
                 response = http.client.HTTPResponse(connection, method="POST")

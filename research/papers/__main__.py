@@ -11,17 +11,17 @@ from typing import Annotated, Any
 
 from cyclopts import App
 
-from bench.alpaserve import PAPER
 from bench.curves import Curves, draw, table_of
 from bench.rows import EngineDtype
 from builder.pictures import check_picture
 from hplm.errors import HplmError, InvalidInput
-from research.options import FLAG, FLAT, JSON, SEVERAL
+from research.options import FLAG, FLAT, JSON
 from research.papers.alpaserve import alpaserve_curves
-from research.papers.exits import figures as compared
-from research.papers.tabi import Ways
+from research.papers.alpaserve_models import PAPER
+from research.papers.staging import Load
+from research.papers.staging import figures as staged
 from research.papers.tabi import curves_of as curves_of_ways
-from research.papers.tabi import figures as spared
+from research.papers.tabi import figures as tabi_figures
 from research.papers.tcb import Axes, curves_of, simulated
 from research.papers.timeline import trace_of
 
@@ -49,7 +49,7 @@ class Output:
         print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(curves)}")
 
 
-USUAL, USUAL_AXES = Output(), Axes()
+USUAL, USUAL_AXES, USUAL_LOAD = Output(), Axes(), Load()
 
 
 @app.command
@@ -86,48 +86,12 @@ def tabi(
     tenants
         Tenants, at most.
     """
-    _show_ways(spared(folder, dtype, 1 if output.quick else tenants), folder, output)
-
-
-@app.command
-def exits(
-    *,
-    folder: Path = Path(".hplm/bench-cascade"),
-    dtype: EngineDtype = "auto",
-    tenants: Annotated[tuple[str, ...], SEVERAL] = (),
-    seeds: int = 3,
-    layers: Annotated[tuple[int, ...], SEVERAL] = (3, 2),
-    epochs: int = 4,
-    output: Annotated[Output, FLAT] = USUAL,
-) -> None:
-    """Compares exits that learn, read or are calibrated in other ways, fewer layers, other seeds and pairs of texts.
-
-    Parameters
-    ----------
-    folder
-        The benchmark's folder. Tenants of other seeds, with fewer layers, and of pairs are trained beside its own.
-    dtype
-        Precision of the full stack.
-    tenants
-        Names of the benchmark's tenants, with commas between; all without it.
-    seeds
-        Seeds with which the tenants learn.
-    layers
-        Upper layers of smaller backbones.
-    epochs
-        Epochs of each training.
-    """
-    if seeds < 1:
-        raise InvalidInput(f"--seeds {seeds}: give 1 or more")
-    _show_ways(compared(folder, dtype, tenants, seeds, layers, epochs), folder, output)
-
-
-def _show_ways(found: Ways, folder: Path, output: Output) -> None:
+    found = tabi_figures(folder, dtype, 1 if output.quick else tenants)
     title = f"means over tenants of {folder}: work of the layers, points lost by labels"
     if output.as_json or output.picture is not None:
         output.show({"ways": found}, curves_of_ways(found), title)
     if not output.as_json:
-        print(f"{'way':28}{'points, words, layers':>22}{'work':>8}{'points lost':>18}")
+        print(f"{'way':28}{'points, words':>22}{'work':>8}{'points lost':>18}")
         for name, ways in found.items():
             for at, one in ways.items():
                 lost = f"{one['points_lost']:.2f} +- {one['points_lost_off']:.2f}"
@@ -147,6 +111,15 @@ def tcb(*, axes: Annotated[Axes, FLAT] = USUAL_AXES, output: Annotated[Output, F
         print("\nhighest texts a second of concat over naive and turbo, and as TCB states them:")
         for name, one in figures["to_concat"].items():
             print(f"{name:24}{one['to_naive']:>10}{one['to_turbo']:>10}  {one['stated'] or ''}")
+
+
+@app.command
+def staging(
+    *, load: Annotated[Load, FLAT] = USUAL_LOAD, quick: Annotated[bool, FLAG] = False, as_json: Annotated[bool, JSON] = False
+) -> None:
+    """Measures ways of staging a batch while another one computes (HMI's Table 6): requests a second, and ratios."""
+    found = staged(load.quick() if quick else load)
+    print(json.dumps(found) if as_json else "\n".join(f"{name:32}{value}" for name, value in found.items()))
 
 
 @app.command

@@ -1,7 +1,8 @@
-"""The curves of AlpaServe's Figs. 4 to 9 and 12 to 17, simulated with the paper's profiles."""
+"""AlpaServe's Table 2 and the curves of its Figs. 2, 4 to 9 and 12 to 17, simulated with the paper's profiles."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,20 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from bench.alpaserve import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
 from bench.curves import Curve
+from hplm.placement.attained import Attained
 from hplm.placement.baselines import baseline
+from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.search import NothingFound, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.workload import power_law
 from research.papers.alpaserve_cuts import cut_curves
+from research.papers.alpaserve_models import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
 
 Line = Callable[[Any], float | None]
 Two = tuple[Problem, Problem]  # what a placement is made for, and what comes
 BIG = "BERT-2.7B"
-NO_DEADLINE = 1e6
+NO_DEADLINE = 1e6  # an SLO scale at which nothing is refused
+TABLE2 = "Table 2: in time by deadline"
 UNIFORM = [1 / 8] * 8
 RATE, CV, DEADLINE = "rate", "cv", "slo_scale"
 AXES = {RATE: "rate", CV: "CV", DEADLINE: "deadline", "devices": "devices"}
@@ -40,14 +44,23 @@ class Figure:
         return {name: {number: line(problem) for number, problem in problems.items()} for name, line in self.lines.items()}
 
     def quick(self) -> Figure:
-        return replace(self, numbers=self.numbers[1:3])
+        return replace(self, numbers=self.numbers[1:3] if len(self.numbers) > 2 else self.numbers)
 
 
 def alpaserve_curves(seconds: float = 200.0, quick: bool = False) -> dict[str, dict[str, Curve]]:
     """`seconds` of requests are simulated for each number."""
     figures = figures_of(seconds)
     simulated = {one.title: (one.quick() if quick else one).curves() for one in figures}
-    return dict(sorted((simulated | cut_curves()).items(), key=lambda one: _number(one[0])))
+    curves = dict(sorted((simulated | cut_curves()).items(), key=lambda one: _number(one[0])))
+    return {TABLE2: curves.pop(TABLE2) | stated()} | curves
+
+
+def stated() -> dict[str, Curve]:
+    """Returns Table 2 as the paper states it."""
+    paper = PAPER["table2"]
+    numbers = [f"{scale:g}" for scale in paper["scales"]]
+    lines = {"replication, the paper's": paper["replication"], "search, the paper's": paper["alpaserve"]}
+    return {name: dict(zip(numbers, shares, strict=True)) for name, shares in lines.items()}
 
 
 def figures_of(seconds: float) -> list[Figure]:
@@ -56,6 +69,13 @@ def figures_of(seconds: float) -> list[Figure]:
     ) -> Figure:
         return Figure(f"{name} by {AXES[axis]}", lambda number: setting(**{axis: number}), numbers, lines)
 
+    # Two models on two devices: a device each, beside two stages for both.
+    def fig2(*shares: float) -> Callable[..., Problem]:
+        return partial(
+            problem_of, ["BERT-6.7B"] * 2, 2, 3.0, slo_scale=NO_DEADLINE, seconds=10 * seconds, seed=0, shares=shares
+        )
+
+    both = {"a device a model over two stages": times_as_long}
     # 8 models with equal rates on 8 devices: replicas beside eight stages.
     eight = partial(problem_of, [BIG] * 8, 8, rate=20.0, cv=3.0, slo_scale=NO_DEADLINE, seconds=seconds, seed=0, shares=UNIFORM)
     means = {"replication": _mean_of("manual:1,1"), "8 stages": _mean_of("manual:8,1")}
@@ -64,6 +84,7 @@ def figures_of(seconds: float) -> list[Figure]:
     # As Table 2. No trace of Azure's functions is needed.
     many = partial(problem_of, [BIG] * 24, devices=16, rate=20.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
     placed = {"search": _searched, "clockwork": _share_of("clockwork:20"), "replication": _share_of("replication")}
+    searched: dict[str, Line] = {name: placed[name] for name in ("replication", "search")}
     # 4 models of 104B, which fit on 16 devices each: all ways to cut them, beside a search on machines of 32 devices.
     large = partial(problem_of, models(PAPER["sets"]["S4"]), 64, rate=8.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
     large = partial(large, a_machine=32)
@@ -93,6 +114,9 @@ def figures_of(seconds: float) -> list[Figure]:
         return planned, actual
 
     return [
+        Figure(TABLE2, lambda scale: many(rate=40.0, slo_scale=scale), PAPER["table2"]["scales"], searched),
+        figure("Fig. 2, equal rates: mean latency,", fig2(0.5, 0.5), CV, (1, 3), both),
+        figure("Fig. 2, 20 and 80 %: mean latency,", fig2(0.2, 0.8), CV, (1, 3), both),
         Figure("Fig. 4: mean s by memory, in models a device", with_memory, (1, 2, 3, 4, 6, 8), pipelines),
         figure("Fig. 5: mean s", eight, RATE, (5, 10, 15, 20, 25, 30), means),
         figure("Fig. 6: mean s", eight, CV, (1, 2, 3, 4, 6, 8), means),
@@ -115,7 +139,7 @@ def figures_of(seconds: float) -> list[Figure]:
 
 def _number(title: str) -> int:
     """Returns the number of a figure: 8 of `Fig. 8a: ...`."""
-    return int("".join(letter for letter in title.partition(":")[0] if letter.isdigit()))
+    return int("".join(letter for letter in re.split("[:,]", title)[0] if letter.isdigit()))
 
 
 def _drawn_shares(count: int, seed: int) -> list[float]:
@@ -138,6 +162,21 @@ def _mean_of_the_shortest_pipelines(problem: Problem) -> float | None:
         if all(len(group.units) == len(problem.units) for group in found.groups):
             return _seconds(found.attained.mean_ms())
     return None
+
+
+def times_as_long(problem: Problem) -> float | None:
+    """Returns the mean latency of a device a model over that of two stages for both."""
+    alone, piped = (_filled(problem, Parallel(stages, 1)).mean_ms() for stages in (1, 2))
+    return alone / piped if alone and piped else None
+
+
+def _filled(problem: Problem, parallel: Parallel) -> Attained:
+    """Gives each unit to the first group that has room for it."""
+    groups = groups_of(problem, parallel)
+    for unit in problem.units:
+        grown = (problem.room.added(groups, at, unit.name) for at in range(len(groups)))
+        groups = next((own for own in grown if own is not None), groups)
+    return problem.screen.attained(groups)
 
 
 def _seconds(ms: float | None) -> float | None:

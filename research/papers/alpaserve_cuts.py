@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.alpaserve import ASSUMED, PAPER, TOKENS, profile_of
 from bench.curves import Curve
 from hplm.placement.profile import BackboneProfile, Shape, Terms
 from hplm.placement.stages import Cut, best_cut, equal_cut, overhead, stage_times
+from research.papers.alpaserve_models import ASSUMED, PAPER, TOKENS, profile_of
 
 DEVICES = (1, 2, 4, 8)
 SHAPE = Shape(TOKENS, TOKENS**2, 1)

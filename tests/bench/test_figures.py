@@ -11,13 +11,11 @@ import torch
 
 from bench import overload
 from bench.adapters import variants
-from bench.engine import batches_of, padding
-from bench.place import PlaceBench, _fig2, _table2, highest_rate
-from bench.place_served import errors_of
+from bench.engine import batches_of, packed, padding
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
-from hplm.engine.packing import Concat, Naive, Packed
 from loadtest.load import Report
+from research.papers.packings import Concat, Naive
 
 
 @pytest.mark.slow
@@ -41,8 +39,8 @@ def test_lengths_are_distributed_as_in_the_paper() -> None:
 
 def test_padding_is_the_share_of_rows_without_text() -> None:
     batches = [np.array([10, 5, 5])]
-    assert padding(Packed(), batches) == padding(Concat(4, 10), batches) == 0
-    assert padding(Naive(), batches) == pytest.approx(1 / 3)
+    assert padding(packed, batches) == padding(Concat(4, 10).lay, batches) == 0
+    assert padding(Naive().lay, batches) == pytest.approx(1 / 3)
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
@@ -88,23 +86,6 @@ def test_the_simulated_server_does_what_its_batches_allow(rate: float, least: fl
     offered = overload.Offered(np.arange(round(60 * rate)) / rate, np.full(round(60 * rate), 6.0))
     drawn = overload.Drawn([], np.full(8, 10), 16, 60.0, 3.0, (2.0, 12.0), batch=10, seed=0)
     assert least <= overload.simulate(offered, batches, drawn, "timely") <= most
-
-
-def test_alpaserves_tables_and_fig_2_are_nearly_those_of_the_paper() -> None:
-    for row in _table2(PlaceBench(200.0, 1)).values():
-        assert row["replication"] == pytest.approx(row["paper_replication"], abs=0.08) and row["search"] >= row["replication"]
-    for cv, shares, least in ((1.0, (0.5, 0.5), 1.15), (3.0, (0.5, 0.5), 1.4), (1.0, (0.2, 0.8), 3.0)):
-        assert _fig2(PlaceBench(40.0, 1), cv, shares) > least
-
-
-def test_the_highest_rate_is_found() -> None:
-    for first in (10.0, 300.0):
-        assert highest_rate(lambda rate: 1.0 if rate <= 37 else 0.5, first) == pytest.approx(37, rel=0.015)
-
-
-def test_the_simulators_errors_are_in_percentage_points() -> None:
-    found = errors_of([{"real": 0.5, "simulated": 0.52, "screened": 0.6}, {"real": 0.9, "simulated": 0.86, "screened": 0.9}])
-    assert [round(found[f"{of}_error_{how}"], 6) for of in ("sim", "screen") for how in ("max", "mean")] == [4, 3, 10, 5]
 
 
 def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() -> None:

@@ -25,8 +25,3 @@ def test_an_infer_request_is_what_tritonclient_would_send() -> None:
     assert int(fields["Content-Length"]) == len(ours)
     assert json.loads(ours[:our_length]) == json.loads(theirs[:their_length])
     assert ours[our_length:] == theirs[their_length:]
-
-
-def test_the_key_is_sent_in_the_authorization_header() -> None:
-    assert b"\r\nAuthorization: Bearer secret\r\n" in infer_request("minilm", ["x"], "acme", api_key="secret")
-    assert b"Authorization" not in infer_request("minilm", ["x"], "acme")

@@ -10,8 +10,8 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.answer import fill
 from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.request.answers import outputs_of
 from hplm.server.held import Held
 from hplm.tasks import TextAnswer
 from research.baselines.models import Question, WholeModels
@@ -62,7 +62,7 @@ def _respond(sender: replies.Sender, wanted: set[str], version: int, answer: lis
     try:
         if isinstance(answer, Exception):
             raise answer
-        outputs = fill(answer).outputs(wanted, [version] * len(answer))
+        outputs = outputs_of(answer, wanted, [version] * len(answer))
     except Exception as error:
         sender.send(replies.failure(error, "a whole model"))
         return

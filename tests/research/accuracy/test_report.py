@@ -12,8 +12,8 @@ from research.accuracy.report import Report
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of
 from research.accuracy.tiers import Tier
 from research.result_file import ResultFile
-from tests.builder.adaptation.models import CPU, save
-from tests.builder.tables.branches import some_lines
+from tests.builder.checkpoints import save_bert
+from tests.builder.stores import CPU, some_lines
 from tests.builder.training.small_tenants import classified, tagged, write
 from tests.support.message import mentions
 
@@ -44,7 +44,7 @@ def data(tmp_path):
 @pytest.fixture
 def report(data, tmp_path):
     (tmp_path / "model").mkdir()
-    model = str(save(tmp_path / "model", "with head"))
+    model = str(save_bert(tmp_path / "model", with_head=True))
     return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", ResultFile(tmp_path / "results.jsonl"), CPU, FEW)
 
 

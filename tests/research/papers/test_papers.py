@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from research.papers.__main__ import main
+from research.papers.alpaserve import figures_of, stated
 from research.papers.alpaserve_cuts import cut_curves
+from research.papers.staging import WAYS
 from research.papers.tcb import Axes, simulated
 from tests.support.message import mentions
 
@@ -19,6 +22,15 @@ def test_tcbs_order_of_packings_and_policies() -> None:
     assert all(ratios["to_naive"] > ratios["to_turbo"] > 1 for ratios in found["to_concat"].values())
     for axis in ("rows", "variances", "row_tokens"):
         assert all(by_policy["DAS"]["utility"] > by_policy["FCFS"]["utility"] for by_policy in found[axis].values())
+
+
+def test_alpaserves_table_2_and_fig_2_are_nearly_those_of_the_paper() -> None:
+    table, equal, skewed = (figure.curves() for figure in figures_of(100.0)[:3])
+    paper = stated()["replication, the paper's"]
+    assert all(share == pytest.approx(paper[scale], abs=0.08) for scale, share in table["replication"].items())
+    assert all(table["search"][scale] >= share for scale, share in table["replication"].items())
+    for found, cv, least in ((equal, "1", 1.15), (equal, "3", 1.4), (skewed, "1", 3.0)):
+        assert next(iter(found.values()))[cv] > least
 
 
 def test_alpaserves_cuts_are_in_the_order_of_the_paper() -> None:
@@ -41,13 +53,20 @@ def test_a_paper_ends_with_its_figures_and_draws_them(paper: str, tmp_path: Path
     assert main([paper, "--quick", "--json", "--picture", str(picture)]) == 0
     figures = json.loads(capsys.readouterr().out)
     if paper == "alpaserve":
-        titles = [title.partition(":")[0] for title in figures["curves"]]
-        wanted = "4 5 6 7 8a 8b 9a 9b 9c 12 12 12 12 13 13 13 14 14 14 15 16 16 17 17"
-        assert titles == [f"Fig. {number}" for number in wanted.split()]
+        titles = [re.split("[:,]", title)[0] for title in figures["curves"]]
+        wanted = "2 2 4 5 6 7 8a 8b 9a 9b 9c 12 12 12 12 13 13 13 14 14 14 15 16 16 17 17"
+        assert titles == ["Table 2", *(f"Fig. {number}" for number in wanted.split())]
         assert all(len(curve) >= 2 for lines in figures["curves"].values() for curve in lines.values())
     else:
         assert figures["rows"]["4"]["DAS"]["utility"] > 0 and figures["slots"]["chosen"]
     assert "<svg" in picture.read_text()
+
+
+@pytest.mark.slow
+def test_every_way_of_staging_serves(capsys) -> None:
+    assert main(["staging", "--quick", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert all(figures[way] > 0 for way in WAYS)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +76,7 @@ def test_a_paper_ends_with_its_figures_and_draws_them(paper: str, tmp_path: Path
         ("tcb --deadlines-ms 5 1", ["--deadlines-ms", 5.0]),
         ("tcb --rows 4,0", ["--rows"]),
         ("alpaserve --seconds nan", ["--seconds"]),
+        ("staging --seconds nan", ["--seconds"]),
         ("timeline {tmp}/none --to {tmp}/trace", ["{tmp}/none"]),
         ("timeline {tmp}/journal --to {tmp}/trace", ["{tmp}/journal", "line 2"]),
     ],

@@ -14,7 +14,6 @@ from builder.exits.build import DROPS
 from builder.exits.thresholds import Answered
 from hplm.model.attention import PackedAttention
 from research.papers.__main__ import main
-from research.papers.exits import WAYS as OTHERS
 from research.papers.tabi import WAYS, Looked, cheapest, ensemble, oracle, several, vote
 from tests.research.schemes.checkpoints import save_bert
 from tests.support.message import mentions
@@ -82,11 +81,3 @@ def test_the_command_compares_all_ways(tmp_path: Path, capsys) -> None:
     assert main(command) == 0 and mentions(capsys.readouterr().out, "oracle", "weighted ensemble", "words pruned")
     assert main(["tabi", "--folder", str(tmp_path / "none")]) == 1
     assert mentions(capsys.readouterr().err, tmp_path / "none", "hplm bench cascade")
-    command = ["exits", "--folder", str(tmp_path / "folder"), "--dtype", "fp32", "--epochs", "1", "--layers", "1"]
-    assert main([*command, "--seeds", "2", "--json"]) == 0
-    ways = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
-    assert ways.keys() == {*OTHERS, "as served, seed 0", "as served, seed 1", "fewer layers", "pairs"}
-    work = ways["fewer layers"]["1"]["work"]
-    assert 0 < work < 1 and all(0 <= one["work"] <= 1.2 for way in ways.values() for one in way.values())
-    assert main([*command, "--tenants", "nobody"]) == 1 and mentions(capsys.readouterr().err, "nobody")
-    assert main([*command[:-1], "9"]) == 1 and mentions(capsys.readouterr().err, "--layers 9")

@@ -19,7 +19,7 @@ from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes
-from tests.builder.tables.branches import build, some_lines
+from tests.builder.stores import build, some_lines
 from tests.builder.training.small_tenants import classified, paired, write
 from tests.research.schemes.checkpoints import save_bert
 from tests.support.message import mentioning

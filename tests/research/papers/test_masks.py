@@ -1,15 +1,27 @@
 """Causal attention and attention to sources (TCB, Eq. 5 to 8): every packing gives what each text gives alone."""
 
+from operator import attrgetter
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo
-from hplm.engine.turbo import GroupCost
+from bench.engine import packed
 from hplm.model.layer import Layer, Layers
 from hplm.model.stacks import through
+from research.papers.packings import (
+    Concat,
+    GroupCost,
+    Naive,
+    Rows,
+    Slotted,
+    Turbo,
+    beside,
+    causal_attention,
+    cross_attention,
+)
 from testing.toy import CHAT
 
 CPU = torch.device("cpu")
@@ -17,12 +29,13 @@ HEADS, WIDTH = CHAT.heads, CHAT.query_width
 TOLERANCE = 1e-3  # outputs are 15 at most, and rounding moves them by 2e-4; a wrong mask by tenths
 whole = st.integers
 
+lay_of = attrgetter("lay")
 packings = st.one_of(
-    st.just(Packed()),
-    st.just(Naive()),
-    st.builds(lambda call: Turbo(GroupCost.measured(lambda count, width: call + count * width)), whole(0, 100)),
-    st.builds(Concat, rows=whole(1, 4), length=whole(1, 60)),
-    st.builds(Slotted, rows=whole(1, 4), length=whole(1, 60), slot=whole(0, 60)),
+    st.just(packed),
+    st.just(Naive().lay),
+    st.builds(lambda call: Turbo(GroupCost.measured(lambda count, width: call + count * width)).lay, whole(0, 100)),
+    st.builds(Concat, rows=whole(1, 4), length=whole(1, 60)).map(lay_of),
+    st.builds(Slotted, rows=whole(1, 4), length=whole(1, 60), slot=whole(0, 60)).map(lay_of),
 )
 lengths_of_texts = st.lists(whole(1, 40), min_size=1, max_size=16)
 
@@ -66,24 +79,24 @@ def taken(arrangement, x):
     }
 
 
-@given(packing=packings, lengths=lengths_of_texts)
+@given(lay=packings, lengths=lengths_of_texts)
 @settings(deadline=None, max_examples=150)
-def test_every_packing_hides_what_comes_later(decoder, packing, lengths):
+def test_every_packing_hides_what_comes_later(decoder, lay, lengths):
     layers, _ = decoder
     torch.manual_seed(0)  # for each example
     texts = [torch.randn(length, CHAT.hidden) for length in lengths]
     found = {}
-    for arrangement in packing.arrange(np.array(lengths)):
-        attend = arrangement.attention(HEADS, CPU, torch.float32, causal=True)
+    for arrangement in lay(np.array(lengths)):
+        attend = causal_attention(arrangement, HEADS, CPU, torch.float32)
         found |= taken(arrangement, through(layers, laid(arrangement, texts), attend))
     for index, text in enumerate(texts):
         alone = through(layers, text, lambda layer, query, key, value: plain(query, key, value, causal=True))
         assert torch.allclose(found[index], alone, atol=TOLERANCE)
 
 
-@given(packing=packings, texts=st.lists(st.tuples(whole(1, 40), whole(1, 40)), min_size=1, max_size=16))
+@given(lay=packings, texts=st.lists(st.tuples(whole(1, 40), whole(1, 40)), min_size=1, max_size=16))
 @settings(deadline=None, max_examples=150)
-def test_in_every_packing_a_target_sees_its_own_source_only(decoder, packing, texts):
+def test_in_every_packing_a_target_sees_its_own_source_only(decoder, lay, texts):
     """A layer with a causal mask, attention to the sources, another layer: as in a sequence-to-sequence model."""
     (before, behind), (for_query, for_key, for_value) = ([layers] for layers in decoder[0]), decoder[1]
     torch.manual_seed(0)  # for each example
@@ -96,12 +109,12 @@ def test_in_every_packing_a_target_sees_its_own_source_only(decoder, packing, te
         return through(behind, x, attend)
 
     found = {}
-    for arrangement in packing.arrange(of_sources):
-        beside = arrangement.beside(of_targets)
-        assert (beside.texts == arrangement.texts).all() and (beside.lengths == of_targets[beside.texts]).all()
-        attend = beside.attention(HEADS, CPU, torch.float32, causal=True)
-        cross = beside.cross_attention(arrangement, HEADS, CPU, torch.float32)
-        found |= taken(beside, both(laid(beside, targets), laid(arrangement, sources), attend, cross))
+    for arrangement in lay(of_sources):
+        own = beside(arrangement, of_targets)
+        assert (own.texts == arrangement.texts).all() and (own.lengths == of_targets[own.texts]).all()
+        attend = causal_attention(own, HEADS, CPU, torch.float32)
+        cross = cross_attention(own, arrangement, HEADS, CPU, torch.float32)
+        found |= taken(own, both(laid(own, targets), laid(arrangement, sources), attend, cross))
     for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
         alone = both(
             target,
@@ -114,9 +127,9 @@ def test_in_every_packing_a_target_sees_its_own_source_only(decoder, packing, te
 
 def test_a_mask_is_made_only_where_texts_share_a_row():
     lengths = np.array([3, 4, 4, 2])
-    (naive,), (concat,), (packed,) = Naive().arrange(lengths), Concat(4, 8).arrange(lengths), Packed().arrange(lengths)
+    (naive,), (concat,), (flat,) = Naive().lay(lengths), Concat(4, 8).lay(lengths), packed(lengths)
     assert naive.attention(HEADS, CPU, torch.float32, causal=True).mask is None
     assert naive.attention(HEADS, CPU, torch.float32).mask is not None  # it hides padding
     assert concat.attention(HEADS, CPU, torch.float32, causal=True).mask is not None
-    targets = packed.beside(np.array([5, 1, 1, 1]))
-    assert targets.rows == 8 and targets.width is None
+    targets = beside(flat, np.array([5, 1, 1, 1]))
+    assert targets.rows == 8 and not isinstance(targets, Rows)

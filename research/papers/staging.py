@@ -1,4 +1,4 @@
-"""`hplm bench pipeline`: the gain from staging a batch while another one computes (HMI, Table 6), without a server.
+"""The gain from staging a batch while another one computes (HMI, Table 6), without a server.
 
 A fixed number of requests is in flight, and each answer sends the next one. There are more tenants than slots, so every batch
 has to copy adapters. The variants take turns of a few seconds, so that a machine that drifts slows down all of them alike.
@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text
+from bench.rows import EngineDtype, Size, expect_text
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
+from hplm.engine.encoder import Encoder, Prepared
 from hplm.engine.engine import Engine, computed
 from hplm.engine.lookup import Lookup
-from hplm.engine.overlap import OVERLAPS
+from hplm.engine.passage import Computed
 from hplm.engine.process import Process
 from hplm.engine.request import Request, Text
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
+from hplm.engine.staged import StagedBatch
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
-from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
+from research.options import expect_numbers_above_zero
 from testing.random_store import SIZES
 
 Answered = Callable[["list | Exception", tuple], None]
@@ -39,46 +41,55 @@ ROUNDS = 5
 COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
 BATCHES = 3  # whose texts wait or run
 STAGED = 12  # batches that measure which share of a batch's time staging takes
+WAYS = ("pipelined", "no_retrieval", "no_swapping", "coarse_swapping", "synchronous")
 
 
-@benchmark(size="toy", tokens=16, seconds=0.3, dtype="fp32")
-def pipeline(
-    *,
-    size: Size = "minilm",
-    tokens: Whole = 32,
-    batch_texts: Whole = 32,
-    tenants: Whole = 256,
-    slots: Whole = 64,
-    seconds: Positive = 10.0,
-    dtype: EngineDtype = "auto",
-) -> Rows:
-    """Saturates the upper half in each way of overlapping staging and computing.
+@dataclass(frozen=True)
+class Load:
+    size: Size = "minilm"
+    "Size of the model."
+    tokens: int = 32
+    "Tokens of a text."
+    batch_texts: int = 32
+    "Texts of a batch; more for short texts, because a batch must hold the longest text."
+    tenants: int = 256
+    "Tenants: more than slots."
+    slots: int = 64
+    "Adapters on the device."
+    seconds: float = 10.0
+    "Seconds of each variant."
+    dtype: EngineDtype = "auto"
+    "Precision of the engine."
+
+    def __post_init__(self) -> None:
+        expect_numbers_above_zero(self)
+        expect_text(self.tokens, self.size)
+
+    def quick(self) -> Load:
+        return replace(self, size="toy", tokens=16, seconds=0.3, dtype="fp32")
+
+
+def figures(load: Load) -> dict[str, Any]:
+    """Saturates the upper half in each way of overlapping staging and computing. Returns requests a second, and ratios.
 
     On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
-
-    :param size: of the model
-    :param tokens: of a text
-    :param batch_texts: of a batch; more for short texts, because a batch must hold the longest text
-    :param tenants: more than slots
-    :param slots: for adapters on the device
-    :param seconds: of each variant
-    :param dtype: precision of the engine
     """
-    expect_text(tokens, size)
-    batch = max(batch_texts, -(-SIZES[size].positions // tokens))
-    options = ServingOptions(dtype=dtype, slots=slots, batch_tokens=batch * tokens, batch_ms="0")
-    with random_export(SIZES[size], tenants, options) as backbone:
+    batch = max(load.batch_texts, -(-SIZES[load.size].positions // load.tokens))
+    options = ServingOptions(dtype=load.dtype, slots=load.slots, batch_tokens=batch * load.tokens, batch_ms="0")
+    with random_export(SIZES[load.size], load.tenants, options) as backbone:
         folder, given = backbone / "1", parameters_of(upper_config(backbone.parent, backbone.name))
-        traffic = Traffic(folder, texts_of(SIZES[size], [tokens] * max(4 * tenants, STAGED * batch)), BATCHES * batch)
-        variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
-        variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}
-        services = {name: Service([(folder, Settings.read(parameters))]) for name, parameters in variants.items()}
+        texts = texts_of(SIZES[load.size], [load.tokens] * max(4 * load.tenants, STAGED * batch))
+        traffic = Traffic(folder, texts, BATCHES * batch)
+        commits = dict.fromkeys(WAYS, EARLIEST) | {f"commit_{ms}_ms": str(ms) for ms in COMMITS}
+        services = {name: Service([(folder, Settings.read(given | {"commit_ms": commit}))]) for name, commit in commits.items()}
+        for name, service in services.items():
+            change(service, name)
         processes = {name: Process(service) for name, service in services.items()}
         rates: dict[str, list[float]] = {name: [] for name in services}
         try:
-            for turn in tqdm(range(ROUNDS + 1), desc="all variants in turn"):
+            for turn in range(ROUNDS + 1):
                 for name, service in services.items():
-                    rate = traffic.rate(service, processes[name], seconds / ROUNDS if turn else 0.5)
+                    rate = traffic.rate(service, processes[name], load.seconds / ROUNDS if turn else 0.5)
                     if turn:  # the first turn warms up
                         rates[name].append(rate)
             staging = _staging_share(folder, traffic, Settings.read(given), batch)
@@ -88,12 +99,65 @@ def pipeline(
                 processes[name].join()
                 service.close()
     median = {name: float(np.median(found)) for name, found in rates.items()}
-    for name, rate in median.items():
-        yield Row(name, rate, "/s")
-    yield Row("pipelined_to_synchronous", median["pipelined"] / median["synchronous"])
-    yield Row("pipelined_to_coarse_swapping", median["pipelined"] / median["coarse_swapping"])
-    yield Row("staging_share", staging)
-    yield Row("device", Settings.read(given).device.type)
+    return {
+        **median,
+        "pipelined_to_synchronous": median["pipelined"] / median["synchronous"],
+        "pipelined_to_coarse_swapping": median["pipelined"] / median["coarse_swapping"],
+        "staging_share": staging,
+        "device": Settings.read(given).device.type,
+    }
+
+
+def change(service: Service, way: str) -> None:
+    """Makes a service stage its batches in another way: steps wait until the engine is free, or nothing is staged ahead."""
+    (own,) = service.served
+    if way == "synchronous":
+        _one_after_the_other(service.encoder)
+    elif way == "no_retrieval":
+        own.stager.retrieve, late = _nothing, own.stager.retrieve
+        _before_computing(own.engine, late)
+    elif way == "no_swapping":
+        own.stager.swap, late = _nothing, own.stager.swap
+        _before_computing(own.engine, late)
+    elif way == "coarse_swapping":
+        _before_computing(own.engine, _wait_for_copies)
+
+
+def _nothing(batch: StagedBatch) -> None:
+    pass
+
+
+def _wait_for_copies(batch: StagedBatch) -> None:
+    for marks in batch.arrived.values():
+        for mark in marks:
+            mark.synchronize()
+
+
+def _before_computing(engine: Engine, step: Callable[[StagedBatch], None]) -> None:
+    run = engine.run
+
+    def run_late(batch: StagedBatch) -> Iterator[Computed]:
+        step(batch)
+        return run(batch)
+
+    engine.run = run_late
+
+
+def _one_after_the_other(encoder: Encoder) -> None:
+    """Keeps an encoder from preparing a batch while another one computes."""
+    prepare, compute, computing = encoder.prepare, encoder.compute, threading.Event()
+
+    def prepare_alone() -> Prepared | None:
+        return None if computing.is_set() else prepare()
+
+    def compute_alone(prepared: Prepared, stage: int = 0) -> bool:
+        computing.set()
+        try:
+            return compute(prepared, stage)
+        finally:
+            computing.clear()
+
+    encoder.prepare, encoder.compute = prepare_alone, compute_alone
 
 
 class Traffic:
@@ -110,19 +174,15 @@ class Traffic:
 
     def texts(self) -> list[Text]:
         found = []
-        for tenant, looked_up in self._asked:
-            request = Request(self._ticket(tenant), self._backbone.view, tenant, 1, lambda request, answer: None)
-            found += request.texts_from(looked_up)
+        for tenant, form in self._asked:
+            found += Request(form, self._backbone.view, tenant, lambda request, answer: None).texts_from(form)
         return found
-
-    def _ticket(self, tenant: Tenant) -> Ticket:
-        snapshot = self._backbone.view.snapshot
-        return Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
 
     def rate(self, service: Service, process: Process, seconds: float) -> float:
         def send(number: int, answered: Answered) -> None:
-            tenant, looked_up = self._asked[number % len(self._asked)]
-            service.submit(self._ticket(tenant), looked_up, answered)
+            _, form = self._asked[number % len(self._asked)]
+            form.head = form.head._replace(arrival_ns=time.monotonic_ns())
+            service.submit(form, answered)
             process.wake()
 
         return saturated(send, self._in_flight, seconds)

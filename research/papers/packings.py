@@ -1,0 +1,232 @@
+"""Packings of papers, which a model's parameter `packing` names. All give the same answers as texts that lie end to end.
+
+`naive` pads every text to the longest. `turbo` cuts the batch, longest first, into groups and pads each (TurboTransformers,
+after TCB 6.1). `concat` puts several texts end to end into rows and masks scores between them (TCB 4.1). `slotted` computes no
+scores between the slots of a row (TCB 4.2).
+
+Parameters follow the name: `concat:rows=64,length=400`. A policy may have chosen rows and slots for the texts (`Places`).
+`concat` and `slotted` use them unless they exceed their own limits, and otherwise fill rows and slots by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hplm.arrays import Array
+from hplm.engine.packing import Arrangement, end_to_end
+from hplm.errors import InvalidInput
+from hplm.model.attention import PackedAttention
+from hplm.model.layer import Attend
+from hplm.scheduling.filling import first_fit
+from hplm.scheduling.selection import OUTSIDE, Places
+from research.papers.masks import CrossAttention, RowAttention, RowCrossAttention
+
+Measure = Callable[[int, int], float]  # returns the seconds of so many texts of so many tokens
+COUNTS = (1, 4, 16, 64)  # measured numbers of texts in a group
+WIDTHS = (4, 16, 48, 128)  # measured tokens of a text
+
+
+@dataclass(frozen=True)
+class Rows(Arrangement):
+    """Rows of equal width, each with whole texts."""
+
+    width: int
+
+    def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
+        """`causal`: a token attends to itself and to those before it."""
+        return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
+
+    def rounded_up(self) -> Arrangement:
+        return self
+
+
+def causal_attention(laid: Arrangement, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
+    """Returns attention with which a token sees itself and those before it."""
+    if isinstance(laid, Rows):
+        return laid.attention(heads, device, dtype, causal=True)
+    return PackedAttention(laid.lengths.tolist(), heads, device, causal=True)
+
+
+def cross_attention(laid: Arrangement, sources: Arrangement, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
+    """Returns the attention of targets to their `sources`, beside which they are laid."""
+    if not isinstance(laid, Rows):
+        return CrossAttention(laid.lengths.tolist(), sources.lengths.tolist(), heads)
+    return RowCrossAttention(laid.rooms, sources.lengths, sources.rooms, laid.rows // laid.width, heads, device, dtype)
+
+
+def beside(sources: Arrangement, lengths: Array) -> Arrangement:
+    """Returns texts with other lengths in the order and rows of these sources: their targets."""
+    if isinstance(sources, Rows):
+        return _in_rows(sources.texts, lengths, sources.starts // sources.width)
+    mine = lengths[sources.texts]
+    return Arrangement(sources.texts, mine, mine)
+
+
+@dataclass(frozen=True)
+class Naive:
+    def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        return [_padded(np.arange(len(lengths)), lengths)]
+
+
+@dataclass(frozen=True)
+class Turbo:
+    cost: GroupCost  # seconds by number and length of texts
+
+    def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        order = end_to_end(lengths).texts
+        return [_padded(group, lengths) for group in np.split(order, cheapest_cuts(lengths[order], self.cost))]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """`rows` (B) rows of `length` (L) tokens in a tensor. Longer texts go into a tensor of their own, without padding."""
+
+    rows: int = 64
+    length: int = 512
+
+    def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        box = _handed_over(lengths, None if places is None else places.row, self.length)
+        return _boxed(lengths, _first_fit(lengths, self.length) if box is None else box, self.rows)
+
+
+@dataclass(frozen=True)
+class Slotted:
+    """As `concat`, with each row cut into slots of `slot` (z) tokens. 0: as long as the longest text that fits a row."""
+
+    rows: int = 64
+    length: int = 512
+    slot: int = 0
+
+    def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        slot = min(self.slot, self.length)
+        box = _handed_over(lengths, None if places is None else places.slot, slot or self.length)
+        if box is None:
+            slot = slot or int(lengths[lengths <= self.length].max(initial=1))
+            box = _first_fit(lengths, slot)
+        slot = slot or int(_filled(lengths, box).max(initial=1))
+        return _boxed(lengths, box, self.rows * (self.length // slot))
+
+
+def naive(measure: Measure) -> Naive:
+    return Naive()
+
+
+def turbo(measure: Measure) -> Turbo:
+    return Turbo(GroupCost.measured(measure))
+
+
+def concat(measure: Measure, rows: int = 64, length: int = 512) -> Concat:
+    _check(rows=rows, length=length)
+    return Concat(rows, length)
+
+
+def slotted(measure: Measure, rows: int = 64, length: int = 512, slot: int = 0) -> Slotted:
+    _check(rows=rows, length=length, slot=slot or 1)
+    return Slotted(rows, length, slot)
+
+
+def _check(**options: object) -> None:
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise InvalidInput(f"packing option {name}={value} is not a whole number above 0: give 1 or more")
+
+
+def _padded(texts: Array, lengths: Array) -> Arrangement:
+    mine = lengths[texts]
+    width = int(mine.max())
+    return Rows(texts, mine, np.full(len(texts), width), width)
+
+
+def _boxed(lengths: Array, box: Array, boxes: int) -> list[Arrangement]:
+    """Puts each text into its box, with `boxes` boxes of equal width in a tensor. Texts outside get one without padding."""
+    order = end_to_end(lengths).texts
+    outside, order = order[box[order] == OUTSIDE], order[box[order] != OUTSIDE]
+    arrangements: list[Arrangement] = [Arrangement(outside, lengths[outside], lengths[outside])] if len(outside) else []
+    order = order[np.argsort(box[order], kind="stable")]
+    _, number = np.unique(box[order], return_inverse=True)
+    tensor = number // boxes
+    for which in range(int(tensor.max(initial=-1)) + 1):
+        arrangements.append(_in_rows(order[tensor == which], lengths, number[tensor == which] - which * boxes))
+    return arrangements
+
+
+def _in_rows(texts: Array, lengths: Array, row: Array) -> Arrangement:
+    """Puts texts into rows of equal width. `row`: that of each text. The last text of a row takes the rest as padding."""
+    filled = np.bincount(row, lengths[texts]).astype(np.int64)
+    width = int(filled.max())
+    rooms = lengths[texts].copy()
+    rooms[np.flatnonzero(np.diff(row, append=-1))] += width - filled
+    return Rows(texts, lengths[texts], rooms, width)
+
+
+def _handed_over(lengths: Array, box: Array | None, size: int) -> Array | None:
+    """Returns the boxes that the policy has chosen, or None if it has chosen none, or one of them is longer than `size`."""
+    if box is None or _filled(lengths, box).max(initial=0) > size:
+        return None
+    return box
+
+
+def _filled(lengths: Array, box: Array) -> Array:
+    """Returns the tokens in each box."""
+    inside = box != OUTSIDE
+    _, of = np.unique(box[inside], return_inverse=True)
+    return np.bincount(of, lengths[inside]).astype(np.int64)
+
+
+def _first_fit(lengths: Array, size: int) -> Array:
+    """Returns the box of each text, OUTSIDE for longer ones. Longest first, at most 11/9 of the fewest boxes are taken."""
+    order, box = end_to_end(lengths).texts, np.empty(len(lengths), dtype=np.int64)
+    box[order] = first_fit(lengths[order], size, len(lengths))
+    return box
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """Seconds of a padded group, measured on a grid, with linear interpolation and extrapolation.
+
+    If only padded tokens counted, one group for each length would be best. The fixed cost of a call makes larger groups better.
+    """
+
+    counts: Array
+    widths: Array
+    seconds: Array  # counts x widths
+
+    @classmethod
+    def measured(cls, measure: Measure) -> GroupCost:
+        seconds = np.array([[measure(count, width) for width in WIDTHS] for count in COUNTS])
+        return cls(np.array(COUNTS), np.array(WIDTHS), seconds)
+
+    def of(self, count: Array, width: Array) -> Array:
+        row, down = _place(self.counts, count)
+        column, right = _place(self.widths, width)
+        upper = self.seconds[row, column] * (1 - right) + self.seconds[row, column + 1] * right
+        lower = self.seconds[row + 1, column] * (1 - right) + self.seconds[row + 1, column + 1] * right
+        return upper * (1 - down) + lower * down
+
+
+def _place(points: Array, x: Array) -> tuple[Array, Array]:
+    """Returns the point before each x, and the fraction of the way from there to the next point."""
+    before = np.clip(np.searchsorted(points, x, "right") - 1, 0, len(points) - 2)
+    return before, (x - points[before]) / (points[before + 1] - points[before])
+
+
+def cheapest_cuts(lengths: Array, cost: GroupCost) -> Array:
+    """Returns where to cut texts, given longest first, so that the groups together cost least."""
+    count = len(lengths)
+    least = np.zeros(count + 1)  # lowest cost of the texts up to each
+    begin = np.zeros(count + 1, dtype=np.int64)  # where the last group of these begins
+    for end in range(1, count + 1):
+        starts = np.arange(end)
+        totals = least[:end] + cost.of(end - starts, lengths[:end])
+        begin[end] = totals.argmin()
+        least[end] = totals[begin[end]]
+    cuts: list[int] = []
+    end = count
+    while begin[end] > 0:
+        end = int(begin[end])
+        cuts.append(end)
+    return np.array(cuts[::-1], dtype=np.int64)
