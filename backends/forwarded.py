@@ -10,6 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.errors import DeadlineMissed, Draining, Internal, error_in
+from hplm.request.answers import OUTPUTS
 from hplm.tasks import TASKS
 from hplm.tenants.snapshot import Tenant
 
@@ -26,7 +27,7 @@ class Kind:
         return DECODER if TASKS[task].generates else ENCODER
 
 
-ENCODER = Kind(("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"))
+ENCODER = Kind(("TEXT", "TEXT_PAIR"), OUTPUTS)
 DECODER = Kind(
     (
         *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),

@@ -16,11 +16,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
-from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.parameters import asked_number
+from hplm.request.answers import Outputs, outputs_of, size_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
@@ -203,9 +203,9 @@ def refuse_while_draining() -> None:
         raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
 
 
-def answer_to_probe(wanted: Collection[str]) -> dict[str, Array]:
+def answer_to_probe(wanted: Collection[str]) -> Outputs:
     """Returns the outputs that a model sends instead of those of a tenant."""
-    return fill([WELL]).outputs(wanted, [0])
+    return outputs_of([WELL], wanted, [0])
 
 
 def request_id(request: pb_utils.InferenceRequest) -> str:

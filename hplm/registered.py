@@ -3,17 +3,20 @@
 hplm.commands   NAME = function(commands): adds the command `hplm NAME` to argparse's subparsers
 hplm.rivals     NAME = function(store, evaluation, names, device, train_file, dev_file): `hplm evaluate --against NAME`;
                 returns scores by name; called once for all names with the same function
+hplm.policies   NAME = function(**options): returns a `hplm.scheduling.policy.Policy`
+hplm.packings   NAME = function(measure, **options): returns a `hplm.engine.packing.Packing`
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from hplm.errors import HplmError, InvalidInput
 
 COMMANDS, RIVALS = "hplm.commands", "hplm.rivals"
+POLICIES, PACKINGS = "hplm.policies", "hplm.packings"
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -34,12 +37,44 @@ def load(point: EntryPoint, what: str) -> Any:
         raise HplmError(message) from error
 
 
-def chosen(group: str, name: str, option: str, ours: Sequence[str] = ()) -> Any:
+def chosen(group: str, name: str, option: str, ours: Iterable[str] = ()) -> Any:
     """Returns the object that is registered under the value of an option. `ours` are names that need no registration."""
     points = registered(group)
     if name not in points:
         raise InvalidInput(f"unknown {option} {name!r}: choose from {', '.join([*ours, *points])}")
     return load(points[name], f"{option} {name!r}")
+
+
+def made(group: str, given: str, option: str, ours: Mapping[str, str], *arguments: object) -> Any:
+    """Makes an object from a name and options, such as `das:eta=0.5,rows=16`.
+
+    `ours` has the places of those that need no registration, and cannot be replaced: their names mean the same everywhere.
+    """
+    name, _, options = given.partition(":")
+    kind = EntryPoint(name, ours[name], group).load() if name in ours else chosen(group, name, option, ours)
+    try:
+        return kind(*arguments, **_options(options, option))
+    except TypeError as error:
+        raise InvalidInput(f"{option} {given!r}: {error}") from error
+
+
+def _options(given: str, option: str) -> dict[str, int | float | str]:
+    options: dict[str, int | float | str] = {}
+    for part in filter(None, given.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidInput(f"{option} option {part!r} has no value: write name=value, and separate options by commas")
+        options[name.strip()] = _value(value.strip())
+    return options
+
+
+def _value(given: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(given)
+        except ValueError:
+            continue
+    return given
 
 
 def _way_out(point: EntryPoint, package: str) -> str:

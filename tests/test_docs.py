@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hplm.tenants.ticket import TICKET_BYTES
+from hplm.request.form import HEAD_BYTES
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("clients", "deploy", "docs", "model_repository", "research")
@@ -39,7 +39,7 @@ def test_a_comment_in_a_block_of_code_is_no_heading():
 
 
 def test_formats_says_how_long_the_head_of_a_ticket_is():
-    assert f"first {TICKET_BYTES} bytes" in (ROOT / "docs/formats.md").read_text("utf-8")
+    assert f"first {HEAD_BYTES} bytes" in (ROOT / "docs/formats.md").read_text("utf-8")
 
 
 def test_every_picture_of_the_docs_is_shown():

@@ -30,7 +30,7 @@ from builder.training import tasks as training_tasks
 from hplm import tasks
 from hplm.adapters import layout
 from hplm.cli.main import main
-from hplm.engine import packing
+from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint
@@ -54,7 +54,7 @@ def section(heading):
 @pytest.fixture
 def follow():
     """Makes a recipe's changes in the modules that it names, until the test ends."""
-    modules = (packing, layout, tasks, training_tasks, testing.reference)
+    modules = (layout, tasks, training_tasks, testing.reference)
     before = [(module, dict(vars(module))) for module in modules]
     registries = [(value, dict(value)) for _, names in before for value in names.values() if isinstance(value, dict)]
 
@@ -124,11 +124,17 @@ def test_a_policy(toy, reference, policy, packing):
     assert_served(Asker(toy.folder, policy=policy, packing=packing), reference, [tenant.id for tenant in TENANTS])
 
 
-def test_a_packing(follow, toy, reference):
+def test_a_packing(toy, reference, tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="'chunks'"):
-        packing.read_packing("chunks", None)
-    follow("A packing")
-    assert packing.read_packing("chunks:texts=3", None).texts == 3
+        read_packing("chunks", None)
+    code, points = re.findall(r"```(?:python|toml)\n(.*?)```", section("A packing"), re.DOTALL)
+    (tmp_path / "chunks.py").write_text(code)
+    info = tmp_path / "chunks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chunks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points.replace("project.entry-points.", "").replace('"', ""))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_packing("chunks:texts=3", None).texts == 3
     assert_served(Asker(toy.folder, packing="chunks:texts=3"), reference, [tenant.id for tenant in TENANTS])
 
 

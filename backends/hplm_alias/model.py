@@ -25,7 +25,8 @@ from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.sampling import READERS
-from hplm.scheduling.turns import Bounds, Turns
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.turns import Turns
 from hplm.server.held import Held
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
 PROMPTS_AT_ONCE = 16  # an answer takes long: the other threads of that pool are for texts
-WAITING = Bounds(items=1024, work=1024)  # the most requests that wait
+WAITING = Limits(items=1024, work=1024)  # the most requests that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
 

@@ -14,7 +14,6 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.copied import measure_copy
-from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.views import Views, Watch
@@ -23,6 +22,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_flag, asked_number, deadline_us
+from hplm.request.form import PROBE
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
@@ -30,7 +30,7 @@ from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.authorize import admit
 from hplm.tenants.models import upper_of
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import PROBE_TICKET, TICKET_BYTES, SharedSecret, Ticket
+from hplm.tenants.secret import SharedSecret
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -47,14 +47,13 @@ class TritonPythonModel:
         self._views = Views(folder, replies.state_folder([folder]), lambda table: table.index)
         self._watch = Watch(self._views)
         self._quotas = Quotas()
-        self._lookup = Lookup(self._views)
+        self._lookup = Lookup(self._views, SharedSecret(name, os.getppid()).value)
         meter = Meter()
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         upper = HeldBy(upper_of(folder.parent.parent, name))
         self._refusals = replies.Refusals("lookup")
         self._service = LookupService(self._lookup, meter, self._charge, self._allow, ahead=lambda: upper.count)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
-        self._secret = SharedSecret(name, os.getppid()).value
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
         self._deadline_us = deadline_us(parameters)
@@ -73,7 +72,7 @@ class TritonPythonModel:
                 parameters = replies.taken(request, sender)
                 if sender.is_probe:
                     self._service.check()
-                    replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
+                    _send(sender, PROBE, 1)
                 else:
                     taken.append(self._admitted(request, parameters, sender, received))
             except Exception as error:
@@ -96,39 +95,30 @@ class TritonPythonModel:
         if deadline_ns and deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
-        ticket = Ticket(
-            export=view.snapshot.export_number,
-            generation=view.snapshot.generation,
-            uid=tenant.uid,
-            version=tenant.version,
+        reading = Reading(
+            view,
+            tenant,
+            replies.texts(request, "TEXT"),
+            replies.optional_texts(request, "TEXT_PAIR"),
+            asked_flag(parameters, "truncate"),
             arrival_ns=arrival_ns,
             deadline_ns=deadline_ns,
+            waited_ns=received_ns - arrival_ns,
             # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
-            waited_ns=received_ns - arrival_ns,
         )
-        texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
-        reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"))
-        respond = partial(self._send, sender, ticket)
+        respond = partial(self._respond, sender, len(reading.texts))
         # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-        is_forwarded = self._mark.is_on(parameters)
-        return LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, is_forwarded, sender.defer)
+        return LookupRequest(reading, respond, self._mark.is_on(parameters), sender.defer)
 
-    def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:
-        """Sends the ticket for the result of a lookup, or the error."""
+    def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> None:
+        """Sends the form of a request, or the error."""
         if isinstance(found, Exception):
             self._refusals.put(sender, found)
-            return
-        try:
-            packed = found.pack()
-            packed += bytes(-(TICKET_BYTES + len(packed)) % found.texts)  # Triton takes tensors with a row for each text
-            signed = ticket.sign(self._secret, packed)
-        except Exception as error:
-            self._refusals.put(sender, error)
-            return
-        replies.send_outputs(sender, {"TICKET": np.frombuffer(signed, dtype=np.uint8).reshape(found.texts, -1)})
+        else:
+            _send(sender, found, texts)
 
     def finalize(self) -> None:
         self._service.close()
@@ -141,11 +131,15 @@ class TritonPythonModel:
         """Refuses a request if the tenant's requests before it in the line have used up its texts or tokens."""
         self._quotas.check(request.reading.tenant)
 
-    def _charge(self, request: LookupRequest, found: LookedUp) -> None:
-        self._quotas.charge(request.reading.tenant, found.texts, found.tokens)
+    def _charge(self, request: LookupRequest) -> None:
+        self._quotas.charge(request.reading.tenant, len(request.reading.texts), request.reading.tokens)
 
     def _look(self) -> None:
         self._service.look()
         measure_copy(self._service.meter, self._views.state, time.time())
         for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)
+
+
+def _send(sender: replies.Sender, form: bytes | bytearray, texts: int) -> None:
+    replies.send_outputs(sender, {"TICKET": np.frombuffer(form, dtype=np.uint8).reshape(texts, -1)})

@@ -13,18 +13,19 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.channel import Failure, Outputs
-from hplm.engine.keeper import Asked, Keeper
+from hplm.engine.client import EngineClient, Failure, Pending
 from hplm.errors import HplmError
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
+from hplm.request.answers import Outputs, bits_of
+from hplm.request.form import PROBE, check
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
 from hplm.tenants.models import backbones_of
-from hplm.tenants.ticket import PROBE_TICKET, SharedSecret, Ticket
+from hplm.tenants.secret import SharedSecret
 
 
 class TritonPythonModel:
@@ -40,9 +41,9 @@ class TritonPythonModel:
         for folder in folders:
             folder_lock.share(folder)  # every engine that is started again must find the same export
         versions = [folder / "1" for folder in folders]
-        self._keeper = Keeper(versions, parameters, replies.state_folder(versions), [*meters.values()])
+        self._client = EngineClient(versions, parameters, replies.state_folder(versions), [*meters.values()])
         self._publishers = [
-            Publisher(pb_utils.MetricFamily, meter, name, keeps=partial(self._keeper.keeps, number))
+            Publisher(pb_utils.MetricFamily, meter, name, keeps=partial(self._client.keeps, number))
             for number, (name, meter) in enumerate(meters.items())
         ]
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
@@ -51,26 +52,26 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
         """Returns the answers that come within milliseconds. The others are sent later, once, through the requests' senders."""
         call = replies.Call(requests, self._held)
-        asked: list[Asked] = []
+        pending: list[Pending] = []
         for request, sender in zip(requests, call.senders, strict=True):
             try:
-                signed = replies.required(request, "TICKET").as_numpy().tobytes()  # a copy: Triton frees the memory later
-                wanted = frozenset(request.requested_output_names())
-                if signed == PROBE_TICKET:
+                # A copy, before it is checked: Triton frees the memory later, and a client may share it.
+                form = replies.required(request, "TICKET").as_numpy().tobytes()
+                wanted = request.requested_output_names()
+                if form == PROBE:
                     sender.take_for_probe()
-                    self._keeper.check()
+                    self._client.workers.check()
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
-                    backbone = Ticket.check(signed, self._secrets)
-                    respond = partial(_respond, sender)
-                    asked.append(Asked(signed, replies.request_id(request), wanted, respond, sender.defer, backbone))
+                    backbone, respond = check(form, self._secrets), partial(_respond, sender)
+                    pending.append(Pending(form, replies.request_id(request), bits_of(wanted), respond, sender.defer, backbone))
             except Exception as error:
                 sender.send(replies.failure(error, "taking the request"))
-        self._keeper.submit(asked)
+        self._client.submit(pending)
         return call.responses()
 
     def finalize(self) -> None:
-        self._keeper.close()
+        self._client.close()
         for publisher in self._publishers:
             publisher.close()
         self._held.close()

@@ -11,7 +11,7 @@ import torch
 
 from hplm.engine.settings import check
 from hplm.errors import InvalidInput
-from hplm.generation.cache import EARLY, least_tokens
+from hplm.generation.cache import least_tokens
 from hplm.generation.settings import read_settings
 from hplm.model.config import BackboneConfig
 from hplm.options import AUTO, LAYER_DTYPES
@@ -32,16 +32,14 @@ class ServingOptions:
     policy: str = policy.DEFAULT
     admission: bool = True
     packing: str = "packed"
-    overlap: str = "pipelined"
     commit_ms: str = "5"
     batch_ms: str = "50"
     slots: int = 256
     batch_tokens: int = 4096
-    seats: int = 32  # these five are a decoder's
+    max_sequences: int = 32  # these five are a decoder's
     step_tokens: int = 256
     cache_tokens: int = 16_384
     cache: str = AUTO
-    cleaning: str = EARLY
     queue_texts: int = 8192
     queue_mb: int = 1024
     threads: int = 0
@@ -168,10 +166,9 @@ parameters { key: "auto_on_cpu"   value { string_value: "$auto_on_cpu" } }
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "policy"        value { string_value: "$policy" } }        # which texts make the next batch
 parameters { key: "admission"     value { string_value: "$admission" } }     # refuse at once what cannot be answered in time
-parameters { key: "packing"       value { string_value: "$packing" } }       # or naive, turbo, concat, slotted
+parameters { key: "packing"       value { string_value: "$packing" } }       # texts end to end: packed; or a registered one
 parameters { key: "commit_ms"     value { string_value: "$commit_ms" } }     # choose a batch so long ahead, or earliest
 parameters { key: "batch_ms"      value { string_value: "$batch_ms" } }      # no more tokens than it takes so long for; 0: any
-parameters { key: "overlap"       value { string_value: "$overlap" } }       # what is made ready while a batch computes: all
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_texts"   value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
 parameters { key: "queue_mb"      value { string_value: "$queue_mb" } }      # nor may they take more memory than this
@@ -205,16 +202,16 @@ parameters { key: "dtype"           value { string_value: "$dtype" } }         #
 parameters { key: "threads"         value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "policy"          value { string_value: "$policy" } }        # which of the waiting sequences start
 parameters { key: "admission"       value { string_value: "$admission" } }     # refuse at once what cannot be in time
-parameters { key: "seats"           value { string_value: "$seats" } }         # the most sequences that run together
+parameters { key: "max_sequences"   value { string_value: "$max_sequences" } } # the most sequences that run together
 parameters { key: "step_tokens"     value { string_value: "$step_tokens" } }   # the most tokens of a step
 parameters { key: "cache_tokens"    value { string_value: "$cache_tokens" } }  # tokens whose keys and values have room
 parameters { key: "cache"           value { string_value: "$cache" } }         # slotted, paged, or auto: paged on CUDA
-parameters { key: "cleaning"        value { string_value: "$cleaning" } }      # early: an ended sequence's room is free at once
 parameters { key: "queue_texts"     value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
 parameters { key: "queue_mb"        value { string_value: "$queue_mb" } }      # nor may they take more memory than this
 parameters { key: "deadline_ms"     value { string_value: "$deadline_ms" } }   # for requests without `timeout`; 0: none
 parameters { key: "first_token_ms"  value { string_value: "0" } }              # for requests that name none; 0: none
 parameters { key: "token_ms"        value { string_value: "0" } }              # the same, between two tokens
+parameters { key: "least_token_ms"  value { string_value: "0" } }              # what a request must allow, if it names a time
 parameters { key: "plot_hot"        value { string_value: "$plot_hot" } }      # rows a table on the GPU
 parameters { key: "plot_preload"    value { string_value: "$plot_preload" } }  # read the tables into memory before serving
 """)

@@ -27,11 +27,15 @@ class Copies:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # it may still clear the slots
 
+    @property
+    def are_at_once(self) -> bool:
+        return self._stream is None
+
     def under_way(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:
-        return _Reached() if self._stream is None else _Pending(self._stream.record_event(), self._device)
+        return REACHED if self._stream is None else _Pending(self._stream.record_event(), self._device)
 
 
 class _Reached:
@@ -40,6 +44,9 @@ class _Reached:
 
     def synchronize(self) -> None:
         pass
+
+
+REACHED = _Reached()
 
 
 class _Pending:

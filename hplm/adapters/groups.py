@@ -46,4 +46,7 @@ class Groups(ABC):
 
 def starts_of_runs(slots: Array) -> Array:
     """Returns the first row of each run of rows with one slot."""
-    return np.concatenate(([0], np.flatnonzero(slots[1:] != slots[:-1]) + 1))
+    changes = np.empty(len(slots), dtype=bool)
+    changes[:1] = True
+    np.not_equal(slots[1:], slots[:-1], out=changes[1:])
+    return changes.nonzero()[0]

@@ -9,7 +9,7 @@ Where the kernel is missing, `Tiles` does the same. A test holds both together.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable
 from ctypes import c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from hplm.adapters.runs import InRuns
 from hplm.arrays import Array
 from hplm.compiled import library, opened, parallel
 
+CPU = torch.device("cpu")
 LIBRARY = library(__file__)
 # As in kernel.c:
 VERSION = 1  # of its functions
@@ -65,7 +66,7 @@ def kernel() -> Kernel | None:
     return opened(LIBRARY, VERSION, Kernel, "torch applies adapters instead, which takes up to twice as long")
 
 
-def fits(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]) -> bool:
+def fits(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, ...]]) -> bool:
     """Whether the kernel takes weights (outputs x inputs) and biases of these shapes."""
     return (
         device.type == "cpu"
@@ -77,15 +78,15 @@ def fits(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, .
 
 
 class InPlace(InRuns):
-    def __init__(self, slots: Array) -> None:
-        super().__init__(slots, torch.device("cpu"))
-        cuts = self._starts
-        counts = np.diff(cuts, append=len(self._slots))
-        if counts.max() > MOST_ROWS:
-            pieces = -(-counts // MOST_ROWS)  # of each run
+    def __init__(self, slots: Array, counts: Array | None = None) -> None:
+        super().__init__(slots, CPU, counts)
+        starts = self._bounds[:-1]
+        rows = self._bounds[1:] - starts
+        if rows.max() > MOST_ROWS:
+            pieces = -(-rows // MOST_ROWS)  # of each run
             number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            cuts = np.repeat(cuts, pieces) + np.repeat(counts, pieces) * number // np.repeat(pieces, pieces)
-        self._bounds, self._slot_of = np.append(cuts, len(self._slots)), self._slots[cuts].astype(np.int64)
+            cuts = np.repeat(starts, pieces) + np.repeat(rows, pieces) * number // np.repeat(pieces, pieces)
+            self._bounds, self._slot_of = np.append(cuts, self._bounds[-1]), np.repeat(self._slot_of, pieces)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = spread.new_empty(len(spread), weight.shape[1])

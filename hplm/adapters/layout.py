@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class Layout:
         """The places of a layer, each with the product that computes it."""
         return GATED_PROJECTIONS if self.gated else PROJECTIONS
 
-    @property
+    @cached_property
     def shapes(self) -> Shapes:
         """The tensors of one layer, in their order in the record."""
         return KINDS[self.kind].shapes(self)
@@ -174,16 +175,26 @@ class Layout:
         before = {"key": query, "value": query + key, "ffn_in": self.intermediate if self.gated else 0}.get(place, 0)
         return slice(before, before + self.width(place)[1])
 
-    def touches(self, at: str) -> bool:
-        return any(self.projections[place] == at for place in self.places)
+    @cached_property
+    def touched(self) -> frozenset[str]:
+        """The products whose outputs it changes."""
+        return frozenset(self.projections[place] for place in self.places)
 
-    def group(self, slots: Array, device: torch.device, dtype: torch.dtype) -> Groups:
-        """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots."""
-        shapes = list(self.in_slots.shapes.values())
+    def touches(self, at: str) -> bool:
+        return at in self.touched
+
+    def group(self, slots: Array, device: torch.device, dtype: torch.dtype, counts: Array | None = None) -> Groups:
+        """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots.
+
+        `counts`: how many rows have each of the slots, at least one; None: one.
+        """
+        shapes = self.in_slots.shapes.values()
         if kernel.fits(device, dtype, shapes):
-            return kernel.InPlace(slots)
+            return kernel.InPlace(slots, counts)
         widths = [width for shape in shapes if len(shape) > 1 for width in shape]
-        return runs.Runs(slots, device) if runs.fits(device, dtype, widths) else Tiles(slots, device)
+        if runs.fits(device, dtype, widths):
+            return runs.Runs(slots, device, counts)
+        return Tiles(slots if counts is None else np.repeat(slots, counts), device)
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""

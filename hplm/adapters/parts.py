@@ -37,7 +37,7 @@ class Homes:
     """Where the records of some texts are."""
 
     layouts: Sequence[Layout]
-    layout_of: Array  # the number of each text's layout; -1: it has no record
+    layout_of: Array | None  # the number of each text's layout; -1: it has no record; None: all have the only layout
     slots: Array
 
     @classmethod
@@ -45,10 +45,11 @@ class Homes:
         numbers: dict[Layout, int] = {}
         found = [(numbers.setdefault(one[0], len(numbers)), one[1]) if one is not None else (-1, 0) for one in placed]
         layout_of, slots = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        return cls(list(numbers), layout_of, slots)
+        return cls(list(numbers), layout_of if layout_of.any() or not numbers else None, slots)
 
     def some(self, texts: Array) -> Homes:
-        return Homes(self.layouts, self.layout_of[texts], self.slots[texts])
+        """Returns the homes of some texts, in their order. One may be there several times."""
+        return Homes(self.layouts, None if self.layout_of is None else self.layout_of[texts], self.slots[texts])
 
 
 def parts_of(
@@ -62,12 +63,15 @@ def parts_of(
     """Divides rows by layout. `counts` has the rows of each text, `slots` the weights, and `arrived` their marks."""
     parts: list[Part] = []
     for number, layout in enumerate(homes.layouts):
-        mine = homes.layout_of == number
-        own = counts * mine
-        if not own.any():
-            continue
-        groups = layout.group(np.repeat(homes.slots, own), device, layout.computed_in(dtype))
-        rows = None if mine.all() else sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
+        own, own_counts, rows = homes.slots, counts, None
+        mine = counts > 0 if homes.layout_of is None else (homes.layout_of == number) & (counts > 0)
+        if not mine.all():
+            if not mine.any():
+                continue
+            own, own_counts = own[mine], counts[mine]
+            if homes.layout_of is not None:
+                rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
+        groups = layout.group(own, device, layout.computed_in(dtype), own_counts)
         parts.append(Part(layout, groups, slots[layout].layers, arrived[layout], rows))
     return parts
 

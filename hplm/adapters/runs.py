@@ -35,16 +35,23 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
 class InRuns(Groups):
     """Rows in runs of one slot each. Where slots alternate often, rows are sorted."""
 
-    def __init__(self, slots: Array, device: torch.device) -> None:
+    def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
+        """`counts`: how many rows have each of the slots, at least one; None: one."""
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
-        self._slots, self._starts = slots, starts_of_runs(slots)
-        if len(self._starts) > MANY and len(self._starts) > min(MANY * len(np.unique(slots)), MOST):
+        starts = starts_of_runs(slots)
+        if len(starts) > MANY and len(starts) > min(MANY * len(np.unique(slots)), MOST):
+            slots, counts = slots if counts is None else np.repeat(slots, counts), None
             order = np.argsort(slots, kind="stable")
             self._take = sent(tensor_of(order), device)
             self._back = sent(tensor_of(np.argsort(order)), device)
-            self._slots = slots[order]
-            self._starts = starts_of_runs(self._slots)
+            slots = slots[order]
+            starts = starts_of_runs(slots)
+        self._slot_of = slots[starts].astype(np.int64)  # of each run
+        if counts is None:
+            self._bounds = np.append(starts, len(slots))  # of the runs
+        else:
+            self._bounds = np.append(0, np.add.reduceat(counts, starts).cumsum())
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
@@ -56,11 +63,11 @@ class InRuns(Groups):
 class Runs(InRuns):
     """Runs for the grouped kernel."""
 
-    def __init__(self, slots: Array, device: torch.device) -> None:
-        super().__init__(slots, device)
-        slots, bounds = self._slots, np.append(self._starts, len(slots))
-        self._calls = [_call(slots, bounds[i : i + MOST + 1], device) for i in range(0, len(self._starts), MOST)]
-        self._slot_of_row = sent(tensor_of(slots.astype(np.int64)), device)
+    def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
+        super().__init__(slots, device, counts)
+        runs = range(0, len(self._slot_of), MOST)
+        self._calls = [_call(self._slot_of[i : i + MOST], self._bounds[i : i + MOST + 1], device) for i in runs]
+        self._slot_of_row = sent(tensor_of(np.repeat(self._slot_of, np.diff(self._bounds))), device)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = [grouped_mm(spread[rows], weight.mT.index_select(0, slots), offs=ends) for rows, slots, ends in self._calls]
@@ -72,6 +79,6 @@ class Runs(InRuns):
 
 
 def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
-    """Returns the rows between the first and the last bound, and for each run between two bounds its slot and its end."""
-    own, ends = slots[bounds[:-1]].astype(np.int64), (bounds[1:] - bounds[0]).astype(np.int32)
-    return slice(int(bounds[0]), int(bounds[-1])), sent(tensor_of(own), device), sent(tensor_of(ends), device)
+    """Returns the rows of some runs, and for each run its slot and its end. `bounds`: those of the runs."""
+    ends = (bounds[1:] - bounds[0]).astype(np.int32)
+    return slice(int(bounds[0]), int(bounds[-1])), sent(tensor_of(slots), device), sent(tensor_of(ends), device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.bank import Bank
-from hplm.adapters.copying import Copies, Mark
+from hplm.adapters.copying import REACHED, Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.errors import OutOfCapacity
@@ -96,6 +96,8 @@ class Slots:
 
     def fill(self) -> list[Mark]:
         """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
+        if not self._promised and all(copies.are_at_once for copies in self._copies.values()):
+            return [REACHED] * len(self.layers)
         marks: list[Mark] = []
         self._last = []
         for device, numbers in groupby(range(len(self.layers)), self._devices.__getitem__):

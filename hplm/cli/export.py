@@ -38,11 +38,15 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument(
         "--packing",
         default="packed",
-        help="how the texts of a batch lie in tensors: naive, turbo, concat, slotted or packed (default: %(default)s)",
+        help="how the texts of a batch lie in tensors: end to end, or by a registered packing (default: %(default)s)",
     )
     export.add_argument("--batch-tokens", type=int, default=4096, help="most tokens in a batch (default: %(default)s)")
     export.add_argument(
-        "--seats", type=int, default=32, help="decoders: most sequences that run together (default: %(default)s)"
+        "--max-sequences",
+        "--seats",
+        type=int,
+        default=32,
+        help="decoders: most sequences that run together (default: %(default)s)",
     )
     export.add_argument(
         "--cache-tokens", type=int, default=16_384, metavar="N",
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> dict:
         admission=not args.no_admission,
         packing=args.packing,
         batch_tokens=args.batch_tokens,
-        seats=args.seats,
+        max_sequences=args.max_sequences,
         cache_tokens=args.cache_tokens,
         cache=args.cache,
         queue_texts=args.queue_texts,

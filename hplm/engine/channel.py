@@ -1,6 +1,6 @@
 """The messages between the model process that holds Triton's senders and the engine's process, over a socket pair.
 
-Both ends are ours and private, so messages are pickled.
+Requests and answers are frames of bytes. The other messages are rare; both ends are ours and private, so they are pickled.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hplm.arrays import Array
-from hplm.metrics.meter import Counted, Series
+from hplm.metrics.meter import Series
 
-Outputs = dict[str, Array]  # by name on the wire
-Failure = tuple[str, str]  # the status, and the message for the wire
 DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
-_SIZE = struct.Struct("<Q")
+_FRAME = struct.Struct("<Q?")  # bytes behind it, and whether they are pickled
+_REQUEST = struct.Struct("<QHHII")  # number in the model process, backbone, wanted outputs as bits, bytes of id and form
 
 
 @dataclass(frozen=True)
@@ -52,40 +51,6 @@ class Ready:
     failure: str = ""
 
 
-class Ask(NamedTuple):
-    """A looked-up request."""
-
-    number: int  # of the request, in the model process
-    signed: bytes  # a valid ticket and what was looked up
-    id: str  # the client's name for it
-    wanted: frozenset[str]  # outputs
-    backbone: int = 0  # whose lookup has signed the ticket
-
-
-@dataclass(frozen=True)
-class Asks:
-    """To the engine: requests."""
-
-    asks: list[Ask]
-
-
-class Reply(NamedTuple):
-    """The answers to requests that have the same outputs in the same shape, or the failure of one."""
-
-    numbers: list[int]  # of the requests
-    texts: list[int]  # of each request
-    answer: Outputs | Failure  # outputs: of all texts, end to end
-    counted: list[Counted]  # of each request, where it is counted; empty if sending the answers cannot change it
-    deadlines_ns: list[int]  # of each request, 0: none; empty likewise
-
-
-@dataclass(frozen=True)
-class Replies:
-    """From the engine: answers."""
-
-    replies: list[Reply]
-
-
 class Beaten(NamedTuple):
     """The counts of one backbone since the last beat."""
 
@@ -107,6 +72,22 @@ class End:
     """To the engine: answer what waits, then end."""
 
 
+def request_parts(number: int, backbone: int, wanted: int, id: str, form: bytes) -> tuple[bytes, bytes, bytes]:
+    """Returns the parts of the bytes of a request. `backbone`: whose lookup has signed it. `id`: the client's name for it."""
+    name = id.encode()
+    return _REQUEST.pack(number, backbone, wanted, len(name), len(form)), name, form
+
+
+def requests_in(frame: bytearray) -> Iterator[tuple[int, int, int, str, bytearray]]:
+    """Yields what `request_parts` was given. Each form has memory of its own, so that none keeps the others'."""
+    at = 0
+    while at < len(frame):
+        number, backbone, wanted, name, form = _REQUEST.unpack_from(frame, at)
+        name += (begin := at + _REQUEST.size)
+        at = name + form
+        yield number, backbone, wanted, frame[begin:name].decode(), frame[name:at]
+
+
 class Channel:
     """One end. Any thread may send; one receives."""
 
@@ -117,54 +98,55 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
-    def send(self, message: Begin | Ready | Apart | Asks | Replies | Beat | End) -> None:
+    def send(self, message: Begin | Ready | Apart | Beat | End) -> None:
         """Raises OSError if the other end has gone."""
-        pickled = pickle.dumps(message, protocol=5)
+        self._send(True, [pickle.dumps(message, protocol=5)])
+
+    def send_bytes(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Sends a frame. Raises OSError if the other end has gone."""
+        self._send(False, parts)
+
+    def _send(self, is_pickled: bool, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+        frame = bytearray().join((bytes(_FRAME.size), *parts))
+        _FRAME.pack_into(frame, 0, len(frame) - _FRAME.size, is_pickled)
         with self._sending:
-            self._socket.sendall(_SIZE.pack(len(pickled)) + pickled)
+            self._socket.sendall(frame)
 
-    def receive(self) -> Any | None:
-        """Waits for a message. Returns None when the other end has gone."""
-        while (end := self._end()) > len(self._received):
-            if not self._receive_more():
-                return None
-        return self._take(end)
+    def receive(self, wait_s: float = inf) -> Any | None:
+        """Waits for a message, or for a frame, which is a bytearray. Returns None if none comes, or the other end has gone."""
+        self._receive(wait_s)
+        end = self._end()
+        return self._take(end) if end <= len(self._received) else None
 
-    def arrived(self) -> list[Any]:
-        """Returns the messages that are here, without waiting. The last one is None if the other end has gone."""
+    def arrived(self, wait_s: float = 0.0) -> list[Any]:
+        """Returns the messages that are here. If there is none, waits for some at most so long.
+
+        The last one is None if the other end has gone.
+        """
+        is_open = self._receive(wait_s)
         messages: list[Any] = []
-        try:
-            more = self._socket.recv(READ, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return messages
-        except OSError:
-            more = b""
-        self._received += more
         while (end := self._end()) <= len(self._received):
             messages.append(self._take(end))
-        return messages if more else [*messages, None]
+        return messages if is_open else [*messages, None]
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def comes(self, seconds: float = 0.0) -> bool:
-        """Waits for a message at most so long. Returns whether `receive` returns at once."""
-        until = time.monotonic() + seconds
+    def _receive(self, wait_s: float) -> bool:
+        """Waits for a whole message at most so long. Returns False when the other end has gone."""
+        until = time.monotonic() + wait_s
         while self._end() > len(self._received):
-            if not self._poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
-                return False
-            if not self._receive_more():
+            left_ms = 1000 * (until - time.monotonic())
+            if not self._poll.poll(None if left_ms == inf else max(0.0, left_ms)):
                 return True
+            try:
+                more = self._socket.recv(READ)
+            except OSError:
+                more = b""
+            if not more:
+                return False
+            self._received += more
         return True
-
-    def _receive_more(self) -> bool:
-        """Returns False when the other end has gone."""
-        try:
-            more = self._socket.recv(READ)
-        except OSError:
-            return False
-        self._received += more
-        return bool(more)
 
     def shut(self) -> None:
         """Lets both ends know that the other one has gone, also those that wait."""
@@ -175,11 +157,12 @@ class Channel:
         self._socket.close()
 
     def _take(self, end: int) -> Any:
-        message = pickle.loads(memoryview(self._received)[_SIZE.size : end])
+        is_pickled = _FRAME.unpack_from(self._received)[1]
+        frame = self._received[_FRAME.size : end]
         del self._received[:end]
-        return message
+        return pickle.loads(frame) if is_pickled else frame
 
     def _end(self) -> int:
         """Returns where the first message ends in what was received."""
-        size = _SIZE.size
-        return size + _SIZE.unpack_from(self._received)[0] if len(self._received) >= size else size
+        size = _FRAME.size
+        return size + _FRAME.unpack_from(self._received)[0] if len(self._received) >= size else size

@@ -11,119 +11,22 @@ import logging
 import os
 import signal
 import sys
-import threading
-import traceback
-from collections.abc import Generator, Hashable
-from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
 
-from hplm.engine.answer import CONFIDENCE, fill, size_of
-from hplm.engine.channel import DEVICE_FAILED, Apart, Ask, Asks, Beat, Beaten, Begin, Channel, End, Ready, Replies, Reply
-from hplm.engine.looked_up import LookedUp
-from hplm.engine.memory import LARGE
+from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Channel, End, Ready, requests_in
+from hplm.engine.outbox import Outbox
 from hplm.engine.process import Process
-from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import read_all
 from hplm.engine.threads import repeat
-from hplm.errors import HplmError, for_client, kind_of
-from hplm.metrics.meter import Counted
+from hplm.errors import HplmError
 from hplm.model.openmp import apart
-from hplm.tasks import TextAnswer
-from hplm.tenants.ticket import Ticket
+from hplm.request.answers import CONFIDENCE, names_of
+from hplm.request.form import Form
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
-
-
-class Outbox:
-    """Sends answers to the model process. Those that a thread puts in within `together` leave as one message."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._gathered = threading.local()
-
-    @contextmanager
-    def together(self) -> Generator[None]:
-        answers: list[Answered] = []
-        self._gathered.answers = answers
-        try:
-            yield
-        finally:
-            del self._gathered.answers
-            if answers:
-                self._send(answers)
-
-    def put(self, ask: Ask, ticket: Ticket, answer: Answer, counted: Counted = ()) -> None:
-        answered = Answered(ask, ticket, answer, counted)
-        gathered: list[Answered] | None = getattr(self._gathered, "answers", None)
-        if gathered is None:
-            self._send([answered])
-        else:
-            gathered.append(answered)
-
-    def _send(self, answers: list[Answered]) -> None:
-        alike: dict[Hashable, list[Answered]] = {}
-        for answered in answers:
-            alike.setdefault(answered.shape, []).append(answered)
-        self._channel.send(Replies([reply for some in alike.values() for reply in _replies(some)]))
-
-
-class Answered(NamedTuple):
-    ask: Ask
-    ticket: Ticket
-    answer: Answer
-    counted: Counted  # where it is counted
-
-    @property
-    def shape(self) -> Hashable:
-        """Equal for answers that can be outputs of one reply."""
-        answer = self.answer
-        if not isinstance(answer, Exception) and all(text.is_one_label for text in answer):
-            return self.ask.wanted, answer[0].logits.shape[1]
-        return self.ask.number
-
-
-def _replies(answers: list[Answered]) -> list[Reply]:
-    """Returns one reply with answers of one shape, or one for each if they cannot be put together."""
-    if len(answers) == 1:
-        return [_reply_or_failure(answers[0])]
-    try:
-        return [_reply(answers)]
-    except Exception:  # of one of them, which must not fail the others
-        return [_reply_or_failure(answered) for answered in answers]
-
-
-def _reply_or_failure(answered: Answered) -> Reply:
-    try:
-        if isinstance(answered.answer, Exception):
-            raise answered.answer
-        return _reply([answered])
-    except Exception as error:
-        if not isinstance(error, HplmError):  # its message may hold what the client sent
-            raised = "".join(traceback.format_tb(error.__traceback__))
-            log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
-        failure = for_client(error, "the engine").failure()
-    return Reply([answered.ask.number], [1], failure, [], [])
-
-
-def _reply(answers: list[Answered]) -> Reply:
-    texts: list[TextAnswer] = []
-    versions: list[int] = []
-    counts: list[int] = []
-    for answered in answers:
-        assert not isinstance(answered.answer, Exception)
-        texts += answered.answer
-        versions += [answered.ticket.version] * len(answered.answer)
-        counts.append(len(answered.answer))
-    outputs = fill(texts).outputs(answers[0].ask.wanted, versions)
-    counted = [answered.counted for answered in answers]
-    deadlines_ns = [answered.ticket.deadline_ns for answered in answers]
-    if size_of(outputs) < LARGE and not any(deadlines_ns):  # neither refused for want of shared memory, nor late
-        counted, deadlines_ns = [], []
-    return Reply([answered.ask.number for answered in answers], counts, outputs, counted, deadlines_ns)
 
 
 class Child:
@@ -136,7 +39,8 @@ class Child:
         self._channel = channel
         self._shown = shown
         self._outbox = Outbox(channel)
-        self._unopened: SimpleQueue[Ask] = SimpleQueue()  # requests whose generation is not open yet
+        # Requests whose generation is not open yet: what submits them, and what answers them.
+        self._unopened: SimpleQueue[tuple[partial[None], partial[None]]] = SimpleQueue()
 
     def run(self) -> None:
         begin = self._channel.receive()
@@ -161,10 +65,10 @@ class Child:
         self._beat()
 
     def _take_in(self, message: object) -> None:
-        if isinstance(message, Asks):
+        if isinstance(message, bytearray):
             with self._outbox.together():  # what is refused
-                for ask in message.asks:
-                    self._submit(ask)
+                for request in requests_in(message):
+                    self._submit(*request)
         elif isinstance(message, Apart):
             self._service.separate(message)
         elif isinstance(message, End):
@@ -172,20 +76,26 @@ class Child:
         else:
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
-    def _submit(self, ask: Ask, may_open: bool = False) -> None:
-        ticket, found = Ticket.read(ask.signed)
-        if not (may_open or self._service.has_open(ticket, ask.backbone)):
-            self._unopened.put(ask)  # others do not wait for it
-            return
-        respond = partial(self._outbox.put, ask._replace(signed=b""), ticket)  # a waiting request keeps only its texts
+    def _submit(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
+        respond = partial(self._outbox.put, number, wanted, None)
         try:
-            looked_up, with_confidence = LookedUp.unpack(found), CONFIDENCE in ask.wanted
-            self._service.submit(ticket, looked_up, respond, ask.id, with_confidence, ask.backbone, ask.number)
+            form = Form(given)
+            respond = partial(self._outbox.put, number, wanted, form.head)
+            with_confidence = CONFIDENCE in names_of(wanted)
+            submit = partial(self._service.submit, form, respond, id, with_confidence, backbone, number)
+            if self._service.has_open(form, backbone):
+                submit()
+            else:
+                self._unopened.put((submit, respond))  # others do not wait for it
         except Exception as error:
             respond(error)
 
     def _open_next(self) -> bool:
-        self._submit(self._unopened.get(), may_open=True)
+        submit, respond = self._unopened.get()
+        try:
+            submit()
+        except Exception as error:
+            respond(error)
         self._process.wake()
         return True
 

@@ -72,7 +72,7 @@ class Encoder:
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
         """Counts a request as load, and returns its rung. Call it once for each request, before it is offered."""
         with self._lock:
-            return self._scheduler.rung(tenant, tokens, costs, self._now_ns())
+            return self._scheduler.governor.rung_for(tenant, tokens, costs, self._now_ns())
 
     def offer(self, texts: Sequence[Text]) -> None:
         """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
@@ -94,8 +94,7 @@ class Encoder:
         """Returns how many seconds nothing has to be done if nothing changes."""
         with self._lock:
             now = self._now_ns()
-            choose_at = self._scheduler.choose_at(now) if len(self._scheduler) else now
-            due = min(self._scheduler.next_expiry(now), choose_at if choose_at > now else NEVER)
+            due = self._scheduler.due(now)
         return max(0.0, (due - now) / 1e9) if due < NEVER else math.inf
 
     def expire(self) -> None:
@@ -140,9 +139,6 @@ class Encoder:
                 with self._lock:
                     learned = staged.brought, staged.computing_ns if stage else ()
                     self._scheduler.finished(batch, self._now_ns(), *learned)
-            elif stage == 0:
-                with self._lock:
-                    self._scheduler.released(batch, self._now_ns())
             goes_on = not is_last
         except Exception as error:
             self._give_up(batch, staged.left, error, staged)
@@ -178,17 +174,14 @@ class Encoder:
 
     def _choose(self) -> Batch[Text] | None:
         with self._lock:
-            now = self._now_ns()
-            if self._scheduler.choose_at(now) > now:
-                return None
-            batch = self._scheduler.choose(self._capacity, now)
+            batch = self._scheduler.choose(self._capacity, self._now_ns())
             if batch is not None:
                 self._may_choose = False
                 self._open.add(batch)
             return batch
 
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
-        """Returns the batch, staged as far as that runs ahead. None: its texts are answered, or its halves are next."""
+        """Returns the staged batch. None: its texts are answered, or its halves are next."""
         try:
             self._in_flight.enter(batch, {text.request.mark for text in batch.texts})
             while self._computed:
@@ -208,8 +201,7 @@ class Encoder:
         with self._lock:
             self._scheduler.started(batch, self._now_ns())
         self._note(own.instruments.started, batch, staged)
-        own.stager.finish(staged)
-        self._may_choose = own.stager.overlap.staging  # the next batch may be chosen and staged while this one computes
+        self._may_choose = True  # the next batch may be chosen and staged while this one computes
 
     def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
         """Answers texts that leave at an exit, while others of their batch compute."""

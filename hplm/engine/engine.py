@@ -11,18 +11,17 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
-from hplm.engine.passage import Computed, Passage, read
+from hplm.engine.passage import Computed, Passage, read, split
 from hplm.engine.sheets import Sheet
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import Adapt, Attend
+from hplm.model.layer import Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
-from hplm.model.stacks import UpperStack, through
-from hplm.model.tensors import array_of
+from hplm.model.stacks import UpperStack, entered, through
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
@@ -105,7 +104,9 @@ class Engine:
         self._upper = self._ready(upper, eight_bits)
         self.watch = Watch()
         self._after_layer: Callable[[], object] = lambda: None
-        self._layers = [self._upper.layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
+        layers = [layer.plain() for layer in self._upper.layers]
+        self._layers = [layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
+        self._norm = plain(self._upper.norm)
 
     def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
         if eight_bits:
@@ -140,13 +141,10 @@ class Engine:
             for sheet in batch.sheets:
                 yield from self._compute(sheet, len(self.stages) - 1)
             # All heads are started before one is waited for.
-            started = [
-                (sheet.now, read(sheet.taken().float(), sheet.now.end.heads)) for sheet in batch.sheets if sheet.now.texts
-            ]
-            indexes = [index for now, _ in started for index in now.indexes]
-            parts = [part for now, logits in started for part in logits.cpu().split_with_sizes(now.rows_of.tolist())]
-            if indexes:
-                yield Computed(indexes, [array_of(part) for part in parts])
+            started = [(sheet, read(sheet.taken().float(), sheet.ending[2])) for sheet in batch.sheets if sheet.texts]
+            if started:
+                indexes = [index for sheet, _ in started for index in sheet.indexes]
+                yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.rows_of)])
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
@@ -170,9 +168,10 @@ class Engine:
             x = sheet.taken().to(stage.device)
         else:
             assert sheet.sums is not None  # staging has gathered them
-            x = self._upper.enter(*(part.to(stage.device) for part in (sheet.sums, sheet.positions, sheet.segments)))
+            sums, positions, segments = (part.to(stage.device) for part in (sheet.sums, sheet.positions, sheet.segments))
+            x = entered(sums, positions, segments, self._upper.positions.weight, self._upper.segments.weight, self._norm)
         passage = Passage(sheet, number, stage.device, self.watch, self._after_layer)
-        return passage.run(x, list(self._layers[number]), stage.first, stage is self.stages[-1])
+        return passage.run(x, self._layers[number], stage.first, stage is self.stages[-1])
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.looked_up import LookedUp
 from hplm.engine.views import View, Views
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
 from hplm.plot.forest import Chain
 from hplm.plot.kernel import kernel
 from hplm.plot.levels import Tally
+from hplm.request.form import Form, Head, write
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
@@ -32,13 +32,16 @@ class Reading:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
+        **asked: int,
     ) -> None:
+        """`asked`: what else the head of its form says (`arrival_ns`, `deadline_ns`, ...)."""
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
         for index, text in enumerate(texts):
             check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
         self.view = view
         self.tenant = tenant
+        self.head = Head(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, **asked)
         self.texts = texts
         self.pairs = pairs
         self.truncate = truncate
@@ -90,26 +93,30 @@ class Reading:
             )
         self.characters_left -= len(text) + len(pair or "")
 
-    def found(self, addresses: Array) -> LookedUp:
-        """Returns the result, with the addresses of all tokens."""
-        counts = np.array([len(spans) for spans in self.spans], dtype=np.int32)
-        if not self.in_windows and len(counts) * int(counts.max()) > MOST_ROWS:  # else the answer has one row a text
+    def form(self, secret: bytes, addresses: Array) -> bytearray:
+        """Returns the signed form, with the addresses of all tokens."""
+        counts = [len(spans) for spans in self.spans]
+        if not self.in_windows and len(counts) * max(counts) > MOST_ROWS:  # else the answer has one row a text
             raise InvalidInput(
-                f"the answer to {len(counts)} texts, the longest with {counts.max():,} words, would have more than "
+                f"the answer to {len(counts)} texts, the longest with {max(counts):,} words, would have more than "
                 f"{MOST_ROWS:,} rows: send long texts in separate requests"
             )
-        return LookedUp(
-            lengths=np.array([len(text.tokens) for text in self.encoded], dtype=np.int32),
+        return write(
+            secret,
+            self.head,
+            lengths=[len(text.tokens) for text in self.encoded],
             counts=counts,
             addresses=addresses,
             segments=_end_to_end([text.segments for text in self.encoded]),
             spans=_end_to_end(self.spans),
-            passages=tuple(self.pairs) if self.pairs is not None and self.tenant.task_object.needs_pair else (),
+            passages=self.pairs if self.pairs is not None and self.in_windows else (),
         )
 
 
 class Lookup:
-    def __init__(self, views: Views) -> None:
+    def __init__(self, views: Views, secret: bytes = b"") -> None:
+        """`secret`: that signs what it finds."""
+        self._secret = secret
         self._tokenizer = views.tokenizer()
         kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
@@ -121,18 +128,18 @@ class Lookup:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
-    ) -> LookedUp:
-        reading = Reading(view, tenant, texts, pairs, truncate)
-        (found,) = self.read([reading], MOST_CHARACTERS)
+        **asked: int,
+    ) -> Form:
+        (found,) = self.read([Reading(view, tenant, texts, pairs, truncate, **asked)], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):
             raise found
-        return found
+        return Form(found)
 
-    def read(self, readings: Sequence[Reading], characters: int) -> list[LookedUp | Exception | None]:
+    def read(self, readings: Sequence[Reading], characters: int) -> list[bytearray | Exception | None]:
         """Reads the next texts of requests, of each as many as have these characters but at least one.
 
-        Returns for each request the result after its last text, or what is wrong with it, or None if more texts are left. All
+        Returns for each request its form after its last text, or what is wrong with it, or None if more texts are left. All
         are read together, because a call costs more than a text.
         """
         failed: dict[int, Exception] = {}
@@ -155,10 +162,10 @@ class Lookup:
         found = self._find({number: reading for number, reading in complete.items() if number not in failed})
         return [failed.get(number) or found.get(number) for number in range(len(readings))]
 
-    def _find(self, readings: dict[int, Reading]) -> dict[int, LookedUp | Exception]:
+    def _find(self, readings: dict[int, Reading]) -> dict[int, bytearray | Exception]:
         """Looks up the requests of each chain together."""
         by_chain: dict[Chain, list[int]] = {}
-        results: dict[int, LookedUp | Exception] = {}
+        results: dict[int, bytearray | Exception] = {}
         for number, reading in readings.items():
             try:
                 by_chain.setdefault(reading.chain, []).append(number)
@@ -175,14 +182,15 @@ class Lookup:
                         results.update(self._find({number: readings[number]}))
         return results
 
-    def _find_in(self, chain: Chain, readings: list[Reading]) -> list[LookedUp]:
+    def _find_in(self, chain: Chain, readings: list[Reading]) -> list[bytearray]:
         encoded = [text for reading in readings for text in reading.encoded]
         lengths = _end_to_end([text.lengths for text in encoded])
         hits = chain.lookup(_end_to_end([text.tokens for text in encoded]), lengths)
         sizes = [sum(len(text.tokens) for text in reading.encoded) for reading in readings]
         ends = np.cumsum(sizes).tolist()
         found = [
-            reading.found(hits.addresses[end - size : end]) for reading, size, end in zip(readings, sizes, ends, strict=True)
+            reading.form(self._secret, hits.addresses[end - size : end])
+            for reading, size, end in zip(readings, sizes, ends, strict=True)
         ]
         self.tally.add(readings[0].tenant.domain, chain, hits)
         return found

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
 
-from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.refused import Refused
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.scheduling.turns import Bounds, Turns
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.turns import Turns
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -35,8 +35,8 @@ LEARNING = 0.05  # rate of the running mean of the pace
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
 IN_LINE = 0.5  # share of the time that a request has left which it may wait here
 PAUSE = 0.002  # seconds until it is asked again how many there are
-WAITING = Bounds(items=8192, work=1 << 27)  # the most requests and characters that wait
-REFUSED = Bounds(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
+WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
+REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
 
 
 class LookupRequest:
@@ -45,20 +45,12 @@ class LookupRequest:
     def __init__(
         self,
         reading: Reading,
-        arrival_ns: int,
-        received_ns: int,
-        deadline_ns: int,
-        respond: Callable[[LookedUp | Exception], None],
+        respond: Callable[[bytearray | Exception], None],
         refuse_at_once: bool = False,
         defer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`received_ns`: when this server got it. `refuse_at_once`: even if its tenant is refused often. `defer` is called
-        before another thread may answer.
-        """
+        """`refuse_at_once`: even if its tenant is refused often. `defer` is called before another thread may answer."""
         self.reading = reading
-        self.arrival_ns = arrival_ns
-        self.received_ns = received_ns
-        self.answer_by_ns = deadline_ns  # 0: no deadline
         self.respond = respond
         self.refuse_at_once = refuse_at_once
         self.defer = defer
@@ -70,7 +62,8 @@ class LookupRequest:
     @property
     def deadline_ns(self) -> int:
         """By when it must leave the line. Later it would be looked up in vain, because the engine needs time too."""
-        return self.received_ns + round(IN_LINE * (self.answer_by_ns - self.received_ns)) if self.answer_by_ns else 0
+        head = self.reading.head
+        return head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
 
     @property
     def left(self) -> int:
@@ -82,13 +75,13 @@ class LookupService:
         self,
         lookup: Lookup,
         meter: Meter,
-        looked_up: Callable[[LookupRequest, LookedUp], None],
+        looked_up: Callable[[LookupRequest], None],
         allow: Callable[[LookupRequest], None] = lambda request: None,
         ahead: Callable[[], int] = lambda: 0,
     ) -> None:
-        """All are called by a thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
-        request or its next piece is read and before the result is taken, to refuse it by raising. `ahead` says how many
-        looked-up requests are not answered yet.
+        """All are called by a thread that looks up: `looked_up` with each request that was read, before its form is sent, and
+        `allow` before a request or its next piece is read and before its form is taken, to refuse it by raising. `ahead` says
+        how many looked-up requests are not answered yet.
         """
         self._ahead = ahead
         self._lookup = lookup
@@ -200,7 +193,10 @@ class LookupService:
         started, finished = time.perf_counter(), 0
         try:
             with self._reading:
+                before = [request.left for request in taken]
                 finished = self._look_up(taken)
+            for request, left in zip(taken, before, strict=True):
+                self._line.charge(request, left - request.left - PIECE)  # a long text is read whole
         finally:
             self._send_refusals(finished)
             self._keep_pace(started, finished)
@@ -231,11 +227,11 @@ class LookupService:
 
     def _expire(self, late: list[LookupRequest]) -> None:
         for request in late:
-            self._answer(request, DeadlineMissed.after(request.arrival_ns, request.answer_by_ns))
+            self._answer(request, DeadlineMissed.after(request.reading.head.arrival_ns, request.reading.head.deadline_ns))
 
-    def _read(self, taken: list[LookupRequest]) -> list[tuple[LookupRequest, LookedUp | Exception | None]]:
+    def _read(self, taken: list[LookupRequest]) -> list[tuple[LookupRequest, bytearray | Exception | None]]:
         """Returns the requests with their answers, or None where texts are left."""
-        answers: list[tuple[LookupRequest, LookedUp | Exception | None]] = []
+        answers: list[tuple[LookupRequest, bytearray | Exception | None]] = []
         allowed: list[LookupRequest] = []
         for request in taken:
             refused = _raised(self._allow, request)
@@ -248,15 +244,15 @@ class LookupService:
         except Exception as error:
             found = [error] * len(allowed)
         for request, answer in zip(allowed, found, strict=True):
-            refused = _raised(self._take, request, answer) if isinstance(answer, LookedUp) else None
+            refused = _raised(self._take, request) if isinstance(answer, bytearray) else None
             answers.append((request, refused or answer))
         return answers
 
-    def _take(self, request: LookupRequest, found: LookedUp) -> None:
+    def _take(self, request: LookupRequest) -> None:
         self._allow(request)  # again, because requests that were read with it are charged by now
-        self._looked_up(request, found)
+        self._looked_up(request)
 
-    def _answer(self, request: LookupRequest, answer: LookedUp | Exception) -> None:
+    def _answer(self, request: LookupRequest, answer: bytearray | Exception) -> None:
         outcome = word_of(answer) if isinstance(answer, Exception) else PASSED_ON
         for step in (partial(self.count, outcome), partial(request.respond, answer)):
             try:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import compress, pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
-from hplm.engine.request import Text
-from hplm.engine.sheets import Present, Sheet, index
-from hplm.model.layer import QKV, Layer
+from hplm.engine.sheets import Sheet
+from hplm.model.layer import QKV, Plain
 from hplm.model.means import with_means
-from hplm.model.tensors import array_of
+from hplm.model.sending import sent
+from hplm.model.tensors import array_of, tensor_of
 
 
 @dataclass(frozen=True)
@@ -38,49 +37,49 @@ class Passage:
     watch: Watch
     done: Callable[[], object]  # called behind each layer
 
-    def run(self, x: Tensor, layers: Sequence[Layer], first: int, is_last: bool) -> Iterator[Computed]:
+    def run(self, x: Tensor, layers: Sequence[Plain], first: int, is_last: bool) -> Iterator[Computed]:
         """Yields texts that leave. The sheet gets the rows of the others: behind the last layer those that an answer reads.
 
         `first`: the number of the first of the layers, in the stack. Exit k is before layer k, whose work leaving spares.
         """
+        sheet = self.sheet
         for number, layer in enumerate(layers, first):
-            x = yield from self._at_exit(number, x)
-            now = self.sheet.now
-            if not now.texts:
+            if len(asked := sheet.asked(number)):
+                x = yield from self._at_exit(number, asked, x)
+            if not sheet.texts:
                 break
+            adapters, rows = sheet.adapters[self.stage], None
+            adapt = partial(adapted, adapters, number)
             if is_last and number == first + len(layers) - 1:
-                x = layer(x, now.attend[self.stage], partial(_adapt_last, now, number), now.end.reading)
-            else:
-                x = layer(x, now.attend[self.stage], partial(adapted, now.adapters[self.stage], number))
+                rows, of_rows, _ = sheet.ending
+                adapt = partial(_adapt_last, adapters, of_rows, number)
+            x = layer(x, sheet.attend[self.stage], adapt, rows)
             self.done()
-        self.sheet.hidden = x
+        sheet.hidden = x
 
-    def _at_exit(self, exit: int, x: Tensor) -> Generator[Computed, None, Tensor]:
+    def _at_exit(self, exit: int, asked: Array, x: Tensor) -> Generator[Computed, None, Tensor]:
         """Yields the texts that leave at an exit, and returns the rows of the others."""
-        asked, now = self.sheet.asked(exit), self.sheet.now
-        if not len(asked):
-            return x
+        sheet = self.sheet
         numbers: list[int] = asked.tolist()
-        texts = [now.texts[number] for number in numbers]
-        logits = read(self._seen(asked, texts, x), self.sheet.exit_heads(asked, self.stage), exit)
-        parts = [array_of(part) for part in logits.cpu().split_with_sizes(now.rows_of[asked].tolist())]
-        leaves = self.watch.leaving(texts, parts, exit)
+        rows_of = sheet.rows_of[asked]
+        reading, starts, lengths, heads = sheet.at_exit(asked, self.stage)
+        parts = split(read(with_means(x, reading, rows_of, starts, lengths), heads, exit), rows_of)
+        leaves = self.watch.leaving([sheet.texts[number] for number in numbers], parts, exit)
         if not leaves.any():
             return x
-        yield Computed([now.indexes[number] for number in compress(numbers, leaves)], list(compress(parts, leaves)), exit)
-        return x.index_select(0, index(self.sheet.leave(asked[leaves]), self.device))
-
-    def _seen(self, asked: Array, texts: Sequence[Text], x: Tensor) -> Tensor:
-        """Returns the rows that an exit reads: each token that an answer is about, with the mean of its text's tokens."""
-        now = self.sheet.now
-        starts, rows_of = now.arrangement.starts[asked], now.rows_of[asked]
-        reading = np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)
-        return with_means(x, reading, rows_of, starts, now.arrangement.lengths[asked])
+        yield Computed([sheet.indexes[number] for number in compress(numbers, leaves)], list(compress(parts, leaves)), exit)
+        return x.index_select(0, sent(tensor_of(sheet.leave(asked[leaves])), self.device))
 
 
-def _adapt_last(now: Present, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+def _adapt_last(adapters: list[Part], of_rows: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """After its attention, the last layer computes only the tokens that an answer reads."""
-    return adapted(now.adapters[-1] if at == QKV else now.end.adapters, layer, at, before, after)
+    return adapted(adapters if at == QKV else of_rows, layer, at, before, after)
+
+
+def split(logits: Tensor, rows_of: Array) -> list[Array]:
+    """Returns the logits of each text."""
+    whole, ends = array_of(logits.cpu()), rows_of.cumsum().tolist()
+    return [whole[start:end] for start, end in pairwise([0, *ends])]
 
 
 def read(x: Tensor, parts: list[Part], layer: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
-from hplm.scheduling.turns import Bounds
+from hplm.scheduling.limits import Limits
 
 
 class Request(Protocol):
@@ -25,9 +25,9 @@ T = TypeVar("T", bound=Request)
 class Refused(Generic[T]):
     """Keeps refused requests. Threads may share it."""
 
-    def __init__(self, bounds: Bounds, tell: Callable[[T], None], now_ns: Callable[[], int]) -> None:
-        """`tell` answers a request. The bounds say how many are kept; the others are told at once."""
-        self._bounds = bounds
+    def __init__(self, limits: Limits, tell: Callable[[T], None], now_ns: Callable[[], int]) -> None:
+        """`tell` answers a request. The limits say how many are kept; the others are told at once."""
+        self._limits = limits
         self._tell = tell
         self._now_ns = now_ns
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Refused(Generic[T]):
             self._work += request.left
             heappush(self._kept, (until_ns, self._arrivals, request))
             told: list[T] = []
-            while len(self._kept) > self._bounds.items or self._work > self._bounds.work:
+            while len(self._kept) > self._limits.items or self._work > self._limits.work:
                 told.append(self._take())
         self._tell_all(told)
 
@@ -55,7 +55,7 @@ class Refused(Generic[T]):
 
     def send_all(self) -> None:
         """Refuses all that it keeps."""
-        self.send_due(self._bounds.items)
+        self.send_due(self._limits.items)
 
     def _take(self) -> T:
         request = heappop(self._kept)[2]

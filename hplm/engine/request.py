@@ -12,12 +12,11 @@ import numpy as np
 from hplm.adapters.record import Record
 from hplm.arrays import Array
 from hplm.engine.in_flight import Mark, number_of
-from hplm.engine.looked_up import LookedUp
 from hplm.engine.views import View
+from hplm.request.form import Form
 from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
 
 Answer = list[TextAnswer] | Exception
 
@@ -30,10 +29,9 @@ class Request:
 
     def __init__(
         self,
-        ticket: Ticket,
+        form: Form,
         view: View,
         tenant: Tenant,
-        texts: int,
         respond: Callable[[Request, Answer], None],
         id: str = "",
         taken_ns: int = 0,
@@ -42,19 +40,20 @@ class Request:
         number: int = 0,
     ) -> None:
         """`backbone`: its number in the engine. `number`: the request's own, in the model process."""
+        head, texts = form.head, form.texts
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.backbone = backbone
         self.tenant_number = number_of(backbone, tenant.uid)
         self.mark = Mark(number, self.tenant_number, tenant.id).packed()
-        self.top_k = min(ticket.top_k, len(tenant.labels))
+        self.top_k = min(head.top_k, len(tenant.labels))
         self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
         self.rung = 0  # of the plans of its exits, for its texts; 0: the dearest
-        self.priority = ticket.priority
-        self.arrival_ns = ticket.arrival_ns
-        self.received_ns = ticket.received_ns
-        self.deadline_ns = ticket.deadline_ns  # 0: no deadline
+        self.priority = head.priority
+        self.arrival_ns = head.arrival_ns
+        self.received_ns = head.received_ns
+        self.deadline_ns = head.deadline_ns  # 0: no deadline
         self.taken_ns = taken_ns
         self.started_ns = 0  # when its first batch started
         self.computed_ns = 0  # when its last batch was computed
@@ -72,25 +71,24 @@ class Request:
     def answered(self) -> bool:
         return self._answered
 
-    def texts_from(self, looked_up: LookedUp) -> list[Text]:
-        """Returns the looked-up texts one by one, a long one window by window. Only texts with passages have windows."""
-        if self.texts == 1 and not looked_up.passages:
-            alone = looked_up.addresses, looked_up.segments, looked_up.spans
-            return [Text(self, 0, *alone)]
+    def texts_from(self, form: Form) -> list[Text]:
+        """Returns the texts one by one, a long one window by window. Only texts with passages have windows."""
+        if self.texts == 1 and not form.passages:
+            return [Text(self, 0, form.addresses, form.segments, form.spans)]
         token = row = 0
         texts: list[Text] = []
-        for index, (tokens, rows) in enumerate(zip(looked_up.lengths.tolist(), looked_up.counts.tolist(), strict=True)):
+        for index, (tokens, rows) in enumerate(zip(form.lengths, form.counts, strict=True)):
             # Copies: a waiting text keeps only its own part of the request in memory.
-            addresses = looked_up.addresses[token : token + tokens].copy()
-            segments = looked_up.segments[token : token + tokens].copy()
-            spans = looked_up.spans[row : row + rows].copy()
+            addresses = form.addresses[token : token + tokens].copy()
+            segments = form.segments[token : token + tokens].copy()
+            spans = form.spans[row : row + rows].copy()
             token, row = token + tokens, row + rows
-            if not looked_up.passages:
+            if not form.passages:
                 texts.append(Text(self, index, addresses, segments, spans))
                 continue
             windows = list(windows_of(spans, tokens))
             texts += [
-                Text(self, index, addresses[at], segments[at], own, looked_up.passages[index], number, len(windows))
+                Text(self, index, addresses[at], segments[at], own, form.passages[index], number, len(windows))
                 for number, (at, own) in enumerate(windows)
             ]
         return texts
@@ -208,8 +206,10 @@ class Text:
         assert exits is not None
         return exits
 
-    def may_leave(self, exit: int) -> bool:
-        return self.plan is not None and self.plan.exit == exit
+    @property
+    def exit(self) -> int:
+        """The exit where it may leave; -1: it may not."""
+        return -1 if self.plan is None or self.plan.exit is None else self.plan.exit
 
     def rows(self, logits: Array, outputs: int) -> Array:
         """Returns logits with a row for each of its spans: zeros for rows without a token."""

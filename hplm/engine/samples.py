@@ -22,7 +22,6 @@ from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
 from hplm.placement.profile import Shape
 from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
 
 MOST_TOKENS = 1024  # of a measured batch
 # Texts and words of each: terms are fitted to these shapes.
@@ -141,11 +140,9 @@ class Sampler:
     def _read(self, tenant: Tenant, text: str) -> list[Text]:
         view = self._backbone.view
         pair = [text] if tenant.task_object.needs_pair else None
-        found = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
-        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+        form = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
         tenant = replace(tenant, exits=None)  # a profile has the work of all layers
-        request = Request(ticket, view, tenant, 1, lambda request, answer: None)
-        return request.texts_from(found)
+        return Request(form, view, tenant, lambda request, answer: None).texts_from(form)
 
     def _measured(self, texts: list[Text], given: list[tuple[Tenant, str]]) -> list[int]:
         """Returns the nanoseconds of each layer, and of lookup and staging together."""
@@ -154,7 +151,6 @@ class Sampler:
             self._read(tenant, text)
         batch = self._stager.stage(texts, _raise)
         assert batch is not None  # or `_raise` has raised
-        self._stager.finish(batch)
         self._ends.clear()
         start = time.perf_counter_ns()
         computed(self._engine, batch)

@@ -47,7 +47,6 @@ def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]
         resident_rows=settings.plot_hot if settings.on_accelerator else 0,
         packing=read_packing(settings.packing, engine.seconds),
         few_sizes=engine.takes_few_sizes,
-        overlap=settings.overlap,
         stages=stages,
     )
     return engine, Stager(backbone, staging)

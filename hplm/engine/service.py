@@ -14,25 +14,24 @@ import torch
 from hplm.engine.channel import Apart
 from hplm.engine.encoder import Encoder, Together
 from hplm.engine.in_flight import InFlight
-from hplm.engine.looked_up import LookedUp
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import compute_with
+from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
 from hplm.tenants.quarantine import refusal
-from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
-TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked key for long
+TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
 
 
 class Service:
@@ -78,38 +77,36 @@ class Service:
 
     def submit(
         self,
-        ticket: Ticket,
-        looked_up: LookedUp,
+        form: Form,
         respond: Callable[[Answer, Counted], None],
         id: str = "",
         with_confidence: bool = False,
         backbone: int = 0,
         number: int = 0,
     ) -> None:
-        """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`.
+        """Takes a request, or raises. A request that was taken is answered once, through `respond`.
 
         `respond` takes the answer, and the series in which it is counted. Confidences are computed only `with_confidence`.
-        `backbone`: the number of the one whose lookup has signed the ticket. `number`: the request's, in the model process.
+        `backbone`: the number of the one whose lookup has signed the form. `number`: the request's, in the model process.
         """
-        served = self.served[backbone]
-        if ticket.export != served.backbone.view.snapshot.export_number:
+        served, head = self.served[backbone], form.head
+        if head.export != served.backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
-        view = served.backbone.at(ticket.generation)
-        tenant = view.snapshot.by_uid(ticket.uid)
-        count = looked_up.texts
+        view = served.backbone.at(head.generation)
+        tenant = view.snapshot.by_uid(head.uid)
         answered, now = partial(_leave, served, respond), self._now_ns()
-        request = Request(ticket, view, tenant, count, answered, id, now, with_confidence, backbone, number)
+        request = Request(form, view, tenant, answered, id, now, with_confidence, backbone, number)
         try:
             if tenant.id in served.quarantined:
                 raise refusal(tenant.id)
-            if request.taken_ns - ticket.received_ns > TICKET_SECONDS * 1_000_000_000:
+            if now - head.received_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
-            served.quotas.take(tenant, count, looked_up.tokens)
+            served.quotas.take(tenant, form.texts, form.tokens)
             try:
-                self._check(request, looked_up, ticket.top_k)
-                request.rung = self._rung(request, ticket.rung, looked_up.tokens)
-                request.tokens = looked_up.tokens
-                self.encoder.offer(request.texts_from(looked_up))
+                self._check(request, form)
+                request.rung = self._rung(request, head.rung, form.tokens)
+                request.tokens = form.tokens
+                self.encoder.offer(request.texts_from(form))
             except BaseException:
                 served.quotas.give_back(tenant)  # the request was not taken, so no answer will give it back
                 raise
@@ -117,9 +114,9 @@ class Service:
             served.instruments.left(request, error)
             raise
 
-    def has_open(self, ticket: Ticket, backbone: int) -> bool:
-        """Whether `submit` has to read no snapshot for this ticket, which may take long."""
-        return self.served[backbone].backbone.is_open(ticket.generation)
+    def has_open(self, form: Form, backbone: int) -> bool:
+        """Whether `submit` has to read no snapshot for this form, which may take long."""
+        return self.served[backbone].backbone.is_open(form.head.generation)
 
     def _rung(self, request: Request, asked: int, tokens: int) -> int:
         """Returns the tier that a request asks for, the cheapest if there are fewer, or else the one that the load allows."""
@@ -128,17 +125,17 @@ class Service:
         return min(asked, len(costs)) - 1 if asked else allowed
 
     @staticmethod
-    def _check(request: Request, looked_up: LookedUp, top_k: int) -> None:
+    def _check(request: Request, form: Form) -> None:
         tenant = request.tenant
-        if top_k and not tenant.task_object.allows_top_k:
+        if form.head.top_k and not tenant.task_object.allows_top_k:
             able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
             raise InvalidInput(
                 f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
             )
-        widest = int(looked_up.counts.max())
-        if looked_up.texts * widest * len(tenant.labels) > MOST_NUMBERS:
+        widest = max(form.counts)
+        if form.texts * widest * len(tenant.labels) > MOST_NUMBERS:
             raise InvalidInput(
-                f"the answer to {looked_up.texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would "
+                f"the answer to {form.texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would "
                 f"have more than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
             )
         request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken

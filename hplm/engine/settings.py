@@ -10,8 +10,7 @@ import torch
 
 from hplm.engine.engine import Precision, resolve_device, resolve_precision
 from hplm.engine.journal import LOG, NONE
-from hplm.engine.overlap import Overlap, read_overlap
-from hplm.engine.packing import read_packing
+from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.stages import Stage, read_stages
 from hplm.errors import InvalidInput
 from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number, yes_or_no
@@ -19,6 +18,7 @@ from hplm.tenants.models import backbones_of
 
 EARLIEST = "earliest"
 AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
+PIPELINED = "pipelined"
 STAGES = "stages"  # a parameter that is only there where an engine has several
 
 
@@ -35,7 +35,6 @@ class Settings:
     queue_bytes: int
     commit_ns: int | None  # how long before the engine is free a batch is chosen; None: when the batch before it starts
     batch_ns: int  # how long the tokens of a batch may take by prediction; 0: any time
-    overlap: Overlap
     slots: int
     plot_hot: int
     plot_preload: bool
@@ -58,6 +57,7 @@ class Settings:
         stages = read_stages(parameters.get(STAGES, ""))
         device = stages[0].device if stages else resolve_device(parameters["device"])
         _check_stages(stages, parameters)
+        _check_overlap(parameters)
         check_in_flight(len(stages), parameters)
         return cls(
             device=device,
@@ -65,13 +65,12 @@ class Settings:
             threads=whole_number(parameters, "threads", least=0),
             policy=parameters["policy"],
             admission=yes_or_no(parameters, "admission"),
-            packing=parameters["packing"],
+            packing=parameters.get("packing", PACKED),
             batch_tokens=whole_number(parameters, "batch_tokens"),
             queue_texts=whole_number(parameters, "queue_texts"),
             queue_bytes=whole_number(parameters, "queue_mb") * 10**6,
             commit_ns=_commit_ns(parameters),
             batch_ns=round(1e6 * milliseconds(parameters, "batch_ms", "0 for no bound")),
-            overlap=read_overlap(parameters["overlap"]),
             slots=whole_number(parameters, "slots"),
             plot_hot=whole_number(parameters, "plot_hot", least=0),
             plot_preload=yes_or_no(parameters, "plot_preload"),
@@ -110,11 +109,6 @@ def check(parameters: Mapping[str, str]) -> None:
 def check_in_flight(stages: int, parameters: Mapping[str, str]) -> None:
     """Refuses parameters with which so many stages would not have a batch each, and another one that is next."""
     whole_number(parameters, "slots", least=max(1, stages) + 1)
-    if stages > 1 and not read_overlap(parameters["overlap"]).staging:
-        raise InvalidInput(
-            f"parameter 'overlap' is {parameters['overlap']!r}: one batch at a time keeps {stages} stages idle: give "
-            "pipelined, or one stage"
-        )
 
 
 def _check_stages(stages: tuple[Stage, ...], parameters: Parameters) -> None:
@@ -126,6 +120,15 @@ def _check_stages(stages: tuple[Stage, ...], parameters: Parameters) -> None:
         raise InvalidInput(f"parameter 'device' is {given!r}, but the parameter 'stages' names devices {kind}:N: give auto")
     if kind == "cpu" and whole_number(parameters, "threads", least=0) > 1:
         raise InvalidInput(f"parameter 'threads' is {parameters['threads']!r}, but each of the stages has one core: give 1")
+
+
+def _check_overlap(parameters: Mapping[str, str]) -> None:
+    """Refuses other ways than the one that is left. A next release will not know the parameter."""
+    if (given := parameters.get("overlap", PIPELINED)) != PIPELINED:
+        raise InvalidInput(
+            f"parameter 'overlap' is {given!r}, but batches are always staged ahead: take the parameter out, or give "
+            f"{PIPELINED}. `python -m research.papers staging` measures the other ways"
+        )
 
 
 def _commit_ns(parameters: Mapping[str, str]) -> int | None:

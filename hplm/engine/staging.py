@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import ref
 
 import numpy as np
@@ -19,14 +19,13 @@ import torch
 from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import EXIT, Layout
-from hplm.adapters.parts import Placed
+from hplm.adapters.parts import Homes, Placed
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
-from hplm.engine.overlap import Overlap
-from hplm.engine.packing import Packed, Packing
-from hplm.engine.request import Text
-from hplm.engine.sheets import Sheet, Sheets, Weights
+from hplm.engine.packing import Packing
+from hplm.engine.request import Records, Text
+from hplm.engine.sheets import Laying, Sheet, Weights, lay
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
@@ -46,9 +45,8 @@ class StagingSettings:
     device: torch.device  # where batches enter
     dtype: torch.dtype
     resident_rows: int = 0  # of each table, on the device
-    packing: Packing = field(default_factory=Packed)
+    packing: Packing | None = None  # None: texts end to end
     few_sizes: bool = False  # of batches (`Sheets`)
-    overlap: Overlap = field(default_factory=Overlap)
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
 
     def devices_of(self, layout: Layout) -> list[torch.device]:
@@ -64,7 +62,7 @@ class Stager:
     def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
         self._backbone = backbone
         self._settings = settings
-        self._sheets = Sheets(
+        self._laying = Laying(
             settings.packing,
             backbone.config.heads,
             settings.dtype,
@@ -86,7 +84,7 @@ class Stager:
         broken: Callable[[Text, HplmError], None],
         places: Places | None = None,
     ) -> StagedBatch | None:
-        """Does the steps of staging that run ahead. Texts with broken stored data are passed to `broken` and left out.
+        """Makes a batch ready. Texts with broken stored data are passed to `broken` and left out.
 
         `places` are the rows and slots that the policy has chosen for these texts.
         """
@@ -99,39 +97,30 @@ class Stager:
             batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
             try:
-                self._bring(batch, ahead=True)
+                self.swap(batch)  # first, because its copies run in the background
+                self.retrieve(batch)
             except BaseException:
                 self.release(batch.held)
                 raise
         return batch
 
-    def finish(self, batch: StagedBatch) -> None:
-        """Does the rest of staging when the engine is free. No other batch may be staged at the same time."""
-        self._bring(batch, ahead=False)
-        if not self.overlap.by_layer:
-            for marks in batch.arrived.values():
-                for mark in marks:
-                    mark.synchronize()
+    def swap(self, batch: StagedBatch) -> None:
+        """Starts to copy adapters and heads into slots."""
+        with batch.timed("swap"):
+            for layout, marks in batch.arrived.items():
+                marks += self._slots[layout].fill()
 
-    @property
-    def overlap(self) -> Overlap:
-        return self._settings.overlap
-
-    def _bring(self, batch: StagedBatch, ahead: bool) -> None:
-        if self.overlap.swapping == ahead:  # first, because its copies run in the background
-            with batch.timed("swap"):
-                for layout, marks in batch.arrived.items():
-                    marks += self._slots[layout].fill()
-        if self.overlap.retrieval == ahead:
-            with batch.timed("retrieve"), self._copies.under_way():
-                for sheet in batch.sheets:
-                    self._retrieve(batch.forest, sheet)
-        batch.ready = self._copies.mark()
+    def retrieve(self, batch: StagedBatch) -> None:
+        """Gathers the vectors of all tokens."""
+        with batch.timed("retrieve"), self._copies.under_way():
+            for sheet in batch.sheets:
+                self._retrieve(batch.forest, sheet)
+            batch.ready = self._copies.mark()
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
         sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
-        if sheet.homes is not None:
-            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.homes, sums)
+        if sheet.places is not None:
+            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.places, sums)
         elif len(sums) < sheet.rows:
             sums = with_rows(sums, sheet.rows)
         sheet.sums = sums
@@ -141,35 +130,51 @@ class Stager:
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
-        placed: dict[Record, Placed] = {}
+        pinned: dict[Records, int | HplmError] = {}  # the number of each tenant's weights, or why they cannot be used
+        placed: list[list[Placed | None]] = []  # by this number: where the weights are
         kept: list[int] = []
+        owners: list[int] = []
         try:
             forest = self._backbone.view.forest
             for number in self._readable(forest, texts, broken):
                 text = texts[number]
-                try:
-                    for record in filter(None, text.records):
-                        placed[record] = self._hold(self._bank(text, record), record, held)
-                except HplmError as error:
-                    broken(text, error)
-                    continue
-                except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
-                    log.exception("cannot get a slot")
-                    is_full = faults.is_out_of_memory(error)
-                    broken(text, OutOfCapacity(NO_SLOTS) if is_full else for_client(error, "getting a slot"))
+                owner = pinned.get(text.records)
+                if owner is None:
+                    owner = pinned[text.records] = self._pin(text, placed, held)
+                if isinstance(owner, HplmError):
+                    broken(text, owner)
                     continue
                 kept.append(number)
+                owners.append(owner)
             if not kept:
                 self.release(held)
                 return None
             staged = [texts[number] for number in kept]
-            slots = {layout: self._slots[layout] for layout, _ in placed.values()}
+            for own, count in zip(placed, np.bincount(owners).tolist(), strict=True):
+                for layout, _ in filter(None, own):
+                    self._slots[layout].hits += count - 1  # further texts of a tenant find its weights there
+            slots = {layout: self._slots[layout] for own in placed for layout, _ in filter(None, own)}
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
-            sheets = self._sheets.lay(staged, Weights(placed, slots, arrived), places and places.of(kept))
+            weights = Weights(*map(Homes.of, zip(*placed, strict=True)), slots=slots, arrived=arrived).some(np.array(owners))
+            sheets = lay(self._laying, staged, np.array(owners), weights, places and places.of(kept))
             return StagedBatch(staged, forest, sheets, arrived, held)
         except BaseException:
             self.release(held)
             raise
+
+    def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
+        """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""
+        try:
+            own = [
+                self._hold(self._bank(text, record), record, held) if record is not None else None for record in text.records
+            ]
+        except HplmError as error:
+            return error
+        except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
+            log.exception("cannot get a slot")
+            return OutOfCapacity(NO_SLOTS) if faults.is_out_of_memory(error) else for_client(error, "getting a slot")
+        placed.append(own)
+        return len(placed) - 1
 
     def slots(self) -> dict[Layout, Slots]:
         """Returns the slots by layout. Other threads may only read them."""

@@ -76,8 +76,7 @@ class Meter:
         for bound, own in zip((*observed.histogram.bounds, inf), observed.counts, strict=True):
             count += own
             self._counts[bucket, ("+Inf" if bound == inf else f"{bound:g}",)] += count
-        sums = self._levels if total.kind == GAUGE else self._counts
-        sums[total, ()] = sums.get((total, ()), 0.0) + observed.total
+        self._counts[total, ()] += observed.total
         self._counts[number, ()] += count
 
     def set_all(self, levels: Mapping[Series, float]) -> None:

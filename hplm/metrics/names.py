@@ -174,10 +174,13 @@ FIRST_TOKEN_SECONDS = Histogram(
     "hplm_first_token_seconds", "Time from a request's arrival until its first token is chosen", of="requests"
 )
 TOKEN_SECONDS = Histogram("hplm_token_seconds", "Time between two tokens of an answer", of="tokens")
+LATE_TOKENS = Metric(
+    "hplm_late_tokens_total", COUNTER, "Tokens that came later after the one before than their request's `token_ms` allowed"
+)
 
 OF_DECODERS = {
     *(GENERATIONS, PROMPT_TOKENS, GENERATED_TOKENS),
-    *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK),
+    *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK, LATE_TOKENS),
     *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
 }
 OF_COPIES = {COPY_BEHIND_SECONDS, SOURCE_ANSWERS}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from hplm.metrics.meter import Meter, Series
-from hplm.metrics.names import COUNTER, Metric
+from hplm.metrics.names import COUNTER, GAUGE, Metric
 
 log = logging.getLogger(__name__)
 SECONDS = 1.0
@@ -35,6 +35,7 @@ class Publisher:
         self._keeps = keeps
         self._families: dict[Metric, Any] = {}
         self._metrics: dict[Series, Any] = {}
+        self._levels: Set[Series] = frozenset()  # that were published last
         self._failures: dict[Series, str] = {}  # already logged, for the series that could not be published last time
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -59,24 +60,24 @@ class Publisher:
         counts, levels = self._meter.take()
         self._meter.add_all({series: count for series, count in counts.items() if not self._add(series, count)})
         for series, level in levels.items():
-            self._send(series, level)
+            self._send(series, level, "set")
+        ended, self._levels = self._levels - levels.keys(), levels.keys()
         self._metrics = {
-            series: metric
-            for series, metric in self._metrics.items()
-            if self._keeps(series) and (series[0].kind == COUNTER or series in levels)
+            series: metric for series, metric in self._metrics.items() if self._keeps(series) and series not in ended
         }
 
     def _add(self, series: Series, count: float) -> bool:
-        """Whether the count was published. One below 0 corrects a count that arrives later, and waits for it."""
-        return count >= 0 and self._send(series, count)
+        """Whether the count was published. One below 0 corrects a count that arrives later, and waits for it.
 
-    def _send(self, series: Series, value: float) -> bool:
+        The sum of signed times is a gauge, which may fall.
+        """
+        return (count >= 0 or series[0].kind == GAUGE) and self._send(series, count, "increment")
+
+    def _send(self, series: Series, value: float, how: str) -> bool:
         """Whether the series was published. One that Triton refuses must not keep the others from being published."""
         metric, labels = series
         try:
-            published = self._metric(series)
-            publish = published.increment if metric.kind == COUNTER else published.set
-            publish(value)
+            getattr(self._metric(series), how)(value)
         except Exception as error:
             if str(error) != self._failures.get(series):
                 self._failures[series] = str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -16,9 +17,10 @@ from hplm.model.rotary import Turn
 QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # the layer's number in its stack, query, key, value
+Function = Callable[[Tensor], Tensor]
 Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Function] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -28,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
+def activation(name: str) -> Function:
     if name not in ACTIVATIONS:
         raise InvalidInput(f"activation {name!r} is not supported: choose {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -36,6 +38,17 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def unchanged(at: str, before: Tensor, after: Tensor) -> Tensor:
     return after
+
+
+def plain(part: nn.Module) -> Function:
+    """Returns what a linear layer or a norm computes with its weights, without a call of a module."""
+    if isinstance(part, nn.Linear):
+        weight, bias = part.weight, part.bias
+        return lambda x: F.linear(x, weight, bias)
+    if isinstance(part, nn.LayerNorm):
+        shape, scale, shift, eps = part.normalized_shape, part.weight, part.bias, part.eps
+        return lambda x: torch.layer_norm(x, shape, scale, shift, eps)
+    return part.forward
 
 
 def norm_of(config: BackboneConfig) -> nn.LayerNorm | nn.RMSNorm:
@@ -70,22 +83,52 @@ class Layer(nn.Module):
 
         `turn` rotates queries and keys.
         """
-        read = self.attention_norm(x) if self._pre_norm else x
+        return self._of(lambda part: part)(x, attend, adapt, rows, turn)
+
+    def plain(self) -> Plain:
+        """Returns the layer as a plain function of the weights that it has now. It calls no hooks."""
+        return self._of(plain)
+
+    def _of(self, made: Callable[[nn.Module], Function]) -> Plain:
+        products = self.qkv, self.attention_out, self.attention_norm, self.ffn_in, self.ffn_out, self.ffn_norm
+        return Plain(self.number, self._widths, self._pre_norm, self._gated, self.activation, *map(made, products))
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Computes a layer without calling the modules that hold its weights: calls take longer than small products."""
+
+    number: int
+    widths: list[int]
+    pre_norm: bool
+    gated: bool
+    activation: Function
+    qkv: Function
+    attention_out: Function
+    attention_norm: Function
+    ffn_in: Function
+    ffn_out: Function
+    ffn_norm: Function
+
+    def __call__(
+        self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None, turn: Turn | None = None
+    ) -> Tensor:
+        read = self.attention_norm(x) if self.pre_norm else x
         projected = adapt(QKV, read, self.qkv(read))
         if turn is None:
-            query, key, value = projected.split_with_sizes(self._widths, dim=-1)
+            query, key, value = projected.split_with_sizes(self.widths, dim=-1)
         else:
-            query, key, value = turn.split(projected, self._widths)
+            query, key, value = turn.split(projected, self.widths)
         attended = attend(self.number, query, key, value)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # Added in place: no other step needs the projection's output, not even the backward pass. A new tensor costs more.
         x = adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x)
-        read = self.ffn_norm(x) if self._pre_norm else self.attention_norm(x)
+        read = self.ffn_norm(x) if self.pre_norm else self.attention_norm(x)
         inner = adapt(FFN_IN, read, self.ffn_in(read))
-        inner = self._gate(inner) if self._gated else self.activation(inner)
+        inner = self._gate(inner) if self.gated else self.activation(inner)
         out = adapt(FFN_OUT, inner, self.ffn_out(inner))
-        return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
+        return out.add_(x) if self.pre_norm else self.ffn_norm(out.add_(read))
 
     def _gate(self, both: Tensor) -> Tensor:
         gate, inner = both.chunk(2, dim=-1)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from jinja2 import TemplateError
-from tokenizers import Encoding
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
@@ -58,10 +57,8 @@ class Prompts:
 
     def encode(self, text: str) -> Array:
         """Returns the tokens of a prompt, the start id first, int64."""
-        return self._started(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def encode_all(self, texts: Sequence[str]) -> list[Array]:
-        return [self._started(one) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return started(np.array(ids, dtype=np.int64), self._start_id)
 
     def of_messages(self, messages: str) -> list[int]:
         """Returns the tokens of a chat, whose messages are JSON."""
@@ -79,9 +76,6 @@ class Prompts:
             return Chat(self._template, self._tokenizer, self._start_id, self._end_id)
         except TemplateError as error:
             raise Broken(f"the chat template of {self._name} cannot be read ({error}): build the backbone again") from None
-
-    def _started(self, encoding: Encoding) -> Array:
-        return started(np.array(encoding.ids, dtype=np.int64), self._start_id)
 
 
 def started(tokens: Array, start_id: int) -> Array:

@@ -138,10 +138,8 @@ class Tokenizer:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
             return Encoded.of(encoding)
-        if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS:
-            windows = self._windows(self._tokenizer.encode(text, pair))
-            if windows is not None:
-                return windows
+        if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
+            return self._windows(encoding if read == (text, pair) else self._tokenizer.encode(text, pair))
         if not truncate:
             count = length if read == (text if pair is None else (text, pair)) else f"more than {self.positions}"
             return InvalidInput(
@@ -150,13 +148,16 @@ class Tokenizer:
             )
         return Encoded.of(encoding).cut(self._kept(encoding, len(text), None if pair is None else len(pair)))
 
-    def _windows(self, encoding: Encoding) -> Encoded | None:
-        """Returns windows of the pair end to end, each with the whole text. None if the text is too long for that."""
-        part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
+    def _leaves_half(self, encoding: Encoding) -> bool:
+        """Whether the text leaves its pair half of the positions. The beginning that was read of a long text does not."""
+        around = np.count_nonzero(_parts(encoding) < 1)
+        return self.positions - around >= self.positions // 2
+
+    def _windows(self, encoding: Encoding) -> Encoded:
+        """Returns windows of the pair end to end, each with the whole text."""
+        part = _parts(encoding)
         around, pair = np.flatnonzero(part < 1), np.flatnonzero(part == 1)
         room = self.positions - len(around)
-        if room < self.positions // 2:
-            return None
         step = room - min(OVERLAP, room // 2)
         starts = range(0, max(len(pair) - room, 0) + step, step)
         windows = [np.sort(np.concatenate([around, pair[start : start + room]])) for start in starts]
@@ -190,7 +191,7 @@ class Tokenizer:
         If each of them is too long by itself, the one with more characters keeps the odd token: not all tokens were counted.
         The library's own truncation is not used: it keeps the parts that it cuts off, for a pair in all combinations.
         """
-        part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
+        part = _parts(encoding)
         text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
         limit = self.positions - self._special_tokens[pair_characters is not None]
         shorter = min(len(text), len(pair), limit // 2)
@@ -213,6 +214,11 @@ class Tokenizer:
         limit = self.positions - 2
         starts = range(1, len(ids) - 1, limit)
         return [np.concatenate([ids[:1], ids[start : min(start + limit, len(ids) - 1)], ids[-1:]]) for start in starts]
+
+
+def _parts(encoding: Encoding) -> Array:
+    """Returns for each token 0 if it is of the text, 1 if it is of the pair, and -1 if it is a special one."""
+    return np.array([-1 if of is None else of for of in encoding.sequence_ids])
 
 
 def _added_length(tokenizer_json: str) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from hmac import compare_digest
 
 from hplm.errors import InvalidInput
-from hplm.tenants.ticket import SharedSecret
+from hplm.tenants.secret import SharedSecret
 
 log = logging.getLogger(__name__)
 HEADER = "hplm-arrived"  # microseconds since 1970; Triton adds it to the parameters, in the sender's upper and lower case

@@ -45,6 +45,17 @@ def test_every_row_gets_the_weights_of_its_own_slot(slots, kind):
         assert torch.allclose(base[row], 1 + own + bias[slot], atol=1e-5)
 
 
+@pytest.mark.parametrize("slots", [[2], [2, 2, 0], [3, 0, 3, 0, 3, 0, 1]], ids=str)
+def test_rows_that_are_known_by_their_texts_are_grouped_as_row_by_row(slots):
+    counts = np.arange(1, 1 + len(slots))
+    weight, x = torch.randn(4, 4, 8), torch.randn(int(counts.sum()), 8)
+    found = [
+        groups.collect(groups.linear(groups.spread(x), weight))
+        for groups in (Runs(np.array(slots), CPU, counts), Runs(np.repeat(slots, counts), CPU))
+    ]
+    assert torch.equal(*found)
+
+
 def test_a_grouped_kernel_gets_fewer_than_1024_products(monkeypatch):
     """Neither with 600 slots in turn, nor with 2500 slots."""
     grouped_mm = runs.grouped_mm
@@ -74,10 +85,10 @@ def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatc
 
 @needs_kernel
 def test_the_compiled_kernel_is_used_only_for_fitting_widths_and_types():
-    def grouped(hidden, dtype=torch.float32):
-        return type(Layout("bottleneck", 32, hidden, 1, ("attention_out",)).group(np.zeros(3, dtype=np.int64), CPU, dtype))
+    def grouped(hidden, dtype=torch.float32, rank=32):
+        return type(Layout("bottleneck", rank, hidden, 1, ("attention_out",)).group(np.zeros(3, dtype=np.int64), CPU, dtype))
 
-    assert grouped(768) is InPlace
+    assert grouped(768) is grouped(768, rank=7) is InPlace  # a slot has room for a multiple of 16
     assert grouped(312) is Tiles  # not a multiple of its registers
     assert grouped(768, torch.bfloat16) is Tiles
 
@@ -108,7 +119,7 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
     base, tiles, found = torch.randn(len(x), 3 * outputs, generator=generator), Tiles(of_row, CPU), {}
     for instructions in range(1, kernels.kernel().instructions + 1):
         with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
-            for groups in (tiles, InPlace(of_row)):
+            for groups in (tiles, InPlace(of_text, None if rows else np.array(lengths))):
                 spread, changed = groups.spread(x), base.clone()
                 groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, down, up, *biases, function)
                 groups.add(changed[:, :outputs], groups.linear(spread, down, biases[0]), up)

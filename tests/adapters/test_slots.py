@@ -131,6 +131,8 @@ def test_a_broken_record_takes_no_slot(bank):
 class Watched:
     """Stands in for `Copies`, and records the order of events as on a CUDA stream."""
 
+    are_at_once = False
+
     def __init__(self, events):
         self.events = events
 

@@ -19,8 +19,6 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import TenantFile
-from hplm.engine.overlap import OVERLAPS
-from hplm.engine.packing import PACKINGS
 from hplm.errors import InvalidInput
 from hplm.model.weights import save_weights
 from hplm.model.windows import Window
@@ -48,9 +46,9 @@ WORLDS = {  # the window of the tables, and their precision
     "causal fp16": (Window(3, causal=True), "fp16"),
 }
 FACTORS = {
-    "policy": [*OURS, "das:row_tokens=50", "slotted_das:rows=4"],
-    "packing": [*PACKINGS, "slotted:rows=3,length=40", "concat:rows=2,length=80"],
-    "flow": [*OVERLAPS, "stages"],
+    "policy": [*OURS, "das:row_tokens=50", "slotted_das:rows=4", "length_aware"],
+    "packing": ["packed", "naive", "turbo", "slotted:rows=3,length=40", "concat:rows=2,length=80"],
+    "flow": ["one stage", "stages"],
     "world": list(WORLDS),
     "dtype": ["fp32", "bf16", "int8"],
     "batch_tokens": ["64", "256"],
@@ -120,7 +118,7 @@ def worlds(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
 def test_the_engine_answers_as_the_reference_does(worlds, case):
     world, dtype, rng = worlds[case["world"]], case["dtype"], random.Random(str(case))
-    flow = {"stages": stages_of(0, 1)} if case["flow"] == "stages" else {"overlap": case["flow"]}
+    flow = {"stages": stages_of(0, 1)} if case["flow"] == "stages" else {}
     chosen = {name: case[name] for name in ("policy", "packing", "dtype", "batch_tokens", "plot_hot", "admission")}
     asker, sent = Asker(world.folder, **flow, **chosen), []
     for _ in range(40):

@@ -8,8 +8,8 @@ from pathlib import Path
 ROOMS: dict[str, tuple[str, str]] = {
     "scheduling": ("tests/scheduling", "tests/scheduling"),
     "engine": (
-        "tests/engine tests/faults tests/answers",
-        "tests/engine/test_encoder_machine.py tests/engine/test_keeper.py tests/engine/test_[bcdst]*.py tests/answers",
+        "tests/engine tests/request tests/faults tests/answers",
+        "tests/engine/test_encoder_machine.py tests/engine/test_[bcdst]*.py tests/answers",
     ),
     "generation": ("tests/generation tests/answers", "tests/generation tests/answers/test_gen*.py"),
     "tenants": ("tests/tenants tests/refusals", "tests/tenants/test_[bcdkqrst]*.py"),

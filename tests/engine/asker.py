@@ -15,11 +15,10 @@ from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
-from hplm.tenants.ticket import Ticket
 
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
-    "commit_ms": "earliest", "batch_ms": "0", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000",
+    "commit_ms": "earliest", "batch_ms": "0", "batch_tokens": "256", "queue_texts": "4000",
     "queue_mb": "100", "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 
@@ -33,9 +32,8 @@ def stages_of(*ends):
 def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
     """Returns the texts of a request as the line gets them."""
     view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
-    ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-    found = Lookup(backbone).resolve(view, tenant, given, pairs, truncate)
-    return Request(ticket, view, tenant, len(given), lambda request, answer: None).texts_from(found)
+    form = Lookup(backbone).resolve(view, tenant, given, pairs, truncate)
+    return Request(form, view, tenant, lambda request, answer: None).texts_from(form)
 
 
 class Asker:
@@ -66,19 +64,16 @@ class Asker:
         backbone=0,
         to=None,
     ):
-        """`to`: the backbone that the ticket is sent to, if it is another one."""
+        """`to`: the backbone that the form is sent to, if it is another one."""
         view = self._backbones[backbone].view
         tenant = view.snapshot.find(tenant_id)
-        resolved = self._lookups[backbone].resolve(view, tenant, texts, pairs, truncate)
-        snapshot = view.snapshot
+        asked = {"arrival_ns": time.monotonic_ns(), "deadline_ns": deadline_ns, "top_k": top_k, "rung": rung}
+        form = self._lookups[backbone].resolve(view, tenant, texts, pairs, truncate, **asked)
         with self._arrived:
             number = len(self.answers)
             self.answers.append([])
-        found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung)
-        self.service.submit(
-            ticket, resolved, partial(self.answered, number), f"request {number}", confidence, backbone if to is None else to
-        )
+        backbone = backbone if to is None else to
+        self.service.submit(form, partial(self.answered, number), f"request {number}", confidence, backbone)
         self.process.wake()
         return number
 

@@ -1,36 +1,41 @@
-"""Asks a keeper's engine without a server, as the upper half's model does."""
+"""Asks an engine without a server, as the upper half's model does."""
 
 import threading
 import time
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.keeper import Asked, Keeper
-from hplm.engine.lookup import Lookup
+from hplm.engine.client import EngineClient, Pending
+from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.metrics.meter import Meter
-from hplm.tenants.ticket import Ticket
+from hplm.request.answers import bits_of
 from tests.engine.asker import PARAMETERS
 from tests.support.wait import eventually
 
-WANTED = frozenset({"LABEL", "LOGITS", "VERSION"})
+WANTED = bits_of({"LABEL", "LOGITS", "VERSION"})
 
 
 class Client:
-    """Asks a keeper, and keeps all answers to each request."""
+    """Asks an engine, and keeps all answers to each request."""
 
     def __init__(self, folder, **changes):
         self.backbone, self.meter = Backbone(folder), Meter()
-        self.lookup = Lookup(self.backbone)
-        self.keeper = Keeper([folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [self.meter])
+        self.lookup = Lookup(self.backbone, b"secret")
+        self.own = EngineClient([folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [self.meter])
+        self.workers = self.own.workers
         self.answers = []
         self._arrived = threading.Condition()
+
+    @property
+    def pid(self):
+        worker = self.workers.current
+        return worker.process.pid if worker is not None else None
 
     def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None, id="", defer=lambda: None):
         """`unsent`: the error that is sent instead of the answer. `sending` is called while the answer is sent."""
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
-        found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
         arrival = time.monotonic_ns()
-        ticket = Ticket(*found_in, arrival, arrival + round(allowed_s * 1e9) if allowed_s else 0, 0, 0)
+        asked = {"arrival_ns": arrival, "deadline_ns": arrival + round(allowed_s * 1e9) if allowed_s else 0}
         answers = []
 
         def respond(answer):
@@ -40,8 +45,8 @@ class Client:
                 self._arrived.notify_all()
             return unsent
 
-        signed = ticket.sign(b"secret", self.lookup.resolve(view, tenant, texts).pack())
-        self.keeper.submit([Asked(signed, id, WANTED, respond, defer)])
+        (form,) = self.lookup.read([Reading(view, tenant, texts, **asked)], MOST_CHARACTERS)
+        self.own.submit([Pending(form, id, WANTED, respond, defer)])
         self.answers.append(answers)
         return answers
 
@@ -61,5 +66,5 @@ class Client:
         return said[-1]
 
     def close(self):
-        self.keeper.close()
+        self.own.close()
         assert all(len(answers) == 1 for answers in self.answers)

@@ -21,8 +21,7 @@ FAULTS = {  # where they come, and what is raised there
     "kernel between stages": ("enter", RuntimeError("a kernel failed")),
     "device between stages": ("enter", RuntimeError("CUDA error: unspecified launch failure")),
     "device": ("run", RuntimeError("CUDA error: unspecified launch failure")),
-    "disk": ("finish", OSError("the disk is gone")),
-    "disk ahead": ("stage", OSError("the disk is gone")),
+    "disk": ("stage", OSError("the disk is gone")),
     "row": ("stage", None),  # a text's own stored data are broken
     "memory ahead": ("stage", torch.OutOfMemoryError("CUDA out of memory")),
     "no numbers": ("run", None),  # the logits are not finite
@@ -50,7 +49,7 @@ class Line:
     def offer(self, texts, now):
         self._world.requests.append(weakref.ref(texts[0].request))
         displaced = self._own.offer(texts, now)
-        assert len(self._own.columns) <= self._world.limit
+        assert self._own.shares.items <= self._world.limit
         return displaced
 
     def choose(self, capacity, now):
@@ -86,10 +85,6 @@ class Failing:
         if staged is not None:
             self._world.staged(staged)
         return staged
-
-    def finish(self, staged):
-        self._world.passes("finish", staged.texts)
-        self._whole.finish(staged)
 
     def enter(self, staged, stage):
         self._world.computes(staged)

@@ -80,7 +80,7 @@ def expected(reference):
     return lambda tenant, text: reference.forward(text, tenant).numpy()
 
 
-CHANGES = [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"overlap": "synchronous", "policy": "das"}]
+CHANGES = [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"policy": "das"}]
 
 
 @pytest.mark.parametrize("changes", CHANGES)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from hplm.engine import lookup_service
 from hplm.engine.backbone import Backbone
-from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, PIECE, LookupRequest, LookupService
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.metrics.meter import Meter
-from hplm.scheduling.turns import Bounds
+from hplm.request.form import Form, Head
+from hplm.scheduling.limits import Limits
 from hplm.tenants.quotas import Quotas
 from testing.toy import WORDS
 from tests.support.wait import eventually
@@ -28,8 +28,7 @@ def backbone(toy):
     return Backbone(toy.folder)
 
 
-NOTHING = np.empty(0, dtype=np.int64)
-FOUND = LookedUp(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+FOUND = bytearray(b"a form")
 
 
 class Gated:
@@ -56,7 +55,7 @@ class Gated:
 class Desk:
     """Submits requests to a service, and keeps all answers to each."""
 
-    def __init__(self, lookup, looked_up=lambda request, found: None, **hooks):
+    def __init__(self, lookup, looked_up=lambda request: None, **hooks):
         self.meter, self.answers = Meter(), {}
         self.service = LookupService(lookup, self.meter, looked_up, **hooks)
 
@@ -65,10 +64,10 @@ class Desk:
         number = len(self.answers)
         self.answers[number] = []
         who = SimpleNamespace(id=tenant, uid=hash(tenant))
-        reading = SimpleNamespace(tenant=who, characters_left=characters, texts_left=0, fails=fails)
-        received_ns = received_ns or time.monotonic_ns()
+        head = Head(0, 0, 0, 0, arrival_ns=received_ns or time.monotonic_ns(), deadline_ns=deadline_ns)
+        reading = SimpleNamespace(tenant=who, head=head, characters_left=characters, texts_left=0, fails=fails)
         respond = respond or self.answers[number].append
-        self.service.submit([LookupRequest(reading, received_ns, received_ns, deadline_ns, respond, **more)])
+        self.service.submit([LookupRequest(reading, respond, **more)])
         return number
 
     def close(self):
@@ -114,9 +113,9 @@ def test_short_requests_are_read_by_the_thread_that_brings_them_unless_others_wa
     threads, deferred = {}, []
 
     def bring(name, characters=1):
+        who, head = SimpleNamespace(id=name, uid=0), Head(0, 0, 0, 0)
         return LookupRequest(
-            SimpleNamespace(tenant=SimpleNamespace(id=name, uid=0), characters_left=characters, texts_left=0, fails=None),
-            *(0, 0, 0),
+            SimpleNamespace(tenant=who, head=head, characters_left=characters, texts_left=0, fails=None),
             lambda answer: threads.update({name: threading.current_thread()}),
             defer=lambda: deferred.append(name),
         )
@@ -155,7 +154,7 @@ def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
     quotas, lookup = Quotas(), Gated()
     desk = Desk(
         lookup,
-        looked_up=lambda request, found: quotas.charge(tenant, 1, 100),
+        looked_up=lambda request: quotas.charge(tenant, 1, 100),
         allow=lambda request: quotas.check(tenant),
     )
     for _ in range(3):
@@ -197,8 +196,8 @@ def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
     while (found := lookup.read([reading], characters)[0]) is None:
         pieces += 1
     whole = lookup.resolve(view, tenant, texts)
-    for name in ("lengths", "counts", "addresses", "segments", "spans"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+    for name in ("head", "lengths", "counts", "addresses", "segments", "spans"):
+        np.testing.assert_array_equal(getattr(Form(found), name), getattr(whole, name))
     assert reading.characters_left == 0
     assert pieces <= max(0, len(texts) - 1)
     if characters == 1:
@@ -218,12 +217,12 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, m
     good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in range(3)], PIECE)
     assert isinstance(bad, RuntimeError)
     for found, word in ((good, WORDS[0]), (other, WORDS[2])):
-        np.testing.assert_array_equal(found.addresses, lookup.resolve(view, tenant, [word]).addresses)
+        np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
 
 
 @pytest.mark.parametrize(("pace", "said"), [(0.0, "0.1 s"), (0.5, "1.5 s"), (60.0, "10.0 s")])
 def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up(monkeypatch, pace, said):
-    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=3, work=1 << 20))
+    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=3, work=1 << 20))
     lookup = Gated()
     desk = Desk(lookup)
     desk.submit("noisy")
@@ -252,7 +251,7 @@ def test_a_turn_takes_no_more_than_have_room_ahead():
 
 def test_a_refusal_leaves_when_a_request_is_looked_up_and_a_forwarded_one_at_once(monkeypatch):
     """Otherwise clients that ask again at once would take the time of those who wait."""
-    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=1 << 20))
+    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=1, work=1 << 20))
     lookup = Gated()
     desk = Desk(lookup)
     desk.submit("noisy")

@@ -1,6 +1,6 @@
 """When an engine that is started again and again is given up. The clock is played: every time is given."""
 
-from hplm.engine.outage import PATIENCE_SECONDS, STEADY_SECONDS, Outage
+from hplm.engine.worker import PATIENCE_SECONDS, STEADY_SECONDS, Outage
 
 
 def test_an_engine_that_does_not_come_back_is_given_up():

@@ -1,70 +1,132 @@
 """Answers on their way from the engine's process: together where they can be, and each by itself where one is bad."""
 
 import numpy as np
+import pytest
 
-from hplm.engine.channel import Ask, Replies
-from hplm.engine.child import Outbox
+from hplm.engine import outbox
+from hplm.engine.outbox import Outbox
 from hplm.errors import InvalidInput
+from hplm.metrics import names
+from hplm.request.answers import COUNTED, FAILURE, REQUESTS, bits_of, replies_in
+from hplm.request.form import Head
 from hplm.tasks import TextAnswer
-from hplm.tenants.ticket import Ticket
 
-WANTED = frozenset({"LABEL", "SCORE", "VERSION"})
+WANTED = bits_of({"LABEL", "SCORE", "VERSION"})
 
 
 class Sent(list):
-    """A channel that keeps what is sent."""
+    """A channel that keeps what is sent. `full`: how many times there is no memory for it."""
 
-    def send(self, message):
-        assert isinstance(message, Replies)
-        self.append(message.replies)
+    full, is_open = 0, True
+
+    def send_bytes(self, parts):
+        frame = bytearray().join(parts)
+        if self.full:
+            self.full -= 1
+            raise MemoryError
+        self.append(list(replies_in(frame)))
+
+    def shut(self):
+        self.is_open = False
 
 
-def asked(number):
-    return Ask(number, b"", "", WANTED)
+@pytest.fixture
+def sent():
+    return Sent()
 
 
-def ticket(version, deadline_ns=0):
-    return Ticket(0, 0, 0, version, 0, deadline_ns, 0, 0)
+@pytest.fixture
+def put(sent):
+    return Outbox(sent).put
+
+
+def head(version, deadline_ns=0):
+    return Head(0, 0, 0, version, deadline_ns=deadline_ns)
 
 
 def answer(label):
     return TextAnswer([label], np.ones(1, np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int32))
 
 
-def test_answers_of_one_shape_leave_as_one_reply():
-    sent = Sent()
-    outbox = Outbox(sent)
-    with outbox.together():
-        outbox.put(asked(1), ticket(7), [answer("a")])
-        outbox.put(asked(2), ticket(8), [answer("b"), answer("c")])
-        outbox.put(asked(3), ticket(7), InvalidInput("no"))
-    outbox.put(asked(4), ticket(7), [answer("d")])
-    (together, alone), (later,) = sent[0], sent[1]
-    assert (together.numbers, together.texts) == ([1, 2], [1, 2])
-    assert together.answer["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
-    assert together.answer["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
-    assert (alone.numbers, alone.answer) == ([3], InvalidInput("no").failure())
-    assert later.numbers == [4] and len(sent) == 2
-    assert not (together.counted or together.deadlines_ns), "none of them can be late"
+def failure_in(reply):
+    return tuple(part.decode() for part in reply[FAILURE])
 
 
-def test_answers_with_a_deadline_say_where_they_are_counted():
-    sent = Sent()
+def numbers_in(replies):
+    return [reply[REQUESTS][:, 0].tolist() for reply in replies]
+
+
+def test_answers_of_one_shape_leave_as_one_reply(sent):
+    outbox = Outbox(sent)
+    with outbox.together(), outbox.together():
+        outbox.put(1, WANTED, head(7), [answer("a")])
+        with outbox.together():
+            outbox.put(2, WANTED, head(8), [answer("b"), answer("c")])
+        outbox.put(3, WANTED, None, InvalidInput("no"))
+    outbox.put(4, WANTED, head(7), [answer("d")])
+    (together, alone), (later,) = sent
+    assert together[REQUESTS].tolist() == [[1, 1], [2, 2]]
+    assert together["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
+    assert together["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
+    assert (alone[REQUESTS].tolist(), failure_in(alone)) == ([[3, 1]], InvalidInput("no").failure())
+    assert later[REQUESTS].tolist() == [[4, 1]]
+    assert COUNTED not in together, "none of them can be late"
+
+
+def test_answers_with_a_deadline_say_where_they_are_counted(sent):
     outbox = Outbox(sent)
     with outbox.together():
-        outbox.put(asked(1), ticket(1), [answer("a")], ("one",))
-        outbox.put(asked(2), ticket(1, 99), [answer("b")], ("two",))
+        for number, deadline_ns in ((1, 0), (2, 99)):
+            counted = (names.REQUESTS, ("news", "on_time")), (names.TENANT_REQUESTS, (f"t{number}", "on_time"))
+            outbox.put(number, WANTED, head(1, deadline_ns), [answer("a")], counted)
     ((reply,),) = sent
-    assert (reply.counted, reply.deadlines_ns) == ([("one",), ("two",)], [0, 99])
+    assert reply[COUNTED].tolist() == [[b"news", b"on_time", tenant, b"on_time"] for tenant in (b"t1", b"t2")]
 
 
-def test_an_answer_that_cannot_be_sent_fails_only_its_own_request():
-    sent = Sent()
+def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     outbox = Outbox(sent)
     with outbox.together():
         for number, label in enumerate(["a", "\ud800", "c"]):
-            outbox.put(asked(number), ticket(1), [answer(label)])
-    ((first, bad, last),) = sent
-    assert [reply.numbers for reply in (first, bad, last)] == [[0], [1], [2]]
-    assert first.answer["LABEL"].tolist() == [[b"a"]] and last.answer["LABEL"].tolist() == [[b"c"]]
-    assert bad.answer[0] == "INTERNAL" and "UnicodeEncodeError" in bad.answer[1]
+            outbox.put(number, WANTED, head(1), [answer(label)])
+    first, bad, last = (replies for (replies,) in sent)
+    assert numbers_in([first, bad, last]) == [[0], [1], [2]]
+    assert first["LABEL"].tolist() == [[b"a"]] and last["LABEL"].tolist() == [[b"c"]]
+    status, message = failure_in(bad)
+    assert status == "INTERNAL" and "UnicodeEncodeError" in message
+
+
+@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "parts_of", "size_of"])
+def test_whatever_fails_while_answers_are_made_each_request_gets_one(sent, monkeypatch, broken):
+    """Otherwise they would wait until the engine ends."""
+    outbox_, whole, calls = Outbox(sent), getattr(outbox, broken), []
+
+    def fails_for_good_answers(given, *more):
+        calls.append(given)
+        if len(calls) <= 2:
+            raise RuntimeError("a bug")
+        return whole(given, *more)
+
+    monkeypatch.setattr(outbox, broken, fails_for_good_answers)
+    with outbox_.together():
+        outbox_.put(1, WANTED, head(1), [answer("a")])
+        outbox_.put(2, WANTED, head(1), [answer("b")])
+    assert sorted(number for replies in sent for (number,) in numbers_in(replies)) == [1, 2]
+
+
+def test_without_memory_a_short_failure_is_the_answer(sent, put):
+    sent.full = 1
+    put(1, WANTED, head(1), [answer("a")])
+    ((reply,),) = sent
+    assert reply[REQUESTS].tolist() == [[1, 1]] and "[capacity]" in failure_in(reply)[1]
+
+
+@pytest.mark.parametrize("error", [MemoryError, BrokenPipeError])
+def test_an_engine_that_can_send_nothing_ends(sent, put, monkeypatch, error):
+    """The model process answers for it."""
+
+    def fails(parts):
+        raise error
+
+    monkeypatch.setattr(sent, "send_bytes", fails)
+    put(1, WANTED, head(1), [answer("a")])
+    assert not sent.is_open

@@ -7,17 +7,20 @@ import time
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hplm.engine import process
-from hplm.engine.channel import Ask, Asks, Beat, Channel, End
+from hplm.engine.channel import Beat, Channel, End, request_parts
 from hplm.engine.child import Child
 from hplm.engine.engine import Engine
+from hplm.engine.outbox import Outbox
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager
 from hplm.errors import DeadlineMissed, Draining, QueueFull
-from hplm.tenants.ticket import Ticket
+from hplm.request.answers import FAILURE, REQUESTS, replies_in
+from hplm.request.form import Head, write
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.support.wait import PATIENCE, Hold, eventually
@@ -137,7 +140,7 @@ def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     """Its requests would never be answered."""
     service, said, (ours, its) = Service([(toy.folder, Settings.read(PARAMETERS))]), SimpleQueue(), socket.socketpair()
     engine = process.Process(service, Channel(its.detach()), said.put)
-    ours.sendall(struct.pack("<Q", 1) + b"?")
+    ours.sendall(struct.pack("<Q?", 1, True) + b"?")
     assert said.get(timeout=PATIENCE) is None
     engine.close()
     engine.join()
@@ -175,24 +178,41 @@ def test_an_error_while_counting_changes_no_heartbeat(caplog):
     assert "counted" in caplog.text
 
 
+NONE = np.zeros(0, np.int64)
+
+
+def form_of(generation):
+    return write(b"", Head(0, generation, 0, 0), [0], [0], NONE, NONE, NONE)
+
+
 def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read():
     reading, submitted = Hold(), []
 
-    def submit(ticket, *given):
-        if ticket.generation == 2:
+    def submit(form, *given):
+        if form.head.generation == 2:
             reading.pass_through()
-        submitted.append(ticket.generation)
+        submitted.append(form.head.generation)
 
-    child = _child(has_open=lambda ticket, backbone: ticket.generation == 1, submit=submit)
+    child = _child(has_open=lambda form, backbone: form.head.generation == 1, submit=submit)
     with reading:
         opener = threading.Thread(target=child._open_next)
         opener.start()
-        signed = [Ticket(0, generation, 0, 0, 0, 0, 0, 0).sign(b"", bytes(64)) for generation in (2, 1)]
-        child._take_in(Asks([Ask(number, one, "", frozenset()) for number, one in enumerate(signed)]))
+        child._take_in(bytearray().join(part for number in (2, 1) for part in request_parts(number, 0, 0, "", form_of(number))))
         reading.until_reached()
         assert submitted == [1]
     opener.join()
     assert submitted == [1, 2]
+
+
+def test_a_form_that_cannot_be_read_fails_only_its_own_request():
+    submitted, child = [], _child(has_open=lambda form, backbone: True, submit=lambda form, *given: submitted.append(form))
+    child._outbox = Outbox(child._channel)
+    child._channel.send_bytes = lambda parts: child._channel.append(bytearray().join(parts))
+    good = form_of(1)
+    requests = [(1, good), (2, good[:9]), (3, good)]
+    child._take_in(bytearray().join(part for number, form in requests for part in request_parts(number, 0, 0, "", form)))
+    ((reply,),) = [list(replies_in(frame)) for frame in child._channel]
+    assert len(submitted) == 2 and reply[REQUESTS].tolist() == [[2, 1]] and b"[internal]" in reply[FAILURE][1]
 
 
 def test_the_model_process_ends_the_engine():

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.refused import Refused
-from hplm.scheduling.turns import Bounds
+from hplm.scheduling.limits import Limits
 
 
 class Kept:
     def __init__(self, items=100, work=1000):
         self.now, self.told = 0, []
-        self.refused = Refused(Bounds(items, work), lambda request: self.told.append(request.name), lambda: self.now)
+        self.refused = Refused(Limits(items, work), lambda request: self.told.append(request.name), lambda: self.now)
 
     def keep(self, name, until, left=1):
         self.refused.keep(SimpleNamespace(name=name, left=left), until)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hplm.engine.request import Request, Text
 from hplm.errors import Broken
-from hplm.tenants.ticket import Ticket
+from hplm.request.form import Form, Head, write
 
 NOW = st.lists(st.one_of(st.just("fails"), st.integers(0, 2)), max_size=8)  # the texts that are done, one after the other
 NONE = np.zeros(0, dtype=np.int64)
@@ -22,7 +22,8 @@ def make(reference):
     view = reference.backbone.view
 
     def make(texts, respond=lambda request, answer: None):
-        return Request(Ticket(0, 0, 1, 1, 0, 0, 0, 0), view, view.snapshot.find("acme"), texts, respond)
+        form = Form(write(b"", Head(0, 0, 1, 1), [0] * texts, [0] * texts, NONE, NONE, NONE))
+        return Request(form, view, view.snapshot.find("acme"), respond)
 
     return make
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import separation
+from hplm.engine import suspects
 from hplm.engine.in_flight import Mark, number_of
-from hplm.engine.separation import Separation
+from hplm.engine.suspects import Separation
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.tenants import quarantine
@@ -47,8 +47,8 @@ def test_a_tenant_whose_quarantine_cannot_be_written_is_refused_all_the_same(of_
     ended_twice(of_two)
     assert names_of(caplog.text, "acme", "no command", "restart")
     now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: separation_time + SECONDS - 60)
-    separation_time = separation.time.monotonic()
-    monkeypatch.setattr(separation, "time", now)
+    separation_time = suspects.time.monotonic()
+    monkeypatch.setattr(suspects, "time", now)
     of_two.look()
     assert of_two.apart.quarantined == (frozenset(), {"acme"})
     assert of_two._meters[1].take()[1][names.QUARANTINED_TENANTS, ()] == 1

@@ -11,13 +11,13 @@ import torch
 
 from hplm.adapters.record import Record
 from hplm.engine.engine import Engine
-from hplm.engine.packing import Concat, Slotted
 from hplm.engine.request import Text
 from hplm.engine.staging import Stager
 from hplm.errors import Draining, InvalidInput, OutOfCapacity
 from hplm.plot import rows as rows_module
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Tenant
+from research.papers.packings import Concat, Slotted
 from testing.toy import WORDS
 from tests.engine.asker import Asker, stages_of
 from tests.engine.world import World
@@ -36,10 +36,8 @@ def asker(toy):
 
 @pytest.mark.parametrize(("policy", "packing"), [("das:rows=4", Concat), ("slotted_das:rows=4", Slotted)])
 def test_the_rows_and_slots_of_a_policy_reach_the_packing(toy, monkeypatch, policy, packing):
-    arrange, seen = packing.arrange, []
-    monkeypatch.setattr(
-        packing, "arrange", lambda own, lengths, places=None: seen.append(places) or arrange(own, lengths, places)
-    )
+    lay, seen = packing.lay, []
+    monkeypatch.setattr(packing, "lay", lambda own, lengths, places=None: seen.append(places) or lay(own, lengths, places))
     asker = Asker(toy.folder, policy=policy, packing=packing.__name__.lower())
     asker.wait(asker.ask("acme", [WORDS[0], WORDS[1]]))
     asker.close()
@@ -79,7 +77,7 @@ def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker
     read, run = [], Engine.run
 
     def watched(self, batch):
-        read.extend(sum(sheet.now.rows_of) for sheet in batch.sheets)
+        read.extend(sum(sheet.rows_of) for sheet in batch.sheets)
         return run(self, batch)
 
     monkeypatch.setattr(Engine, "run", watched)

@@ -14,14 +14,15 @@ TWO = "0-1@cpu:0 2-4@cpu:1"
 REFUSED = [  # what is changed, and what the message names beside the parameter, if not its value
     ({"device": "tpu9"}, []), ({"dtype": "fp8"}, []), ({"slots": "1"}, []), ({"batch_tokens": "many"}, []),
     ({"queue_mb": "0"}, []), ({"commit_ms": "soon"}, []), ({"commit_ms": "-1"}, []), ({"commit_ms": "nan"}, []),
-    ({"batch_ms": "-5"}, []), ({"overlap": "none"}, []), ({"admission": "perhaps"}, []), ({"journal": "journal.jsonl"}, []),
+    ({"batch_ms": "-5"}, []), ({"overlap": "synchronous"}, ["research.papers"]),
+    ({"admission": "perhaps"}, []), ({"journal": "journal.jsonl"}, []),
     ({"stages": "0-1"}, ["FIRST-LAST"]), ({"stages": "0-1@tpu:0"}, ["tpu"]), ({"stages": "0-1@cpu"}, []),
     ({"stages": "1-2@cpu:0"}, ["before 1"]), ({"stages": "2-1@cpu:0"}, []), ({"stages": "0-1@cpu:99999"}, ["cores"]),
     ({"stages": "0-1@cuda:99999"}, ["cuda:99999"]), ({"stages": "0-1@cpu:0 2-3@cpu:0"}, ["cpu:0", "twice"]),
     ({"stages": "0-1@cpu:0 3-4@cpu:1"}, ["between 1 and 3"]), ({"stages": "0-1@cpu:0 1-4@cpu:1"}, ["twice"]),
     ({"stages": "0-1@cpu:0 0-1@cpu:1"}, ["order"]),
     ({"device": "cuda", "stages": TWO}, []), ({"threads": "2", "stages": TWO}, []),
-    ({"overlap": "synchronous", "stages": TWO}, []), ({"slots": "2", "stages": TWO}, []),
+    ({"slots": "2", "stages": TWO}, []),
     ({"backbones": "a b a"}, ["'a b a'", "once"]), ({"backbones": "a ../b"}, ["'a ../b'"]),
     ({"stages": TWO, "backbones": "a b"}, ["1 backbones", "a, b", "semicolon"]),
     ({"stages": f"{TWO}; 0-3@cpu:0", "backbones": "a b"}, ["same devices"]),
@@ -35,6 +36,11 @@ def test_parameters_that_make_no_sense_are_refused_by_name(monkeypatch, changed,
     name, value = next(iter(changed.items()))
     with pytest.raises(InvalidInput, match=mentioning(name, *(named or [f"'{value}'"]))):
         read_all({**PARAMETERS, "backbone": "a", **changed})
+
+
+def test_parameters_that_went_are_accepted_at_their_default():
+    without = {name: value for name, value in PARAMETERS.items() if name != "packing"} | {"backbone": "a"}
+    assert read_all(without) == read_all({**without, "packing": "packed", "overlap": "pipelined"})
 
 
 @pytest.mark.parametrize("value", ["-5", "nan", "inf", "soon"])

@@ -5,7 +5,6 @@ import torch
 
 from hplm.engine import sheets, staging
 from hplm.engine.engine import Engine, computed
-from hplm.engine.overlap import OVERLAPS
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.plot.gathering import Gatherer
 from testing.toy import TENANTS, WORDS
@@ -29,17 +28,14 @@ def events(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
-def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, events, overlap):
+def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, events):
     backbone = reference.backbone
     engine = Engine(backbone.upper(), CPU, torch.float32)
-    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32, overlap=OVERLAPS[overlap]))
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
     batch = stager.stage(
         texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])]), broken=lambda text, error: pytest.fail(str(error))
     )
     assert batch is not None
-    assert ("gather" in events) == OVERLAPS[overlap].retrieval
-    stager.finish(batch)
     computed(engine, batch)
     stager.release(batch.held)
     inside = False
@@ -52,6 +48,18 @@ def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, event
     marks = [number for number, event in enumerate(events) if event.startswith("mark")]
     assert events.count("gather") == 1 and gathered < marks[-1] < computing
     assert events[computing - 1] == f"wait {len(marks) - 1}"  # for the last mark, right before computing
+
+
+def test_a_tenant_is_pinned_once_a_batch(reference):
+    backbone = reference.backbone
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
+    texts = [text for tenant in TENANTS[:2] * 3 for text in texts_of(backbone, tenant.id, [WORDS[0]])]
+    batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
+    records = {record for text in texts for record in text.records if record is not None}
+    assert len(batch.held) == len(records) == batch.brought
+    assert sum(slots.hits for slots in stager.slots().values()) == 2 * len(records)  # of each text but the first
+    stager.release(batch.held)
+    assert not any(slots.pinned for slots in stager.slots().values())
 
 
 def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, events, monkeypatch):

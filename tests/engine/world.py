@@ -22,7 +22,6 @@ from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, OutOfCapacity, QueueFull
-from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
 from tests.engine.stepped import FAULTS, SILENT, Failing, Line
@@ -114,9 +113,7 @@ class World:
     def offer(self, tenant: str, texts: list[str], due_ms: int = 0, priority: int = 0, top_k: int = 0) -> int:
         """Returns the request's number. An HplmError is an answer."""
         view, number, now = self._backbone.view, len(self.asked), self.clock()
-        of, snapshot = view.snapshot.find(tenant), view.snapshot
-        found_in = snapshot.export_number, snapshot.generation, of.uid, of.version
-        ticket = Ticket(*found_in, now, now + due_ms * MS if due_ms else 0, priority, top_k)
+        of = view.snapshot.find(tenant)
         self.asked.append((tenant, texts, due_ms, top_k))
         self.answers.append(answers := [])
 
@@ -125,8 +122,9 @@ class World:
             self.passes("respond")
 
         try:
-            resolved = self._lookup.resolve(view, of, texts)
-            self.service.submit(ticket, resolved, respond, f"request {number}", number=number)
+            asked = {"deadline_ns": now + due_ms * MS if due_ms else 0, "priority": priority, "top_k": top_k}
+            form = self._lookup.resolve(view, of, texts, arrival_ns=now, **asked)
+            self.service.submit(form, respond, f"request {number}", number=number)
         except HplmError as error:
             answers.append(error.with_traceback(None))  # which would keep the request
         return number

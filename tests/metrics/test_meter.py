@@ -34,8 +34,7 @@ class Series:
         family.series[tuple(labels.items())] = self
 
     def increment(self, value):
-        assert self.family.kind == "c"
-        if value < 0:
+        if value < 0 and self.family.kind == "c":
             raise RuntimeError("a counter was decremented")  # as Triton does
         self.value += value
 
@@ -85,6 +84,22 @@ def test_the_sum_of_signed_times_is_a_gauge(family):
     assert values["slack_count"] == [3]
     assert values["slack_bucket"] == [3, 3, 3], "what is below 0 is below every bound"
     assert values["seen_total"] == [1]
+
+
+def test_sums_of_processes_that_follow_each_other_add_up_as_their_counts_do(family):
+    """An engine that is started again begins with nothing."""
+    slack, published = Histogram("slack", "what is left", signed=True, bounds=(0.1, 1.0)), Meter()
+    publisher = Publisher(family, published, "toy")
+    for _ in range(2):
+        engine = Meter()
+        for value in (-2.0, 0.5):
+            engine.observe(slack, [value])
+            counts, levels = engine.take()
+            published.add_all(counts)
+            published.set_all(levels)
+    publisher.close()
+    (total,), (count,) = (family.all[f"slack_{part}"].series.values() for part in ("sum", "count"))
+    assert (total.value, count.value) == (-3.0, 4)
 
 
 def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog, monkeypatch):

@@ -31,9 +31,10 @@ def prompts():
 
 
 def test_a_prompt_begins_with_the_start_id_and_comes_back(prompts):
-    for text, tokens in zip(TEXTS, prompts.encode_all(TEXTS), strict=True):
+    for text in TEXTS:
+        tokens = prompts.encode(text)
         assert tokens[0] == CHAT.start_id and len(tokens) == 1 + len(text.encode())
-        assert tokens.dtype == np.int64 and np.array_equal(tokens, prompts.encode(text))
+        assert tokens.dtype == np.int64
         assert prompts.decode(tokens) == text
 
 

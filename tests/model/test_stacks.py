@@ -10,7 +10,7 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.windows import Window
-from testing.toy import CONFIG
+from testing.toy import CHAT, CONFIG
 from tests.support.message import mentioning
 
 
@@ -83,3 +83,12 @@ def test_absent_tokens_get_zeros_and_no_gradient():
     used = torch.zeros(len(lower.words.weight), dtype=torch.bool)
     used[[token - 1 for window in WINDOWS for token in window if token]] = True
     assert (lower.words.weight.grad[used].abs().sum(1) > 0).all() and not lower.words.weight.grad[~used].any()
+
+
+@pytest.mark.parametrize("config", [CONFIG, CHAT], ids=lambda config: config.name)
+def test_a_layer_as_a_plain_function_computes_the_same(config):
+    layers = random_backbone(config)[1].layers
+    x, attend, rows = torch.randn(9, config.hidden), PackedAttention([5, 4], config.heads), torch.tensor([2, 7])
+    for layer in layers:
+        assert torch.equal(layer(x, attend), layer.plain()(x, attend))
+        assert torch.equal(layer(x, attend, rows=rows), layer.plain()(x, attend, rows=rows))

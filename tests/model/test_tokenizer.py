@@ -91,6 +91,12 @@ def test_a_text_that_leaves_no_room_for_windows_is_refused_or_cut(tokenizer):
     assert tokenizer.encode(first, second, truncate=True, in_windows=True).lengths.tolist() == [64]
 
 
+def test_a_long_text_is_refused_after_its_beginning_was_read(tokenizer, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "_windows", lambda self, encoding: pytest.fail("all of the text was read"))
+    with pytest.raises(InvalidInput, match=mentioning("more than 64", "truncate=true")):
+        tokenizer.encode(f"{WORDS[0]} " * 5000, WORDS[1], in_windows=True)
+
+
 def test_a_pair_of_too_many_characters_is_not_read_in_windows(tokenizer):
     longest = f"{WORDS[0]} " * 1000
     longest += "x" * (MOST_IN_WINDOWS - len(longest))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hplm.engine.encoder import Encoder
-from hplm.engine.overlap import Overlap
 from hplm.engine.process import Process
 from hplm.placement.servers import GroupServer, Serving, Stages
 from hplm.placement.simulation import run_together
@@ -31,7 +30,7 @@ class Told:
 
     def __init__(self, scheduler):
         self.events = []
-        for name in ("choose", "started", "released", "finished"):
+        for name in ("choose", "started", "finished"):
             setattr(scheduler, name, self._noting(name, getattr(scheduler, name)))
 
     def _noting(self, name, call):
@@ -104,7 +103,7 @@ class Served:
         self.now = 0
         self.told = Told(scheduler)
         self.engine = Engine(stages)
-        stager = SimpleNamespace(stage=self._stage, finish=lambda staged: None, release=list.clear, overlap=Overlap())
+        stager = SimpleNamespace(stage=self._stage, release=list.clear)
         instruments = SimpleNamespace(started=self._started, computed=lambda staged: None)
         self._batches = self.ended = 0  # `ended`: stages of batches
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)

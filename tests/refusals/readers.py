@@ -292,6 +292,10 @@ class Reader:
     by_users: bool = False  # wrote the files
 
 
+TENANT, OTHER = (
+    "tenants/acme/1/tenant.json",
+    b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}',
+)
 LIVE = "CURRENT|registry.sqlite|snapshots/2"
 READERS = {
     "model folder": Reader(model_folder, 12, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
@@ -301,7 +305,9 @@ READERS = {
     "state": Reader(state, 12, (("snapshots/2", b"null"), ("snapshots/2", b'{"format": 3}')), LIVE),
     "change": Reader(change, 15, (("snapshots/2", b"null"),), LIVE),
     "backup": Reader(backup, 50, (("backup.json", b"null"), ("backup.json", b'{"format": 1}')), "backup.json"),
-    "store": Reader(store, 6, (("store.json", b"null"),), r".*\.(json|safetensors)"),
+    "store": Reader(store, 6, (*(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')), (TENANT, b""),
+        (TENANT, b'{"id": "acme"}'), *((TENANT, b'{"id": "acme", "version": ' + data + OTHER) for data in (b"null", b"[]",
+        b'1, "function": []'))), r".*\.(json|safetensors)"),
     "packed root": Reader(packed_root, 15),
     "placement": Reader(placement, 60, by_users=True),
     "import": Reader(imported, 25, (("adapters-lora-tag/adapter.safetensors", b""),

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BY_WORD
-from hplm.tenants.ticket import TICKET_BYTES, Ticket
+from hplm.request.form import HEAD_BYTES, Head, write
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, STATUS, Stock
 from tests.support.message import mentioning, mentions
@@ -81,9 +81,9 @@ def test_pairs_of_another_number_are_refused(stock):
 @pytest.mark.parametrize(
     "ticket",
     [
-        np.zeros((1, TICKET_BYTES), dtype=np.uint8),
+        np.zeros((1, HEAD_BYTES), dtype=np.uint8),
         np.ones((1, 1), dtype=np.uint8),
-        np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess", b""), dtype=np.uint8)[None],
+        np.frombuffer(write(b"guess", Head(0, 0, 1, 1), [0], [0], *np.zeros((3, 0), np.int32)), dtype=np.uint8)[None],
     ],
     ids=["zeros", "short", "forged"],
 )

@@ -23,9 +23,9 @@ FORGED = ["", "1", "0" * 64, True, 1]  # the real one is 32 random bytes in hexa
 # Follows the code of lookup. Its line is short, it reads nothing while a file is there, and keeps refusals until it reads.
 GATED = """
 from hplm.engine import lookup_service
-from hplm.scheduling.turns import Bounds
+from hplm.scheduling.limits import Limits
 
-lookup_service.WAITING = Bounds(items={places}, work=1 << 20)
+lookup_service.WAITING = Limits(items={places}, work=1 << 20)
 lookup_service.LEAST_PAUSE = lookup_service.LONGEST_PAUSE = 1e6
 HeldBy.count = property(lambda self: lookup_service.MOST_AHEAD if Path({gate!r}).exists() else 0)
 """

@@ -17,9 +17,9 @@ from tests.support.wait import PATIENCE
 class ThreadedServer(ABC):
     """Serves while the `with` block runs."""
 
-    def __init__(self, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.connections = 0
-        self.port = 0
+        self.port = port
         self._host = host
         self._tls = tls
         self._loop = asyncio.new_event_loop()
@@ -31,7 +31,7 @@ class ThreadedServer(ABC):
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.listener = self._call(asyncio.start_server(self._serve, self._host, 0, ssl=self._tls))
+        self.listener = self._call(asyncio.start_server(self._serve, self._host, self.port, ssl=self._tls))
         self.port = self.listener.sockets[0].getsockname()[1]
         return self
 

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hplm.engine import keeper
-from hplm.engine.answer import size_of
+from hplm.engine import client as own
+from hplm.engine import worker
 from hplm.engine.channel import DEVICE_FAILED
 from hplm.engine.in_flight import read
 from hplm.engine.memory import LARGE
 from hplm.errors import Broken, Draining, Internal, OutOfCapacity, error_in
 from hplm.metrics import names
+from hplm.request.answers import size_of
 from hplm.tenants import quarantine
 from testing.toy import WORDS
 from tests.engine.client import Client
@@ -39,16 +40,16 @@ def client(toy):
 def test_requests_that_were_answered_together_get_their_own_answers(client):
     texts = [[WORDS[number + more] for more in range(1 + number % 3)] for number in range(12)]
     alone = [client.wait(client.ask("acme", own))["LOGITS"] for own in texts]
-    stop(client.keeper.pid)
+    stop(client.pid)
     held = [client.ask("acme", own) for own in texts]
-    os.kill(client.keeper.pid, signal.SIGCONT)
+    os.kill(client.pid, signal.SIGCONT)
     for asked, expected in zip(held, alone, strict=True):
         np.testing.assert_allclose(client.wait(asked)["LOGITS"], expected, atol=1e-4)
 
 
 def test_requests_of_an_engine_that_is_killed_are_answered_and_the_next_engine_serves(client):
     before = client.wait(client.ask("acme", [WORDS[0]]))
-    pid = client.keeper.pid
+    pid = client.pid
     stop(pid)
     held = [client.ask("acme", [WORDS[0]] * 3) for _ in range(40)]
     os.kill(pid, signal.SIGKILL)
@@ -56,16 +57,16 @@ def test_requests_of_an_engine_that_is_killed_are_answered_and_the_next_engine_s
     assert told and all(status == Draining.status and "[draining]" in message for status, message in told)
     after = client.ask_until_served("acme", [WORDS[0]])
     np.testing.assert_array_equal(after["LABEL"], before["LABEL"])
-    assert client.keeper.pid != pid
+    assert client.pid != pid
     assert client.meter.take()[0][names.ENGINE_RESTARTS, ()] >= 1
 
 
 def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
     client.wait(client.ask("acme", [WORDS[0]]))
-    stop(client.keeper.pid)
+    stop(client.pid)
     asked = client.ask("acme", [WORDS[0]])
     with monkeypatch.context() as patience:  # not before the signal: a busy machine may let an engine wait for its turn
-        patience.setattr(keeper, "BEATLESS_SECONDS", 0.0)
+        patience.setattr(worker, "BEATLESS_SECONDS", 0.0)
         status, message = client.wait(asked)
     assert status == Draining.status and "[draining]" in message
     client.ask_until_served("acme", [WORDS[0]])
@@ -74,29 +75,27 @@ def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
 def test_a_pause_of_all_processes_ends_no_engine(client, monkeypatch):
     """After it the clock is ahead, and the watching thread may be the first one that runs."""
     client.ask_until_served("acme", [WORDS[0]])
-    engine = client.keeper._engine
+    engine = client.workers.current
     with monkeypatch.context() as paused:
-        paused.setattr(
-            keeper, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, monotonic_ns=time.monotonic_ns)
-        )
-        client.keeper._look()
-        client.keeper.check()
-    assert isinstance(client.wait(client.ask("acme", [WORDS[0]])), dict) and client.keeper._engine is engine
+        paused.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+        client.workers.look()
+        client.workers.check()
+    assert isinstance(client.wait(client.ask("acme", [WORDS[0]])), dict) and client.workers.current is engine
 
 
 def test_requests_of_an_engine_that_cannot_be_killed_are_answered(client, monkeypatch):
     """A process that waits for a driver or a disk keeps its end of the socket open."""
     client.ask_until_served("acme", [WORDS[0]])
-    process = client.keeper._engine.process
+    process = client.workers.current.process
     monkeypatch.setattr(process, "kill", lambda: None)
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     asked = client.ask("acme", [WORDS[0]])
     with monkeypatch.context() as patience:
-        patience.setattr(keeper, "BEATLESS_SECONDS", 0.0)
+        patience.setattr(worker, "BEATLESS_SECONDS", 0.0)
         assert word_in(client.wait(asked)) == "draining"
     before = client.meter.take()[0].get((names.LOST_REQUESTS, ("draining",)), 0)
     assert before >= 1
-    eventually(lambda: client.keeper.pid is None)
+    eventually(lambda: client.pid is None)
     assert word_in(client.wait(client.ask("acme", [WORDS[0]]))) == "draining"  # there is no engine
     assert client.meter.take()[0][names.LOST_REQUESTS, ("draining",)] == 1
     os.kill(process.pid, signal.SIGKILL)
@@ -105,19 +104,19 @@ def test_requests_of_an_engine_that_cannot_be_killed_are_answered(client, monkey
 
 def test_what_fails_while_an_engine_is_ended_does_not_end_the_thread_that_starts_the_next_one(client, monkeypatch):
     client.ask_until_served("acme", [WORDS[0]])
-    engine = client.keeper._engine
+    engine = client.workers.current
     monkeypatch.setattr(engine.process, "wait", lambda: 1 // 0)
     os.kill(engine.process.pid, signal.SIGKILL)
     client.ask_until_served("acme", [WORDS[0]])
-    assert client.keeper._engine is not engine
+    assert client.workers.current is not engine
 
 
 def test_an_engine_that_ends_before_it_has_counted_an_answer_leaves_no_correction(client, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(keeper, "time", clock)
+    monkeypatch.setattr(own, "time", clock)
     client.ask_until_served("beta", [WORDS[0]])
     eventually(lambda: (names.TENANT_REQUESTS, ("beta", "answered")) in client.meter.take()[0])
-    engine = client.keeper._engine
+    engine = client.workers.current
     monkeypatch.setattr(engine, "corrections", kept := [])
     client.wait(client.ask("beta", [WORDS[0]], allowed_s=60.0, sending=clock.pass_two_minutes))
     eventually(lambda: kept or engine.corrections is not kept)
@@ -128,7 +127,7 @@ def test_an_engine_that_ends_before_it_has_counted_an_answer_leaves_no_correctio
 def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
     """A process that waits for a driver or a disk outlives SIGKILL."""
     client.wait(client.ask("acme", [WORDS[0]]))
-    ended, process = threading.Event(), client.keeper._engine.process
+    ended, process = threading.Event(), client.workers.current.process
     wait = process.wait
 
     def wait_for_the_driver(timeout=None):
@@ -143,6 +142,14 @@ def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
     assert status == Draining.status and "[draining]" in message
     ended.set()
     client.ask_until_served("acme", [WORDS[0]])
+
+
+def test_who_receives_sleeps_until_something_comes(client):
+    """An idle engine says something once a second."""
+    comes, polls = iter([[], [None]]), []
+    bell = SimpleNamespace(poll=lambda *timeout: polls.append(timeout))
+    client.own._receive(SimpleNamespace(bell=bell, channel=SimpleNamespace(arrived=lambda: next(comes))))
+    assert polls == [(), ()]
 
 
 class Waiting:
@@ -164,10 +171,10 @@ class Waiting:
 
 @pytest.fixture
 def patient(client, monkeypatch):
-    """A client whose keeper waits for ever for answers, as if they came soon."""
+    """A client that waits for ever for answers, as if they came soon."""
     client.ask_until_served("acme", [WORDS[0]])
-    eventually(lambda: not client.keeper._engine.held)
-    monkeypatch.setattr(keeper, "SOON_SECONDS", 1e6)
+    eventually(lambda: not client.own._held)
+    monkeypatch.setattr(own, "SOON_SECONDS", 1e6)
     return client
 
 
@@ -179,64 +186,66 @@ def test_what_is_answered_soon_is_returned(patient):
 @pytest.mark.parametrize("why", ["late", "deadline", "slow"])
 def test_what_is_not_answered_soon_is_deferred_and_then_answered_once(patient, monkeypatch, why):
     if why == "late":
-        monkeypatch.setattr(keeper, "SOON_SECONDS", 0.004)
+        monkeypatch.setattr(own, "SOON_SECONDS", 0.004)
     if why == "slow":
-        monkeypatch.setattr(patient.keeper, "_took_s", 2e6)
-    stop(patient.keeper.pid)
+        monkeypatch.setattr(patient.own, "_took_s", 2e6)
+    stop(patient.pid)
     asked = Waiting(patient, allowed_s=0.004 if why == "deadline" else 0.0)
     answers = asked.submitted()
     assert not answers and asked.events == ["deferred"]
     behind = Waiting(patient)  # while one is deferred, nobody waits
     assert not behind.submitted() and behind.events == ["deferred"]
-    os.kill(patient.keeper.pid, signal.SIGCONT)
+    os.kill(patient.pid, signal.SIGCONT)
     patient.wait(answers)
     assert isinstance(patient.wait(behind.answers), dict)
     assert asked.events == behind.events == ["deferred", "sent"]
 
 
 def test_an_engine_that_ends_while_its_answer_is_waited_for_is_answered_for_at_once(patient):
-    pid = patient.keeper.pid
+    pid = patient.pid
     stop(pid)
     asked = Waiting(patient)
-    eventually(lambda: patient.keeper._engine.held)
+    eventually(lambda: patient.own._held)
     os.kill(pid, signal.SIGKILL)
     assert word_in(patient.wait(asked.submitted())) == "draining" and asked.events == ["deferred", "sent"]
     patient.ask_until_served("acme", [WORDS[0]])
 
 
 def test_a_message_that_cannot_be_read_while_it_is_waited_for_ends_the_engine(patient, monkeypatch):
-    pid = patient.keeper.pid
-    monkeypatch.setattr(patient.keeper._engine.channel, "receive", lambda: 1 // 0)
+    pid = patient.pid
+    channel = patient.workers.current.channel
+    arrived = channel.arrived
+    monkeypatch.setattr(channel, "arrived", lambda wait_s=0.0: arrived(wait_s) and 1 // 0)
     asked = Waiting(patient)
     assert word_in(patient.wait(asked.submitted())) == "draining" and asked.events == ["deferred", "sent"]
     patient.ask_until_served("acme", [WORDS[0]])
-    assert patient.keeper.pid != pid
+    assert patient.pid != pid
 
 
 def test_requests_that_cannot_be_passed_on_are_answered(patient, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(patient.keeper._engine.channel, "send", lambda message: bytearray(1 << 62))
+        full.setattr(patient.workers.current.channel, "send_bytes", lambda parts: bytearray(1 << 62))
         asked = Waiting(patient)
         assert word_in(asked.submitted()[0]) == "capacity" and asked.events == ["returned"]
     assert isinstance(Waiting(patient).submitted()[0], dict)
 
 
 def test_closing_answers_what_is_waited_for(toy, monkeypatch):
-    monkeypatch.setattr(keeper, "SOON_SECONDS", 1e6)
+    monkeypatch.setattr(own, "SOON_SECONDS", 1e6)
     client = Client(toy.folder)
-    stop(client.keeper.pid)
+    stop(client.pid)
     asked = Waiting(client)
-    eventually(lambda: client.keeper._engine.held)
+    eventually(lambda: client.own._held)
     closing = threading.Thread(target=client.close)
     closing.start()
-    eventually(lambda: client.keeper._closing.is_set())
-    os.kill(client.keeper.pid, signal.SIGCONT)
+    eventually(lambda: client.workers._closing.is_set())
+    os.kill(client.pid, signal.SIGCONT)
     closing.join(300)
     assert isinstance(asked.submitted()[0], dict) and asked.events == ["returned"]
 
 
 class Clock:
-    """The clock of the keeper. A thread can move its own time forward."""
+    """The clock of a client. A thread can move its own time forward."""
 
     def __init__(self):
         self._thread = threading.local()
@@ -253,7 +262,7 @@ class Clock:
 def test_each_request_is_counted_once_by_what_its_client_got(toy, monkeypatch):
     """Takes seconds: one answer is so large that it needs shared memory of its own."""
     clock, large = Clock(), [" ".join(WORDS[:60])] * 1300
-    monkeypatch.setattr(keeper, "time", clock)
+    monkeypatch.setattr(own, "time", clock)
     client = Client(toy.folder)
     unsent = client.wait(client.ask("beta", large, OutOfCapacity("no shared memory")))
     assert size_of(unsent) >= LARGE
@@ -273,7 +282,7 @@ def test_each_request_is_counted_once_by_what_its_client_got(toy, monkeypatch):
         return {one: count for one, count in counts.items() if count} == expected
 
     eventually(counted)
-    shown = [client.keeper.keeps(0, (names.TENANT_REQUESTS, (tenant, "answered"))) for tenant in ("beta", "", "nobody")]
+    shown = [client.own.keeps(0, (names.TENANT_REQUESTS, (tenant, "answered"))) for tenant in ("beta", "", "nobody")]
     assert shown == [True, True, False]
     client.close()
 
@@ -281,8 +290,8 @@ def test_each_request_is_counted_once_by_what_its_client_got(toy, monkeypatch):
 def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy, monkeypatch, idle):
     with pytest.raises(Broken, match=mentioning("does not start", "'abacus'")):
         Client(toy.folder, device="abacus")
-    monkeypatch.setattr(keeper, "_python", lambda: idle)
-    monkeypatch.setattr(keeper, "START_SECONDS", 0.5)
+    monkeypatch.setattr(worker, "_python", lambda: idle)
+    monkeypatch.setattr(worker, "START_SECONDS", 0.5)
     with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
         Client(toy.folder)
 
@@ -309,7 +318,7 @@ def test_an_engine_whose_device_fails_ends_and_the_next_engine_serves(toy, monke
     program = tmp_path / "engine"
     program.write_text(FAILS_ONCE.format(python=sys.executable, marker=tmp_path / "failed"))
     program.chmod(0o755)
-    monkeypatch.setattr(keeper, "_python", lambda: str(program))
+    monkeypatch.setattr(worker, "_python", lambda: str(program))
     client = Client(toy.folder)
     assert word_in(client.wait(client.ask("acme", [WORDS[0]]))) == "crashed"
     client.ask_until_served("acme", [WORDS[0]])
@@ -347,12 +356,12 @@ def test_a_request_that_ends_the_engine_does_so_twice_and_others_are_served(toy,
     gate, program = tmp_path / "gate", tmp_path / "engine"
     program.write_text(POISONED.format(python=sys.executable, gate=gate))
     program.chmod(0o755)
-    monkeypatch.setattr(keeper, "_python", lambda: str(program))
+    monkeypatch.setattr(worker, "_python", lambda: str(program))
     monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
     client = Client(toy.folder)
 
     def computed():
-        return {mark.tenant_id for mark in read(client.keeper._engine.batches)}
+        return {mark.tenant_id for mark in read(client.workers.current.batches)}
 
     # The engine ends while one batch is computed, one is staged, and one request waits.
     crashed = [client.ask("city", [WORDS[0]], id="gate")]
@@ -360,7 +369,7 @@ def test_a_request_that_ends_the_engine_does_so_twice_and_others_are_served(toy,
     crashed.append(client.ask("acme", [WORDS[0]], id="poison"))
     eventually(lambda: computed() == {"city", "acme"})
     waited = client.ask("beta", [WORDS[0]])
-    os.kill(client.keeper.pid, signal.SIGKILL)
+    os.kill(client.pid, signal.SIGKILL)
     assert [word_in(client.wait(answers)) for answers in (*crashed, waited)] == ["crashed", "crashed", "draining"]
     gate.touch()
 
@@ -398,16 +407,16 @@ def word_in(answer):
 @pytest.mark.parametrize("damage, word", [("memory", "crashed"), ("separation", "draining")])
 def test_whatever_is_wrong_with_the_notes_of_an_engine_its_requests_are_answered(client, monkeypatch, damage, word):
     client.wait(client.ask("acme", [WORDS[0]]))
-    stop(client.keeper.pid)
+    stop(client.pid)
     asked = client.ask("acme", [WORDS[0]])
     if damage == "memory":
-        os.pwrite(client.keeper._engine.batches, b"\xff" * 16, 0)
+        os.pwrite(client.workers.current.batches, b"\xff" * 16, 0)
     else:
-        monkeypatch.setattr(client.keeper._separation, "ended", None)
-    os.kill(client.keeper.pid, signal.SIGKILL)
+        monkeypatch.setattr(client.own._separation, "ended", None)
+    os.kill(client.pid, signal.SIGKILL)
     assert word_in(client.wait(asked)) == word
     client.ask_until_served("acme", [WORDS[0]])
-    assert not client.keeper._separation.apart.alone
+    assert not client.own._separation.apart.alone
 
 
 def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again(client, monkeypatch):
@@ -419,11 +428,11 @@ def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again
         monkeypatch.undo()
         raise RuntimeError("no more threads")
 
-    before, pid = opened(), client.keeper.pid
-    monkeypatch.setattr(keeper.subprocess, "Popen", fail_once)
+    before, pid = opened(), client.pid
+    monkeypatch.setattr(worker.subprocess, "Popen", fail_once)
     os.kill(pid, signal.SIGKILL)
     client.ask_until_served("acme", [WORDS[0]])
-    assert client.keeper.pid != pid and opened() == before
+    assert client.pid != pid and opened() == before
 
 
 @pytest.fixture
@@ -437,16 +446,16 @@ def idle(tmp_path):
 
 def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_closing_does_not_wait(toy, monkeypatch, idle):
     client = Client(toy.folder)
-    client.keeper.check()
-    first = client.keeper.pid
-    monkeypatch.setattr(keeper, "_python", lambda: idle)
+    client.workers.check()
+    first = client.pid
+    monkeypatch.setattr(worker, "_python", lambda: idle)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: client.keeper.pid is None and client.keeper._newest.pid != first)
+    eventually(lambda: client.pid is None and client.workers._newest.pid != first)
     with pytest.raises(Draining):
-        client.keeper.check()
-    patience = client.keeper._outage.patience
-    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + patience))
+        client.workers.check()
+    patience = client.workers._outage.patience
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + patience))
     with pytest.raises(Internal):
-        client.keeper.check()
+        client.workers.check()
     client.close()
-    assert client.keeper._newest.returncode == -signal.SIGKILL
+    assert client.workers._newest.returncode == -signal.SIGKILL

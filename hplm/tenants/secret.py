@@ -1,67 +1,15 @@
-"""The ticket: the signed result of a lookup. Upper trusts all of it, because no client can make one.
+"""The secret that signs forms of requests: a file in memory-backed storage, one for each server process.
 
-The secret is a file in memory-backed storage, one for each server process. The first of the server's models makes it.
+The first of the server's models makes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import os
 import re
 import secrets
-import struct
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from hplm.errors import NoTenant
-
-_BODY = struct.Struct("<QQQIqqiHHq")
-_SIGNATURE_BYTES = 16
-TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
-PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
-
-
-class Ticket(NamedTuple):
-    export: int  # of the snapshot: generations are numbered anew in each export
-    generation: int  # of the snapshot in which lookup found the tenant
-    uid: int
-    version: int
-    arrival_ns: int  # CLOCK_MONOTONIC, which all processes of a machine share; at the front door, if there is one
-    deadline_ns: int  # 0: no deadline
-    priority: int
-    top_k: int  # 0: not requested
-    rung: int = 0  # of the tenant's tiers that the request asks for, from 1, the dearest; 0: the engine chooses
-    waited_ns: int = 0  # from its arrival until lookup got it
-
-    @property
-    def received_ns(self) -> int:
-        return self.arrival_ns + self.waited_ns
-
-    def sign(self, secret: bytes, found: bytes) -> bytes:
-        """Returns the ticket for what the lookup has found."""
-        body = _BODY.pack(*self)
-        return body + _signature(secret, body, found) + found
-
-    @classmethod
-    def check(cls, signed: bytes, secrets: Sequence[bytes]) -> int:
-        """Returns which of these secrets the ticket was signed with. Raises if it was none."""
-        body, signature, found = signed[: _BODY.size], signed[_BODY.size : TICKET_BYTES], signed[TICKET_BYTES:]
-        for number, secret in enumerate(secrets):
-            if hmac.compare_digest(signature, _signature(secret, body, found)):
-                return number
-        raise NoTenant
-
-    @classmethod
-    def read(cls, signed: bytes) -> tuple[Ticket, bytes]:
-        """Returns a checked ticket and what the lookup has found."""
-        return cls._make(_BODY.unpack_from(signed)), signed[TICKET_BYTES:]
-
-
-def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
-    return hmac.digest(secret, body + found, hashlib.sha256)[:_SIGNATURE_BYTES]
 
 
 class SharedSecret:

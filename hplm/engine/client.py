@@ -1,0 +1,304 @@
+"""Passes requests on to the engine's process, and answers every one of them, whatever becomes of that process.
+
+If the engine ends or stops moving, its requests are answered with an error, and another engine is started. Clients retry those
+that only waited. Tenants whose requests were in a batch run alone (`hplm.engine.suspects`) and may end in quarantine.
+This module does not import torch: the process that holds Triton's senders stays small.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hplm.engine.channel import Beat, Begin, request_parts
+from hplm.engine.in_flight import number_of, read
+from hplm.engine.suspects import Separation
+from hplm.engine.threads import repeat
+from hplm.engine.worker import RESTARTING, Worker, Workers
+from hplm.errors import Crashed, Draining, HplmError, for_client
+from hplm.metrics import names
+from hplm.metrics.busiest import OTHERS
+from hplm.metrics.meter import Counted, Meter, Series
+from hplm.request.answers import COUNTED, FAILURE, REQUESTS, Outputs, replies_in
+from hplm.request.form import read_head
+
+log = logging.getLogger(__name__)
+STUCK_SECONDS = 60.0  # an engine that prepares or computes a batch for so long is ended
+ANSWERING_THREADS = 4  # each answer is a round trip to the server process
+SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
+LEARNING = 0.1  # rate of the running mean of that
+
+ENDED = Draining("the engine ended while the request waited, and is being started again: send the request again")
+CRASHED = Crashed(
+    "the engine ended while it computed this request and maybe others: a tenant whose requests do that twice is quarantined, "
+    "so look for the cause in the server's log before you send the request again"
+)
+
+Failure = tuple[str, str]  # the status, and the message for the wire
+Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
+
+
+class Pending:
+    """A request without an answer."""
+
+    __slots__ = ("backbone", "deadline_ns", "defer", "form", "id", "passed_on", "respond", "uid", "wanted")
+
+    def __init__(
+        self, form: bytes, id: str, wanted: int, respond: Respond, defer: Callable[[], None], backbone: int = 0
+    ) -> None:
+        """`form` is checked. `id`: the client's name for it. `wanted`: outputs as bits. `backbone`: whose lookup has signed it.
+
+        `defer` is called before another thread than that of `submit` may answer.
+        """
+        self.form, self.id, self.wanted, self.backbone = form, id, wanted, backbone
+        self.respond, self.defer = respond, defer
+        head = read_head(form)
+        self.uid, self.deadline_ns = head.uid, head.deadline_ns
+        self.passed_on = 0.0  # when the engine got it; it no longer has its form then
+
+
+class Unsent(NamedTuple):
+    """An answer that a thread shall send."""
+
+    worker: Worker
+    pending: Pending
+    answer: Outputs | Failure
+    counted: Counted = ()  # where the engine counts it
+
+
+class EngineClient:
+    def __init__(
+        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
+    ) -> None:
+        """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve."""
+        self._meters = meters  # by backbone
+        self._separation = Separation(folders, meters)
+        self._given = folders, dict(parameters), state
+        self._busiest: list[frozenset[str]] = [frozenset() for _ in meters]
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._held: dict[int, Pending] = {}  # that the engine has
+        self._receiving = threading.Lock()  # held by the thread that receives; before the other lock
+        self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
+        self._starts = 0
+        for meter in meters:
+            for error in (Crashed, Draining):
+                meter.add(names.LOST_REQUESTS, 0, error.word)
+        self._answers: queue.SimpleQueue[Unsent | None] = queue.SimpleQueue()
+        self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
+        self.workers = Workers(self._begin, self._receive, self._ended, self._separation.look)
+
+    def _begin(self) -> Begin:
+        for meter in self._meters:
+            meter.add(names.ENGINE_RESTARTS, min(1, self._starts))
+        self._starts += 1
+        return Begin(*self._given, self._separation.apart)
+
+    def submit(self, requests: Sequence[Pending]) -> None:
+        """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.
+
+        It waits for answers that come soon. Nobody else receives meanwhile, so no thread must be woken for them.
+        """
+        if not requests:
+            return
+        waits = self._took_s < SOON_SECONDS and self._receiving.acquire(blocking=False)
+        try:
+            self._pass_on(requests, waits)
+        finally:
+            if waits:
+                self._receiving.release()
+
+    def _pass_on(self, requests: Sequence[Pending], waits: bool) -> None:
+        now = time.monotonic()
+        with self._lock:
+            worker = self.workers.current
+            numbers = range(self._numbers, self._numbers + len(requests))
+            self._numbers += len(requests)
+            if worker is not None:
+                waits = waits and not self._held
+                if waits:
+                    worker.ring(False)
+                else:
+                    _defer(requests)
+                self._held.update(zip(numbers, requests, strict=True))
+        if worker is None:
+            for one in requests:
+                self._lose(one, Draining(RESTARTING))
+            return
+        try:
+            if worker.told is not (apart := self._separation.apart):
+                worker.channel.send(apart)
+                worker.told = apart
+            parts: list[bytes] = []
+            for number, one in zip(numbers, requests, strict=True):
+                parts += request_parts(number, one.backbone, one.wanted, one.id, one.form)
+                one.form, one.passed_on = b"", now
+            worker.channel.send_bytes(parts)
+        except Exception as error:  # whoever removes a request from `held` answers it
+            if isinstance(error, OSError):
+                worker.end()  # it has ended, or has got a part of a frame
+                error = Draining(RESTARTING)
+            else:
+                log.exception("cannot pass requests on to the engine")
+            for number in numbers:
+                if (lost := self._taken(number)) is not None:
+                    self._lose(lost, for_client(error, "passing the request on"))
+        if waits:
+            self._wait(worker)
+
+    def _wait(self, worker: Worker) -> None:
+        """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
+        now, now_ns = time.monotonic(), time.monotonic_ns()
+        left_ns = min((one.deadline_ns for one in self._held.values() if one.deadline_ns), default=sys.maxsize) - now_ns
+        until = now + min(SOON_SECONDS, left_ns / 1e9)
+        try:
+            while self._held and (messages := worker.channel.arrived(until - time.monotonic())):
+                if not self._take_in(worker, messages, returned=True):
+                    break
+        except Exception:
+            log.exception("what the engine said cannot be read")
+            worker.end()  # so that the keeping thread answers its requests
+        _defer(list(self._held.values()))
+        worker.ring(True)
+
+    def keeps(self, backbone: int, series: Series) -> bool:
+        """Whether a series of a backbone is still published."""
+        metric, labels = series
+        return metric is not names.TENANT_REQUESTS or labels[0] in (OTHERS, *self._busiest[backbone])
+
+    def close(self) -> None:
+        """Lets the engine answer what waits, and ends it."""
+        self.workers.close()
+        for _ in self._answering:
+            self._answers.put(None)
+        for thread in self._answering:
+            thread.join()
+
+    def _receive(self, worker: Worker) -> None:
+        """Receives what `submit` does not receive itself, until the engine has gone."""
+        is_open = True
+        while is_open:
+            worker.bell.poll()
+            with self._receiving:
+                is_open = self._take_in(worker, worker.channel.arrived())
+
+    def _take_in(self, worker: Worker, messages: Sequence[object], returned: bool = False) -> bool:
+        """Takes messages. Returns False when the engine has gone. `returned`: this thread returns the answers."""
+        for message in messages:
+            if isinstance(message, Beat):
+                self._count(worker, message)
+            elif isinstance(message, bytearray):
+                for reply in replies_in(message):
+                    self._answer_all(worker, reply, returned, len(messages) == 1)
+        return not messages or messages[-1] is not None
+
+    def _count(self, worker: Worker, beat: Beat) -> None:
+        worker.silent_s = 0.0 if beat.computing_s < STUCK_SECONDS else float("inf")
+        self._busiest = [beaten.busiest for beaten in beat.backbones]
+        for meter, beaten in zip(self._meters, beat.backbones, strict=True):
+            meter.add_all(beaten.counts)
+            meter.set_all(beaten.levels)
+        with self._lock:
+            corrections, worker.corrections = worker.corrections, []
+        for meter, counted in corrections:
+            meter.add_all(dict.fromkeys(counted, -1))
+
+    def _answer_all(self, worker: Worker, reply: Outputs, returned: bool, alone: bool) -> None:
+        """Answers requests. What is not returned is a round trip to the server process each, so several threads share them."""
+        requests: list[tuple[int, int]] = reply.pop(REQUESTS).tolist()
+        failure, counted = reply.pop(FAILURE, None), reply.pop(COUNTED, None)
+        here = returned or (alone and len(requests) == 1)  # nothing else waits for this thread
+        start, now = 0, time.monotonic()
+        for index, (number, texts) in enumerate(requests):
+            stop = start + texts
+            answer = {name: values[start:stop] for name, values in reply.items()}
+            start = stop
+            if (pending := self._taken(number)) is None:
+                continue
+            self._took_s += LEARNING * (now - pending.passed_on - self._took_s)
+            if failure is not None:
+                status, message = failure
+                unsent = Unsent(worker, pending, (status.decode(), message.decode()))
+            else:
+                if self._separation.apart.alone:
+                    self._separation.answered(number_of(pending.backbone, pending.uid))
+                unsent = Unsent(worker, pending, answer, _counted(counted[index]) if counted is not None else ())
+            if here:
+                self._answer(unsent)
+            else:
+                self._answers.put(unsent)
+
+    def _ended(self, worker: Worker, closed: bool) -> None:
+        """Answers what the process still had."""
+        with self._receiving, self._lock:  # nobody waits: all that it has are deferred
+            left, self._held = self._held, {}
+        lost_in_batches = set(left)
+        try:
+            computed = [] if closed else list(read(worker.batches))
+            lost_in_batches = {mark.number for mark in computed}
+            self._separation.ended(computed)
+        except Exception:  # the requests must still be answered, and another engine started
+            log.exception("cannot find out which requests may have ended the engine")
+        for number, pending in left.items():
+            lost = CRASHED if number in lost_in_batches else ENDED
+            self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
+            self._answers.put(Unsent(worker, pending, lost.failure()))
+        if left:
+            log.error("the engine had %d requests when it ended", len(left))
+
+    def _taken(self, number: int) -> Pending | None:
+        """Returns a request that has no answer yet, to the first caller."""
+        with self._lock:
+            return self._held.pop(number, None)
+
+    def _lose(self, one: Pending, error: HplmError) -> None:
+        """Answers a request that no engine got."""
+        self._meters[one.backbone].add(names.LOST_REQUESTS, 1, error.word)
+        _sent(one.respond, error.failure())
+
+    def _answer(self, unsent: Unsent) -> None:
+        """Sends an answer. If an error was sent instead, or if it left too late, counts that and no longer the answer."""
+        worker, pending, answer, counted = unsent
+        error = _sent(pending.respond, answer)
+        if error is not None:
+            outcome = error.word
+        elif pending.deadline_ns and counted and time.monotonic_ns() > pending.deadline_ns:
+            outcome = names.LATE
+        else:
+            return
+        meter = self._meters[pending.backbone]
+        with self._lock:
+            worker.corrections.append((meter, counted))
+        meter.add_all({(metric, (of, outcome)): 1 for metric, (of, _) in counted})
+
+    def _answer_next(self) -> bool:
+        unsent = self._answers.get()
+        if unsent is not None:
+            self._answer(unsent)
+        return unsent is not None
+
+
+def _counted(labels: Iterable[bytes]) -> Counted:
+    """Returns the series in which an engine has counted an answer."""
+    texts = [label.decode() for label in labels]
+    return tuple(zip((names.REQUESTS, names.TENANT_REQUESTS), zip(texts[::2], texts[1::2], strict=True), strict=False))
+
+
+def _defer(requests: Iterable[Pending]) -> None:
+    for one in requests:
+        one.defer()
+
+
+def _sent(respond: Respond, answer: Outputs | Failure) -> HplmError | None:
+    """Sends an answer. Returns the error that was sent instead."""
+    try:
+        return respond(answer)
+    except Exception:
+        log.exception("cannot send an answer")
+        return None

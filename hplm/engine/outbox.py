@@ -1,0 +1,113 @@
+"""Answers on their way from the engine's process: those of one shape together, and each by itself where one is bad."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from hplm.engine.channel import Channel
+from hplm.engine.memory import LARGE
+from hplm.engine.request import Answer
+from hplm.errors import HplmError, for_client, kind_of
+from hplm.metrics.meter import Counted
+from hplm.request.answers import COUNTED, FAILURE, REQUESTS, Outputs, names_of, outputs_of, parts_of, size_of, strings
+from hplm.request.form import Head
+from hplm.tasks import TextAnswer
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Sends answers to the model process. Those that a thread puts in within `together` leave as one frame."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._gathered = threading.local()
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        if hasattr(self._gathered, "answers"):
+            yield  # within another one
+            return
+        answers = self._gathered.answers = list[Answered]()
+        try:
+            yield
+        finally:
+            del self._gathered.answers
+            if answers:
+                self._send(answers)
+
+    def put(self, number: int, wanted: int, head: Head | None, answer: Answer, counted: Counted = ()) -> None:
+        answered = Answered(number, wanted, head, answer, counted)
+        if hasattr(self._gathered, "answers"):
+            self._gathered.answers.append(answered)
+        else:
+            self._send([answered])
+
+    def _send(self, answers: list[Answered]) -> None:
+        try:
+            alike: dict[Hashable, list[Answered]] = {}
+            for answered in answers:
+                alike.setdefault(answered.shape, []).append(answered)
+            self._channel.send_bytes([part for some in alike.values() for part in parts_of(_reply(some))])
+        except Exception as error:
+            if isinstance(error, OSError) or (len(answers) == 1 and isinstance(answers[0].answer, Exception)):
+                log.exception("cannot send answers")
+                self._channel.shut()  # the model process has gone, or answers for this engine, which ends
+            elif len(answers) == 1:
+                self._send([answers[0]._replace(answer=error)])
+            else:
+                for answered in answers:  # each by itself, so that only those at fault fail
+                    self._send([answered])
+
+
+class Answered(NamedTuple):
+    number: int
+    wanted: int  # outputs, as bits
+    head: Head | None  # of the request's form; None if it cannot be read
+    answer: Answer
+    counted: Counted  # where it is counted
+
+    @property
+    def shape(self) -> Hashable:
+        """Equal for answers that can be outputs of one reply."""
+        answer = self.answer
+        if not isinstance(answer, Exception) and all(text.is_one_label for text in answer):
+            return self.wanted, answer[0].logits.shape[1]
+        return self.number
+
+
+def _reply(answers: list[Answered]) -> Outputs:
+    """Returns the reply to requests whose answers have one shape."""
+    texts: list[TextAnswer] = []
+    versions: list[int] = []
+    requests: list[tuple[int, int]] = []
+    is_late = False
+    for number, _, head, answer, _ in answers:
+        if isinstance(answer, Exception):
+            return _failed(number, answer)
+        assert head is not None
+        texts += answer
+        versions += [head.version] * len(answer)
+        requests.append((number, len(answer)))
+        is_late |= head.deadline_ns > 0
+    outputs = outputs_of(texts, names_of(answers[0].wanted), versions)
+    if is_late or size_of(outputs) >= LARGE:  # it may leave too late, or be refused for want of shared memory
+        counted = [[one.encode() for (_, labels) in answered.counted for one in labels] for answered in answers]
+        outputs[COUNTED] = strings([one for each in counted for one in each]).reshape(len(answers), -1)
+    outputs[REQUESTS] = np.array(requests, np.int64)
+    return outputs
+
+
+def _failed(number: int, error: Exception) -> Outputs:
+    if not isinstance(error, HplmError):  # its message may hold what the client sent
+        raised = "".join(traceback.format_tb(error.__traceback__))
+        log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
+    failure = [part.encode(errors="replace") for part in for_client(error, "the engine").failure()]
+    return {REQUESTS: np.array([(number, 1)], np.int64), FAILURE: strings(failure)}

@@ -1,0 +1,231 @@
+"""The engine's process as the model process sees it: started, watched, killed, and started again until it is closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+
+from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
+from hplm.errors import Broken, Draining, HplmError, Internal
+from hplm.metrics.meter import Counted, Meter
+
+log = logging.getLogger(__name__)
+START_SECONDS = 600.0  # an engine that is not ready by then is ended
+CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
+BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended, without the time in which this process is paused
+LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
+PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
+STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the outage
+# oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
+CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+
+RESTARTING = "the engine is being started again: send the request again"
+GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The time since an engine last worked steadily. An engine that works for a moment after each start does not end it."""
+
+    patience: float
+    began: float
+    works_since: float | None  # None: no engine works
+
+    @classmethod
+    def of_first(cls, began: float, works_since: float) -> Outage:
+        """Of the first engine: the time that it took to load its model. A later one may take twice as long."""
+        return cls(max(PATIENCE_SECONDS, 2 * (works_since - began)), works_since, works_since)
+
+    def ended(self, now: float) -> Outage:
+        return replace(self, began=now if self._is_over(now) else self.began, works_since=None)
+
+    def started(self, now: float) -> Outage:
+        return replace(self, works_since=now)
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether only a restart of the server may still help."""
+        until = now if self.works_since is None else self.works_since
+        return not self._is_over(now) and until - self.began > self.patience
+
+    def _is_over(self, now: float) -> bool:
+        return self.works_since is not None and now - self.works_since > STEADY_SECONDS
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process of the engine."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    batches: int  # descriptor of memory that shows what is in them
+    told: Apart  # which tenants are apart, as it was told last
+    silent_s: float = 0.0  # without a heartbeat
+    corrections: list[tuple[Meter, Counted]] = field(default_factory=list)  # of what its next heartbeat will count
+
+    def __post_init__(self) -> None:
+        self.bell = select.epoll()
+        self.bell.register(self.channel, select.EPOLLIN)
+
+    def ring(self, rings: bool) -> None:
+        """Says whether what comes wakes the thread that waits for it at the bell. The end of the process always does."""
+        self.bell.modify(self.channel, select.EPOLLIN if rings else 0)
+
+    def end(self) -> None:
+        """Ends it for us, even if the system cannot end the process yet: a driver or a disk may delay that."""
+        self.process.kill()
+        self.channel.shut()
+
+
+class Workers:
+    """Keeps a worker running."""
+
+    def __init__(
+        self,
+        begin: Callable[[], Begin],
+        receive: Callable[[Worker], None],
+        ended: Callable[[Worker, bool], None],
+        each_second: Callable[[], None],
+    ) -> None:
+        """Starts the first worker. Raises Broken if it cannot serve.
+
+        `begin` is called for each start. `receive` takes the messages of a worker until it has gone, and `ended` is called
+        then, with whether it was closed.
+        """
+        self._begin, self._receive, self._ended, self._each_second = begin, receive, ended, each_second
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._newest: subprocess.Popen[bytes]
+        began = time.monotonic()
+        self.current: Worker | None = self._start()
+        self._outage = Outage.of_first(began, time.monotonic())
+        self._thread = threading.Thread(target=self._keep, args=(self.current,), name="keep", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises if there is no worker that works: Draining if there may soon be one, else Internal."""
+        if self._outage.is_given_up(time.monotonic()):
+            raise Internal(GIVEN_UP)
+        worker = self.current
+        if worker is None or worker.silent_s > BEATLESS_SECONDS:
+            raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
+
+    def close(self) -> None:
+        """Lets the worker answer what waits, and ends it."""
+        with self._lock:
+            self._closing.set()
+            worker = self.current
+        if worker is not None:
+            try:
+                worker.channel.send(End())
+            except OSError:
+                log.info("the engine has ended already")
+            self._thread.join(CLOSE_SECONDS)
+        self._newest.kill()  # also one that has not started yet
+        self._thread.join()
+
+    def _start(self) -> Worker:
+        begin = self._begin()
+        environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with ExitStack() as failed:
+            batches = os.memfd_create("hplm-batches")
+            failed.callback(os.close, batches)
+            ours, its = socket.socketpair()
+            failed.callback((channel := Channel(ours.detach())).close)
+            with its:
+                passed = its.fileno(), batches
+                command = [_python(), "-m", "hplm.engine.child", *map(str, passed)]
+                process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
+            with self._lock:
+                self._newest = process
+                if self._closing.is_set():
+                    process.kill()
+            said = None
+            with suppress(OSError):  # it has ended
+                channel.send(begin)
+                said = channel.receive(START_SECONDS)
+            if isinstance(said, Ready) and not said.failure:
+                worker = Worker(process, channel, batches, begin.apart)
+                failed.pop_all()
+                return worker
+            process.kill()
+            how = _reason(process.wait())
+            why = said.failure if isinstance(said, Ready) else f"it ended with {how}, or was not ready: read the log"
+            raise Broken(f"the engine of {', '.join(map(str, begin.folders))} does not start: {why}")
+
+    def _keep(self, worker: Worker | None) -> None:
+        """Receives from a worker. When it ends, starts another, until closed."""
+        while worker is not None:
+            for step in (self._receive, self._end):
+                try:
+                    step(worker)
+                except Exception:  # its requests must still be answered, and another engine started
+                    log.exception("cannot read what the engine said, or end it")
+            worker = self._start_again()
+
+    def _end(self, worker: Worker) -> None:
+        self.current = None
+        self._outage = self._outage.ended(time.monotonic())
+        worker.end()
+        self._ended(worker, self._closing.is_set())  # before the process has ended: a driver or a disk may delay that
+        worker.channel.close()
+        worker.bell.close()
+        os.close(worker.batches)
+        how = _reason(worker.process.wait())
+        if not self._closing.is_set():
+            log.error("the engine ended with %s", how)
+
+    def _start_again(self) -> Worker | None:
+        """Returns a new worker, or None if the model is closed before there is one."""
+        pause = 1.0
+        while not self._closing.is_set():
+            try:
+                worker = self._start()
+            except Exception as error:  # such as no memory, no process or no thread
+                log.error("%s; another attempt follows in %g s", error, pause, exc_info=not isinstance(error, HplmError))
+            else:
+                self._outage = self._outage.started(time.monotonic())
+                with self._lock:
+                    self.current = worker
+                    if self._closing.is_set():
+                        worker.end()
+                return worker
+            self._closing.wait(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        return None
+
+    def _watch(self) -> None:
+        while not self._closing.wait(1.0):
+            self.look()
+            self._each_second()
+
+    def look(self) -> None:
+        """Counts a second, and ends a worker that does not move. A clock would count the time in which processes are paused."""
+        worker = self.current
+        if worker is not None:
+            worker.silent_s += 1.0
+            if worker.silent_s > BEATLESS_SECONDS:
+                log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
+                worker.end()
+
+
+def _reason(code: int) -> str:
+    if code == DEVICE_FAILED:
+        return f"code {code}, a fault of its device"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+
+
+def _python() -> str:
+    """Returns an interpreter of this version. A model process embeds Python, so its own executable may be another program."""
+    return shutil.which(f"python{sys.version_info.major}") or sys.executable

@@ -1,0 +1,1 @@
+"""The bytes of requests and answers, as they travel between lookup, upper and the engine."""

@@ -1,0 +1,139 @@
+"""The form of a request: lookup writes it once and signs it; upper passes it on, and the engine reads it in place.
+
+    signature 16 | head 80 | addresses i64[tokens] | tokens of each text u32 | answer rows of each text u32 | spans i32[rows, 3]
+    | bytes of each passage u32 | segments u8[tokens] | passages | zeros
+
+Upper and the engine trust a signed form, because no client can make one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.errors import NoTenant
+
+_SIGNATURE_BYTES = 16
+_HEAD = struct.Struct("<QQQIiqqqHHIIII4x")
+HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
+PROBE = b"\0"  # instead of a form: whether the engine works
+
+
+class Head(NamedTuple):
+    """Describes the request. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    export: int  # of the snapshot: generations are numbered anew in each export
+    generation: int  # of the snapshot in which lookup found the tenant
+    uid: int
+    version: int
+    priority: int = 0
+    arrival_ns: int = 0  # at the front door, if there is one
+    deadline_ns: int = 0  # 0: no deadline
+    waited_ns: int = 0  # from its arrival until lookup got it
+    top_k: int = 0  # 0: not requested
+    rung: int = 0  # of the tenant's tiers that the request asks for, from 1, the dearest; 0: the engine chooses
+
+    @property
+    def received_ns(self) -> int:
+        return self.arrival_ns + self.waited_ns
+
+
+class Form:
+    """Views of the bytes of a form."""
+
+    __slots__ = ("addresses", "counts", "head", "lengths", "passages", "segments", "spans")
+
+    def __init__(self, form: bytes | bytearray) -> None:
+        """Raises ValueError if its sizes do not fit together. Ignores bytes behind it."""
+        if len(form) < HEAD_BYTES:
+            raise ValueError(f"a form of {len(form)} bytes is too short")
+        *head, tokens, texts, rows, passages = _HEAD.unpack_from(form, _SIGNATURE_BYTES)
+        self.head = Head._make(head)
+        lengths = HEAD_BYTES + 8 * tokens
+        spans = lengths + 8 * texts
+        segments = spans + 12 * rows + 4 * passages
+        if segments + tokens > len(form) or passages not in (0, texts):
+            raise ValueError(f"a form of {len(form)} bytes cannot have {tokens} tokens and {texts} texts with {rows} rows")
+        sizes = np.frombuffer(form, np.uint32, 2 * texts, lengths).tolist()
+        self.lengths: list[int] = sizes[:texts]  # tokens of each text
+        self.counts: list[int] = sizes[texts:]  # answer rows of each text
+        if not texts or sum(self.lengths) != tokens or sum(self.counts) != rows:
+            raise ValueError(f"{texts} texts do not have {tokens} tokens and {rows} rows in all")
+        self.addresses: Array = np.frombuffer(form, np.int64, tokens, HEAD_BYTES)  # of each token
+        self.segments: Array = np.frombuffer(form, np.uint8, tokens, segments)  # of each token
+        self.spans: Array = np.frombuffer(form, np.int32, 3 * rows, spans).reshape(rows, 3)
+        # One for each text, if the tenant's task answers from the pair.
+        self.passages = _passages(form, spans + 12 * rows, passages, segments + tokens) if passages else []
+
+    @property
+    def texts(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.addresses)
+
+
+def _passages(form: bytes | bytearray, sizes: int, count: int, start: int) -> list[str]:
+    places = list(accumulate(np.frombuffer(form, np.uint32, count, sizes).tolist(), initial=start))
+    if places[-1] > len(form):
+        raise ValueError(f"a form of {len(form)} bytes cannot have passages that end at {places[-1]}")
+    return [form[begin:end].decode() for begin, end in pairwise(places)]
+
+
+def write(
+    secret: bytes,
+    head: Head,
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    addresses: Array,
+    segments: Array,
+    spans: Array,
+    passages: Sequence[str] = (),
+) -> bytearray:
+    """Returns a signed form. Its size is a multiple of its texts, because Triton takes tensors with a row for each text.
+
+    `spans` are answer rows x 3: the token to read (-1: none), and the first and last code point that the row is about.
+    """
+    encoded = [passage.encode() for passage in passages]
+    sizes = np.array([*lengths, *counts], np.uint32), np.array([len(passage) for passage in encoded], np.uint32)
+    form = bytearray().join(
+        (
+            bytes(_SIGNATURE_BYTES),
+            _HEAD.pack(*head, len(addresses), len(lengths), len(spans), len(encoded)),
+            np.ascontiguousarray(addresses, np.int64).data,
+            sizes[0].data,
+            np.ascontiguousarray(spans, np.int32).data,
+            sizes[1].data,
+            np.ascontiguousarray(segments, np.uint8).data,
+            *encoded,
+        )
+    )
+    form += bytes(-len(form) % len(lengths))
+    form[:_SIGNATURE_BYTES] = _signature(secret, form)
+    return form
+
+
+def check(form: bytes, secrets: Sequence[bytes]) -> int:
+    """Returns which of these secrets a form was signed with. Raises if it was none."""
+    if len(form) >= HEAD_BYTES:
+        for number, secret in enumerate(secrets):
+            if hmac.compare_digest(form[:_SIGNATURE_BYTES], _signature(secret, form)):
+                return number
+    raise NoTenant
+
+
+def read_head(form: bytes) -> Head:
+    """Returns the head of a checked form."""
+    return Head._make(_HEAD.unpack_from(form, _SIGNATURE_BYTES)[:-4])
+
+
+def _signature(secret: bytes, form: bytes | bytearray) -> bytes:
+    with memoryview(form) as view:
+        return hmac.digest(secret, view[_SIGNATURE_BYTES:], "sha256")[:_SIGNATURE_BYTES]

@@ -1,0 +1,76 @@
+"""The outputs of a request are made from the answers to its texts."""
+
+import tracemalloc
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hplm.request.answers import (
+    FAILURE,
+    OUTPUTS,
+    REQUESTS,
+    bits_of,
+    names_of,
+    outputs_of,
+    parts_of,
+    replies_in,
+    size_of,
+    strings,
+)
+from hplm.tasks import TASKS, TextAnswer
+
+WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
+
+
+def test_texts_of_one_request_may_have_any_number_of_labels():
+    logits = np.array([[1.0, 1.0], [-1.0, 2.0], [-1.0, -2.0]], dtype=np.float32)
+    outputs = outputs_of([TASKS["multilabel"].answer(row[None], WHOLE, ["a", "b"]) for row in logits], OUTPUTS, [1] * 3)
+    assert outputs["LABEL"].tolist() == [[b"a", b"b"], [b"b", b""], [b"", b""]]
+    assert outputs["LOGITS"].tolist() == logits[:, None].tolist()
+    assert outputs["SPAN"][:, :, 0].tolist() == [[0, 0], [0, -1], [-1, -1]]
+    empty = outputs_of([TASKS["multilabel"].answer(logits[2:], WHOLE, ["a", "b"])], {"LABEL"}, [1])
+    assert empty["LABEL"].tolist() == [[b""]]
+
+
+def test_one_long_string_does_not_pad_the_others():
+    """One long label beside a thousand short ones."""
+    long = "水" * 100_000
+    labels = [["x"] * 4 for _ in range(64)]
+    labels[3][2] = long
+    scores, logits, spans = np.zeros(4, np.float32), np.zeros((4, 2), np.float32), np.zeros((4, 2), np.int32)
+    texts = [TextAnswer(own, scores, logits, spans) for own in labels]
+    tracemalloc.start()
+    outputs = outputs_of(texts, {"LABEL", "VERSION"}, [7] * 64)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    assert set(outputs) == {"LABEL", "VERSION"} and outputs["LABEL"][3, 2] == long.encode() and outputs["VERSION"][0, 0] == b"7"
+    assert size_of(outputs) == 300_000 + 255 + 4 * 256 + 64 * 5
+    assert size_of(outputs_of(texts, {"SCORE", "SPAN"}, [7] * 64)) == 4 * 64 * 4 * (1 + 2)
+
+
+shapes = arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+numbers = st.sampled_from([np.float32, np.int32, np.int64]).flatmap(lambda dtype: arrays.arrays(dtype, shapes))
+words = shapes.flatmap(
+    lambda shape: st.lists(st.binary(max_size=9), min_size=(size := int(np.prod(shape))), max_size=size).map(
+        lambda values: strings(values).reshape(shape)
+    )
+)
+replies = st.dictionaries(st.sampled_from([*OUTPUTS, REQUESTS, FAILURE]), numbers | words)
+
+
+@given(st.lists(replies, max_size=4))
+def test_replies_are_read_as_they_were_written(written):
+    read = list(replies_in(bytearray().join(part for reply in written for part in parts_of(reply))))
+    assert [own.keys() for own in read] == [own.keys() for own in written]
+    for own, expected in zip(read, written, strict=True):
+        for name, values in own.items():
+            assert values.dtype == expected[name].dtype
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@given(st.sets(st.sampled_from(OUTPUTS)))
+def test_requested_outputs_are_bits(wanted):
+    assert names_of(bits_of(wanted)) == wanted
