@@ -63,7 +63,15 @@ def ticket_bytes(tokens: int) -> tuple[int, int]:
 def _form(texts: int, tokens: int) -> bytearray:
     """Returns the form of a request to classify texts, with an answer row for each."""
     token = np.zeros(texts * tokens, np.int64)
-    return write(b"", Head(0, 0, 0, 0), [tokens] * texts, [1] * texts, token, token, np.zeros((texts, 3), np.int32))
+    return write(
+        b"",
+        Head(0, 0, 0, 0, "general", "tenant-00"),
+        [tokens] * texts,
+        [1] * texts,
+        token,
+        token,
+        np.zeros((texts, 3), np.int32),
+    )
 
 
 def add_noops(repository: Path, tokens: int) -> None:

@@ -56,7 +56,6 @@ class Beaten(NamedTuple):
 
     counts: dict[Series, float]
     levels: dict[Series, float]
-    busiest: frozenset[str]  # tenants with series of their own
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,10 @@ class Child:
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _submit(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
-        respond = partial(self._outbox.put, number, wanted, None)
+        respond = partial(self._outbox.put, number, wanted, 0)
         try:
             form = Form(given)
-            respond = partial(self._outbox.put, number, wanted, form.head)
+            respond = partial(self._outbox.put, number, wanted, form.head.version)
             with_confidence = CONFIDENCE in names_of(wanted)
             submit = partial(self._service.submit, form, respond, id, with_confidence, backbone, number)
             if self._service.has_open(form, backbone):
@@ -111,10 +111,10 @@ class Child:
         instruments = self._service.served[backbone].instruments
         try:
             self._service.look(backbone)
-            return Beaten(*instruments.meter.take(), instruments.busiest)
+            return Beaten(*instruments.meter.take())
         except Exception:
             log.exception("cannot send what was counted")
-            return Beaten({}, {}, instruments.busiest)
+            return Beaten({}, {})
 
 
 def main() -> None:

@@ -21,11 +21,11 @@ from hplm.engine.in_flight import number_of, read
 from hplm.engine.suspects import Separation
 from hplm.engine.threads import repeat
 from hplm.engine.worker import RESTARTING, Worker, Workers
-from hplm.errors import Crashed, Draining, HplmError, for_client
+from hplm.errors import Crashed, Draining, HplmError, Internal, error_in, for_client
 from hplm.metrics import names
-from hplm.metrics.busiest import OTHERS
-from hplm.metrics.meter import Counted, Meter, Series
-from hplm.request.answers import COUNTED, FAILURE, REQUESTS, Outputs, replies_in
+from hplm.metrics.meter import Meter
+from hplm.metrics.outcomes import Outcomes
+from hplm.request.answers import FAILURE, REQUESTS, Outputs, replies_in
 from hplm.request.form import read_head
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; re
 class Pending:
     """A request without an answer."""
 
-    __slots__ = ("backbone", "deadline_ns", "defer", "form", "id", "passed_on", "respond", "uid", "wanted")
+    __slots__ = ("backbone", "defer", "form", "head", "id", "passed_on", "respond", "wanted")
 
     def __init__(
         self, form: bytes, id: str, wanted: int, respond: Respond, defer: Callable[[], None], backbone: int = 0
@@ -58,18 +58,16 @@ class Pending:
         """
         self.form, self.id, self.wanted, self.backbone = form, id, wanted, backbone
         self.respond, self.defer = respond, defer
-        head = read_head(form)
-        self.uid, self.deadline_ns = head.uid, head.deadline_ns
+        self.head = read_head(form)
         self.passed_on = 0.0  # when the engine got it; it no longer has its form then
 
 
 class Unsent(NamedTuple):
     """An answer that a thread shall send."""
 
-    worker: Worker
     pending: Pending
     answer: Outputs | Failure
-    counted: Counted = ()  # where the engine counts it
+    is_counted: bool = True  # by its outcome. If not, the engine lost it, and it is counted as that
 
 
 class EngineClient:
@@ -77,10 +75,10 @@ class EngineClient:
         self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
     ) -> None:
         """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve."""
-        self._meters = meters  # by backbone
+        self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
+        self._meters = meters
         self._separation = Separation(folders, meters)
         self._given = folders, dict(parameters), state
-        self._busiest: list[frozenset[str]] = [frozenset() for _ in meters]
         self._lock = threading.Lock()
         self._numbers = 0
         self._held: dict[int, Pending] = {}  # that the engine has
@@ -155,7 +153,9 @@ class EngineClient:
     def _wait(self, worker: Worker) -> None:
         """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
         now, now_ns = time.monotonic(), time.monotonic_ns()
-        left_ns = min((one.deadline_ns for one in self._held.values() if one.deadline_ns), default=sys.maxsize) - now_ns
+        left_ns = (
+            min((one.head.deadline_ns for one in self._held.values() if one.head.deadline_ns), default=sys.maxsize) - now_ns
+        )
         until = now + min(SOON_SECONDS, left_ns / 1e9)
         try:
             while self._held and (messages := worker.channel.arrived(until - time.monotonic())):
@@ -166,11 +166,6 @@ class EngineClient:
             worker.end()  # so that the keeping thread answers its requests
         _defer(list(self._held.values()))
         worker.ring(True)
-
-    def keeps(self, backbone: int, series: Series) -> bool:
-        """Whether a series of a backbone is still published."""
-        metric, labels = series
-        return metric is not names.TENANT_REQUESTS or labels[0] in (OTHERS, *self._busiest[backbone])
 
     def close(self) -> None:
         """Lets the engine answer what waits, and ends it."""
@@ -195,27 +190,23 @@ class EngineClient:
                 self._count(worker, message)
             elif isinstance(message, bytearray):
                 for reply in replies_in(message):
-                    self._answer_all(worker, reply, returned, len(messages) == 1)
+                    self._answer_all(reply, returned, len(messages) == 1)
         return not messages or messages[-1] is not None
 
     def _count(self, worker: Worker, beat: Beat) -> None:
         worker.silent_s = 0.0 if beat.computing_s < STUCK_SECONDS else float("inf")
-        self._busiest = [beaten.busiest for beaten in beat.backbones]
-        for meter, beaten in zip(self._meters, beat.backbones, strict=True):
-            meter.add_all(beaten.counts)
-            meter.set_all(beaten.levels)
-        with self._lock:
-            corrections, worker.corrections = worker.corrections, []
-        for meter, counted in corrections:
-            meter.add_all(dict.fromkeys(counted, -1))
+        for outcomes, beaten in zip(self.outcomes, beat.backbones, strict=True):
+            outcomes.meter.add_all(beaten.counts)
+            outcomes.meter.set_all(beaten.levels)
+            outcomes.look()
 
-    def _answer_all(self, worker: Worker, reply: Outputs, returned: bool, alone: bool) -> None:
+    def _answer_all(self, reply: Outputs, returned: bool, alone: bool) -> None:
         """Answers requests. What is not returned is a round trip to the server process each, so several threads share them."""
         requests: list[tuple[int, int]] = reply.pop(REQUESTS).tolist()
-        failure, counted = reply.pop(FAILURE, None), reply.pop(COUNTED, None)
+        failure = reply.pop(FAILURE, None)
         here = returned or (alone and len(requests) == 1)  # nothing else waits for this thread
         start, now = 0, time.monotonic()
-        for index, (number, texts) in enumerate(requests):
+        for number, texts in requests:
             stop = start + texts
             answer = {name: values[start:stop] for name, values in reply.items()}
             start = stop
@@ -224,11 +215,11 @@ class EngineClient:
             self._took_s += LEARNING * (now - pending.passed_on - self._took_s)
             if failure is not None:
                 status, message = failure
-                unsent = Unsent(worker, pending, (status.decode(), message.decode()))
+                unsent = Unsent(pending, (status.decode(), message.decode()))
             else:
                 if self._separation.apart.alone:
-                    self._separation.answered(number_of(pending.backbone, pending.uid))
-                unsent = Unsent(worker, pending, answer, _counted(counted[index]) if counted is not None else ())
+                    self._separation.answered(number_of(pending.backbone, pending.head.uid))
+                unsent = Unsent(pending, answer)
             if here:
                 self._answer(unsent)
             else:
@@ -248,7 +239,7 @@ class EngineClient:
         for number, pending in left.items():
             lost = CRASHED if number in lost_in_batches else ENDED
             self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
-            self._answers.put(Unsent(worker, pending, lost.failure()))
+            self._answers.put(Unsent(pending, lost.failure(), is_counted=False))
         if left:
             log.error("the engine had %d requests when it ended", len(left))
 
@@ -263,31 +254,23 @@ class EngineClient:
         _sent(one.respond, error.failure())
 
     def _answer(self, unsent: Unsent) -> None:
-        """Sends an answer. If an error was sent instead, or if it left too late, counts that and no longer the answer."""
-        worker, pending, answer, counted = unsent
-        error = _sent(pending.respond, answer)
-        if error is not None:
-            outcome = error.word
-        elif pending.deadline_ns and counted and time.monotonic_ns() > pending.deadline_ns:
-            outcome = names.LATE
-        else:
+        """Sends an answer, and counts what its client got, and when."""
+        pending, answer, is_counted = unsent
+        error: HplmError | type[HplmError] | None = _sent(pending.respond, answer)
+        if not is_counted:
             return
-        meter = self._meters[pending.backbone]
-        with self._lock:
-            worker.corrections.append((meter, counted))
-        meter.add_all({(metric, (of, outcome)): 1 for metric, (of, _) in counted})
+        if error is None and isinstance(answer, tuple):
+            error = error_in(answer[1]) or Internal
+        head = pending.head
+        outcome = error.word if error is not None else names.outcome(head.deadline_ns, time.monotonic_ns())
+        allowed_s = (head.deadline_ns - head.arrival_ns) / 1e9 if head.deadline_ns else 0.0
+        self.outcomes[pending.backbone].count(head.domain, head.tenant, outcome, allowed_s)
 
     def _answer_next(self) -> bool:
         unsent = self._answers.get()
         if unsent is not None:
             self._answer(unsent)
         return unsent is not None
-
-
-def _counted(labels: Iterable[bytes]) -> Counted:
-    """Returns the series in which an engine has counted an answer."""
-    texts = [label.decode() for label in labels]
-    return tuple(zip((names.REQUESTS, names.TENANT_REQUESTS), zip(texts[::2], texts[1::2], strict=True), strict=False))
 
 
 def _defer(requests: Iterable[Pending]) -> None:

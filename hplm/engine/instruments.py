@@ -1,4 +1,4 @@
-"""Counts the requests and batches of the upper half, and writes them to the journal."""
+"""Counts the batches of the upper half, and writes them and their requests to the journal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from hplm.engine.staged import StagedBatch
 from hplm.engine.staging import Stager
 from hplm.errors import word_of
 from hplm.metrics import names
-from hplm.metrics.busiest import Busiest
-from hplm.metrics.meter import Counted, Meter, Series
+from hplm.metrics.meter import Meter, Series
 from hplm.scheduling.batch import Batch
-
-BUSIEST = 20  # tenants with a series of their own
-SECONDS_BETWEEN_CHOICES = 30.0
 
 
 @dataclass(frozen=True)
@@ -37,25 +33,11 @@ class Instruments:
         self.meter = Meter()
         self._journal = journal
         self._batches = 0
-        self._busiest = Busiest(BUSIEST)
-        self._chosen_at = time.monotonic()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
 
-    def left(self, request: Request, answer: Answer) -> Counted:
-        """Counts a request that was answered or refused, and returns where. Called once for each request."""
-        now, tenant = time.monotonic_ns(), request.tenant
-        if isinstance(answer, Exception):
-            outcome = word_of(answer)
-        elif not request.deadline_ns:
-            outcome = "answered"
-        else:
-            outcome = names.ON_TIME if now <= request.deadline_ns else names.LATE
-        counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
-        self.meter.add_all(dict.fromkeys(counted, 1))
-        if request.deadline_ns:
-            self.meter.observe(names.DEADLINE_SECONDS, [(request.deadline_ns - request.arrival_ns) / 1e9])
-        self._journal.request(request, outcome, now)
-        return counted
+    def left(self, request: Request, answer: Answer) -> None:
+        """Notes a request that was answered or refused. Called once for each request. The model process counts it."""
+        self._journal.request(request, word_of(answer) if isinstance(answer, Exception) else "", time.monotonic_ns())
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
         now = time.monotonic_ns()
@@ -96,16 +78,11 @@ class Instruments:
 
     def look(self, levels: Levels, stager: Stager, watch: Watch) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""
-        now = time.monotonic()
-        if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
-            self._busiest.choose()
-            self._chosen_at = now
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
         self.meter.set(names.RAISED_EXITS, len(watch))
         for (tenant, exit), share in watch.agreements().items():
-            if tenant in self._busiest.chosen:
-                self.meter.set(names.EXIT_AGREEMENT, share, tenant, str(exit))
+            self.meter.set(names.EXIT_AGREEMENT, share, tenant, str(exit))
         self.meter.set(names.GOVERNOR_RUNG, levels.rung + 1)
         for term, nanoseconds in levels.cost.items():
             self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)
@@ -115,11 +92,6 @@ class Instruments:
             self.meter.add(names.SLOT_HITS, hits - seen[0], layout.name)
             self.meter.add(names.SLOT_MISSES, misses - seen[1], layout.name)
             self.meter.set(names.SLOTS_USED, slots.used, layout.name)
-
-    @property
-    def busiest(self) -> frozenset[str]:
-        """The tenants with series of their own."""
-        return self._busiest.chosen
 
     def close(self) -> None:
         self._journal.close()

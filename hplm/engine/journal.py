@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from hplm.engine.request import Request
 from hplm.engine.staged import StagedBatch
 from hplm.errors import InvalidInput
+from hplm.metrics import names
 
 log = logging.getLogger(__name__)
 LOG = "log"  # write to the server's log instead of a file
@@ -34,9 +35,11 @@ class Journal:
         self._clock_ns = 0  # when the wall clock was last written
         self._write(self._clock())
 
-    def request(self, request: Request, outcome: str, now_ns: int) -> None:
+    def request(self, request: Request, refused: str, now_ns: int) -> None:
+        """`refused`: the word of the error that is its answer."""
         if self._file is None:
             return
+        outcome = refused or names.outcome(request.deadline_ns, now_ns)
         self._follow(
             request=request.id,
             tenant=request.tenant.id,

@@ -41,7 +41,9 @@ class Reading:
             check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
         self.view = view
         self.tenant = tenant
-        self.head = Head(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, **asked)
+        snapshot = view.snapshot
+        of_tenant = tenant.uid, tenant.version, tenant.domain, tenant.id
+        self.head = Head(snapshot.export_number, snapshot.generation, *of_tenant, **asked)
         self.texts = texts
         self.pairs = pairs
         self.truncate = truncate

@@ -12,12 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.engine.channel import Channel
-from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
 from hplm.errors import HplmError, for_client, kind_of
-from hplm.metrics.meter import Counted
-from hplm.request.answers import COUNTED, FAILURE, REQUESTS, Outputs, names_of, outputs_of, parts_of, size_of, strings
-from hplm.request.form import Head
+from hplm.request.answers import FAILURE, REQUESTS, Outputs, names_of, outputs_of, parts_of, strings
 from hplm.tasks import TextAnswer
 
 log = logging.getLogger(__name__)
@@ -43,8 +40,8 @@ class Outbox:
             if answers:
                 self._send(answers)
 
-    def put(self, number: int, wanted: int, head: Head | None, answer: Answer, counted: Counted = ()) -> None:
-        answered = Answered(number, wanted, head, answer, counted)
+    def put(self, number: int, wanted: int, version: int, answer: Answer) -> None:
+        answered = Answered(number, wanted, version, answer)
         if hasattr(self._gathered, "answers"):
             self._gathered.answers.append(answered)
         else:
@@ -70,9 +67,8 @@ class Outbox:
 class Answered(NamedTuple):
     number: int
     wanted: int  # outputs, as bits
-    head: Head | None  # of the request's form; None if it cannot be read
+    version: int  # of the tenant
     answer: Answer
-    counted: Counted  # where it is counted
 
     @property
     def shape(self) -> Hashable:
@@ -88,19 +84,13 @@ def _reply(answers: list[Answered]) -> Outputs:
     texts: list[TextAnswer] = []
     versions: list[int] = []
     requests: list[tuple[int, int]] = []
-    is_late = False
-    for number, _, head, answer, _ in answers:
+    for number, _, version, answer in answers:
         if isinstance(answer, Exception):
             return _failed(number, answer)
-        assert head is not None
         texts += answer
-        versions += [head.version] * len(answer)
+        versions += [version] * len(answer)
         requests.append((number, len(answer)))
-        is_late |= head.deadline_ns > 0
     outputs = outputs_of(texts, names_of(answers[0].wanted), versions)
-    if is_late or size_of(outputs) >= LARGE:  # it may leave too late, or be refused for want of shared memory
-        counted = [[one.encode() for (_, labels) in answered.counted for one in labels] for answered in answers]
-        outputs[COUNTED] = strings([one for each in counted for one in each]).reshape(len(answers), -1)
     outputs[REQUESTS] = np.array(requests, np.int64)
     return outputs
 

@@ -18,7 +18,6 @@ from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
-from hplm.metrics.meter import Counted
 from hplm.model.openmp import compute_with
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
@@ -78,7 +77,7 @@ class Service:
     def submit(
         self,
         form: Form,
-        respond: Callable[[Answer, Counted], None],
+        respond: Callable[[Answer], None],
         id: str = "",
         with_confidence: bool = False,
         backbone: int = 0,
@@ -86,7 +85,7 @@ class Service:
     ) -> None:
         """Takes a request, or raises. A request that was taken is answered once, through `respond`.
 
-        `respond` takes the answer, and the series in which it is counted. Confidences are computed only `with_confidence`.
+        Confidences are computed only `with_confidence`.
         `backbone`: the number of the one whose lookup has signed the form. `number`: the request's, in the model process.
         """
         served, head = self.served[backbone], form.head
@@ -158,11 +157,10 @@ class Service:
             served.instruments.close()
 
 
-def _leave(served: Served, respond: Callable[[Answer, Counted], None], request: Request, answer: Answer) -> None:
+def _leave(served: Served, respond: Callable[[Answer], None], request: Request, answer: Answer) -> None:
     # The quota is given back before the answer is sent, so that the client's next request is not refused.
     served.quotas.give_back(request.tenant)
-    counted: Counted = ()
     try:
-        counted = served.instruments.left(request, answer)
+        served.instruments.left(request, answer)
     finally:
-        respond(answer, counted)
+        respond(answer)

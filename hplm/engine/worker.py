@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
 from hplm.errors import Broken, Draining, HplmError, Internal
-from hplm.metrics.meter import Counted, Meter
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
@@ -71,7 +70,6 @@ class Worker:
     batches: int  # descriptor of memory that shows what is in them
     told: Apart  # which tenants are apart, as it was told last
     silent_s: float = 0.0  # without a heartbeat
-    corrections: list[tuple[Meter, Counted]] = field(default_factory=list)  # of what its next heartbeat will count
 
     def __post_init__(self) -> None:
         self.bell = select.epoll()

@@ -11,7 +11,6 @@ from math import inf
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
 
 Series = tuple[Metric, tuple[str, ...]]  # a metric and the values of its labels, in their order
-Counted = tuple[Series, ...]  # the series in which something was counted
 
 
 class _Observed:

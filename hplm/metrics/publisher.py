@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from hplm.metrics.meter import Meter, Series
-from hplm.metrics.names import COUNTER, GAUGE, Metric
+from hplm.metrics.names import COUNTER, Metric
 
 log = logging.getLogger(__name__)
 SECONDS = 1.0
@@ -17,7 +17,7 @@ SECONDS = 1.0
 class Publisher:
     """Publishes from a thread of its own. `family` is Triton's MetricFamily.
 
-    `before` is called before each publication, to set levels. A series ends when `keeps` returns False for it.
+    `before` is called before each publication, to set levels. A series is published while `keeps` returns True for it.
     """
 
     def __init__(
@@ -58,20 +58,14 @@ class Publisher:
     def _publish(self) -> None:
         self._before()
         counts, levels = self._meter.take()
-        self._meter.add_all({series: count for series, count in counts.items() if not self._add(series, count)})
+        self._meter.add_all({series: count for series, count in counts.items() if not self._send(series, count, "increment")})
+        levels = {series: level for series, level in levels.items() if self._keeps(series)}
         for series, level in levels.items():
             self._send(series, level, "set")
         ended, self._levels = self._levels - levels.keys(), levels.keys()
         self._metrics = {
             series: metric for series, metric in self._metrics.items() if self._keeps(series) and series not in ended
         }
-
-    def _add(self, series: Series, count: float) -> bool:
-        """Whether the count was published. One below 0 corrects a count that arrives later, and waits for it.
-
-        The sum of signed times is a gauge, which may fall.
-        """
-        return (count >= 0 or series[0].kind == GAUGE) and self._send(series, count, "increment")
 
     def _send(self, series: Series, value: float, how: str) -> bool:
         """Whether the series was published. One that Triton refuses must not keep the others from being published."""

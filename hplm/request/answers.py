@@ -18,10 +18,8 @@ _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the ans
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
 OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
-# Of replies: the number and the texts of each request; the status and message of a failure; and the domain, tenant and outcome
-# under which each request is counted.
-REQUESTS, FAILURE, COUNTED = "requests", "failure", "counted"
-_NAMES = (*OUTPUTS, REQUESTS, FAILURE, COUNTED)
+REQUESTS, FAILURE = "requests", "failure"  # of replies: number and texts of each request; status and message of a failure
+_NAMES = (*OUTPUTS, REQUESTS, FAILURE)
 _KINDS = "Ofil"  # numpy's letters: strings, fp32, int32, int64
 _COUNT = struct.Struct("<Q")  # arrays of a reply
 # Name, kind, dimensions, shape, bytes of strings. Behind it is the array, or the strings' sizes and the strings; then zeros.

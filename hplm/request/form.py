@@ -1,7 +1,7 @@
 """The form of a request: lookup writes it once and signs it; upper passes it on, and the engine reads it in place.
 
-    signature 16 | head 80 | addresses i64[tokens] | tokens of each text u32 | answer rows of each text u32 | spans i32[rows, 3]
-    | bytes of each passage u32 | segments u8[tokens] | passages | zeros
+    signature 16 | head 80 | domain and tenant, zeros | addresses i64[tokens] | tokens of each text u32
+    | answer rows of each text u32 | spans i32[rows, 3] | bytes of each passage u32 | segments u8[tokens] | passages | zeros
 
 Upper and the engine trust a signed form, because no client can make one.
 """
@@ -20,7 +20,7 @@ from hplm.arrays import Array
 from hplm.errors import NoTenant
 
 _SIGNATURE_BYTES = 16
-_HEAD = struct.Struct("<QQQIiqqqHHIIII4x")
+_HEAD = struct.Struct("<QQQIiqqqHHIIIIHH")
 HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
 PROBE = b"\0"  # instead of a form: whether the engine works
 
@@ -32,6 +32,8 @@ class Head(NamedTuple):
     generation: int  # of the snapshot in which lookup found the tenant
     uid: int
     version: int
+    domain: str  # of the tenant
+    tenant: str
     priority: int = 0
     arrival_ns: int = 0  # at the front door, if there is one
     deadline_ns: int = 0  # 0: no deadline
@@ -53,9 +55,8 @@ class Form:
         """Raises ValueError if its sizes do not fit together. Ignores bytes behind it."""
         if len(form) < HEAD_BYTES:
             raise ValueError(f"a form of {len(form)} bytes is too short")
-        *head, tokens, texts, rows, passages = _HEAD.unpack_from(form, _SIGNATURE_BYTES)
-        self.head = Head._make(head)
-        lengths = HEAD_BYTES + 8 * tokens
+        self.head, (tokens, texts, rows, passages), addresses = _read(form)
+        lengths = addresses + 8 * tokens
         spans = lengths + 8 * texts
         segments = spans + 12 * rows + 4 * passages
         if segments + tokens > len(form) or passages not in (0, texts):
@@ -65,7 +66,7 @@ class Form:
         self.counts: list[int] = sizes[texts:]  # answer rows of each text
         if not texts or sum(self.lengths) != tokens or sum(self.counts) != rows:
             raise ValueError(f"{texts} texts do not have {tokens} tokens and {rows} rows in all")
-        self.addresses: Array = np.frombuffer(form, np.int64, tokens, HEAD_BYTES)  # of each token
+        self.addresses: Array = np.frombuffer(form, np.int64, tokens, addresses)  # of each token
         self.segments: Array = np.frombuffer(form, np.uint8, tokens, segments)  # of each token
         self.spans: Array = np.frombuffer(form, np.int32, 3 * rows, spans).reshape(rows, 3)
         # One for each text, if the tenant's task answers from the pair.
@@ -103,10 +104,15 @@ def write(
     """
     encoded = [passage.encode() for passage in passages]
     sizes = np.array([*lengths, *counts], np.uint32), np.array([len(passage) for passage in encoded], np.uint32)
+    domain, tenant = head.domain.encode(), head.tenant.encode()
+    counted = len(addresses), len(lengths), len(spans), len(encoded), len(domain), len(tenant)
     form = bytearray().join(
         (
             bytes(_SIGNATURE_BYTES),
-            _HEAD.pack(*head, len(addresses), len(lengths), len(spans), len(encoded)),
+            _HEAD.pack(*head[:4], *head[6:], *counted),
+            domain,
+            tenant,
+            bytes(-(len(domain) + len(tenant)) % 8),
             np.ascontiguousarray(addresses, np.int64).data,
             sizes[0].data,
             np.ascontiguousarray(spans, np.int32).data,
@@ -131,7 +137,16 @@ def check(form: bytes, secrets: Sequence[bytes]) -> int:
 
 def read_head(form: bytes) -> Head:
     """Returns the head of a checked form."""
-    return Head._make(_HEAD.unpack_from(form, _SIGNATURE_BYTES)[:-4])
+    return _read(form)[0]
+
+
+def _read(form: bytes | bytearray) -> tuple[Head, tuple[int, ...], int]:
+    """Returns the head, the numbers of tokens, texts, rows and passages, and where the addresses begin."""
+    fields: tuple[int, ...] = _HEAD.unpack_from(form, _SIGNATURE_BYTES)
+    tenant = HEAD_BYTES + fields[-2]
+    end = tenant + fields[-1]
+    names = form[HEAD_BYTES:tenant].decode(), form[tenant:end].decode()
+    return Head._make((*fields[:4], *names, *fields[4:10])), fields[10:14], end + -end % 8
 
 
 def _signature(secret: bytes, form: bytes | bytearray) -> bytes:

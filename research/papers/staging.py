@@ -35,7 +35,7 @@ from hplm.tenants.models import upper_config
 from research.options import expect_numbers_above_zero
 from testing.random_store import SIZES
 
-Answered = Callable[["list | Exception", tuple], None]
+Answered = Callable[["list | Exception"], None]
 
 ROUNDS = 5
 COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
@@ -196,7 +196,7 @@ def saturated(send: Callable[[int, Answered], object], in_flight: int, seconds: 
     numbers, answers, failures = count(), count(), []
     end, left = time.perf_counter() + seconds, threading.Semaphore(0)
 
-    def answered(answer: list | Exception, counted: tuple) -> None:
+    def answered(answer: list | Exception) -> None:
         if isinstance(answer, Exception):
             failures.append(answer)
         elif time.perf_counter() < end and not failures:

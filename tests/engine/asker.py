@@ -77,7 +77,7 @@ class Asker:
         self.process.wake()
         return number
 
-    def answered(self, number, answer, counted):
+    def answered(self, number, answer):
         with self._arrived:
             self.answers[number].append(answer)
             self._arrived.notify_all()

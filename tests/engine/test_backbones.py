@@ -11,6 +11,7 @@ from builder.store.store import TenantFile
 from hplm.engine.engine import Engine
 from hplm.engine.settings import read_all
 from hplm.errors import Draining, InvalidInput
+from hplm.metrics import names
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
@@ -60,8 +61,8 @@ def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine
     assert ran and all(backbones == {engines.index(engine)} for engine, backbones in ran)
     assert {engine for engine, _ in ran} == set(engines)
     counts = [served.instruments.meter.take()[0] for served in both.service.served]
-    requests = [sum(count for (metric, _), count in own.items() if metric.name == "hplm_requests_total") for own in counts]
-    assert requests == [sum(backbone == own for _, backbone, *_ in asked) for own in (0, 1)]
+    computed = [sum(len(texts) for _, backbone, _, texts in asked if backbone == own) for own in (0, 1)]
+    assert [own[names.BATCH_TEXTS, ()] for own in counts] == computed
 
 
 def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):

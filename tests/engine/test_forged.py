@@ -23,7 +23,7 @@ def test_a_form_for_an_unknown_tenant_is_refused(asker):
     form = asker.lookup.resolve(view, view.snapshot.find("beta"), [WORDS[0]], arrival_ns=time.monotonic_ns())
     form.head = form.head._replace(uid=999)
     with pytest.raises(NoTenant):
-        asker.service.submit(form, lambda answer, counted: None)
+        asker.service.submit(form, lambda answer: None)
 
 
 def test_a_form_expires(asker):
@@ -36,9 +36,9 @@ def test_a_form_expires(asker):
         form = asker.lookup.resolve(view, tenant, [WORDS[0]], **arrival)
         if refused:
             with pytest.raises(DeadlineMissed, match=mentioning(service.TICKET_SECONDS)):
-                asker.service.submit(form, lambda answer, counted: None)
+                asker.service.submit(form, lambda answer: None)
         else:
-            asker.service.submit(form, lambda answer, counted: None)
+            asker.service.submit(form, lambda answer: None)
 
 
 def test_a_form_of_another_export_is_refused(asker):
@@ -48,4 +48,4 @@ def test_a_form_of_another_export_is_refused(asker):
     form = asker.lookup.resolve(view, tenant, [WORDS[0]], arrival_ns=time.monotonic_ns())
     form.head = form.head._replace(export=form.head.export ^ 1)
     with pytest.raises(Draining):
-        asker.service.submit(form, lambda answer, counted: None)
+        asker.service.submit(form, lambda answer: None)

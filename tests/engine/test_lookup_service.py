@@ -64,7 +64,7 @@ class Desk:
         number = len(self.answers)
         self.answers[number] = []
         who = SimpleNamespace(id=tenant, uid=hash(tenant))
-        head = Head(0, 0, 0, 0, arrival_ns=received_ns or time.monotonic_ns(), deadline_ns=deadline_ns)
+        head = Head(0, 0, 0, 0, "law", "acme", arrival_ns=received_ns or time.monotonic_ns(), deadline_ns=deadline_ns)
         reading = SimpleNamespace(tenant=who, head=head, characters_left=characters, texts_left=0, fails=fails)
         respond = respond or self.answers[number].append
         self.service.submit([LookupRequest(reading, respond, **more)])
@@ -113,7 +113,7 @@ def test_short_requests_are_read_by_the_thread_that_brings_them_unless_others_wa
     threads, deferred = {}, []
 
     def bring(name, characters=1):
-        who, head = SimpleNamespace(id=name, uid=0), Head(0, 0, 0, 0)
+        who, head = SimpleNamespace(id=name, uid=0), Head(0, 0, 0, 0, "law", "acme")
         return LookupRequest(
             SimpleNamespace(tenant=who, head=head, characters_left=characters, texts_left=0, fails=None),
             lambda answer: threads.update({name: threading.current_thread()}),

@@ -6,9 +6,7 @@ import pytest
 from hplm.engine import outbox
 from hplm.engine.outbox import Outbox
 from hplm.errors import InvalidInput
-from hplm.metrics import names
-from hplm.request.answers import COUNTED, FAILURE, REQUESTS, bits_of, replies_in
-from hplm.request.form import Head
+from hplm.request.answers import FAILURE, REQUESTS, bits_of, replies_in
 from hplm.tasks import TextAnswer
 
 WANTED = bits_of({"LABEL", "SCORE", "VERSION"})
@@ -40,10 +38,6 @@ def put(sent):
     return Outbox(sent).put
 
 
-def head(version, deadline_ns=0):
-    return Head(0, 0, 0, version, deadline_ns=deadline_ns)
-
-
 def answer(label):
     return TextAnswer([label], np.ones(1, np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int32))
 
@@ -59,35 +53,24 @@ def numbers_in(replies):
 def test_answers_of_one_shape_leave_as_one_reply(sent):
     outbox = Outbox(sent)
     with outbox.together(), outbox.together():
-        outbox.put(1, WANTED, head(7), [answer("a")])
+        outbox.put(1, WANTED, 7, [answer("a")])
         with outbox.together():
-            outbox.put(2, WANTED, head(8), [answer("b"), answer("c")])
-        outbox.put(3, WANTED, None, InvalidInput("no"))
-    outbox.put(4, WANTED, head(7), [answer("d")])
+            outbox.put(2, WANTED, 8, [answer("b"), answer("c")])
+        outbox.put(3, WANTED, 0, InvalidInput("no"))
+    outbox.put(4, WANTED, 7, [answer("d")])
     (together, alone), (later,) = sent
     assert together[REQUESTS].tolist() == [[1, 1], [2, 2]]
     assert together["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
     assert together["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
     assert (alone[REQUESTS].tolist(), failure_in(alone)) == ([[3, 1]], InvalidInput("no").failure())
     assert later[REQUESTS].tolist() == [[4, 1]]
-    assert COUNTED not in together, "none of them can be late"
-
-
-def test_answers_with_a_deadline_say_where_they_are_counted(sent):
-    outbox = Outbox(sent)
-    with outbox.together():
-        for number, deadline_ns in ((1, 0), (2, 99)):
-            counted = (names.REQUESTS, ("news", "on_time")), (names.TENANT_REQUESTS, (f"t{number}", "on_time"))
-            outbox.put(number, WANTED, head(1, deadline_ns), [answer("a")], counted)
-    ((reply,),) = sent
-    assert reply[COUNTED].tolist() == [[b"news", b"on_time", tenant, b"on_time"] for tenant in (b"t1", b"t2")]
 
 
 def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     outbox = Outbox(sent)
     with outbox.together():
         for number, label in enumerate(["a", "\ud800", "c"]):
-            outbox.put(number, WANTED, head(1), [answer(label)])
+            outbox.put(number, WANTED, 1, [answer(label)])
     first, bad, last = (replies for (replies,) in sent)
     assert numbers_in([first, bad, last]) == [[0], [1], [2]]
     assert first["LABEL"].tolist() == [[b"a"]] and last["LABEL"].tolist() == [[b"c"]]
@@ -95,7 +78,7 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     assert status == "INTERNAL" and "UnicodeEncodeError" in message
 
 
-@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "parts_of", "size_of"])
+@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "parts_of"])
 def test_whatever_fails_while_answers_are_made_each_request_gets_one(sent, monkeypatch, broken):
     """Otherwise they would wait until the engine ends."""
     outbox_, whole, calls = Outbox(sent), getattr(outbox, broken), []
@@ -108,14 +91,14 @@ def test_whatever_fails_while_answers_are_made_each_request_gets_one(sent, monke
 
     monkeypatch.setattr(outbox, broken, fails_for_good_answers)
     with outbox_.together():
-        outbox_.put(1, WANTED, head(1), [answer("a")])
-        outbox_.put(2, WANTED, head(1), [answer("b")])
+        outbox_.put(1, WANTED, 1, [answer("a")])
+        outbox_.put(2, WANTED, 1, [answer("b")])
     assert sorted(number for replies in sent for (number,) in numbers_in(replies)) == [1, 2]
 
 
 def test_without_memory_a_short_failure_is_the_answer(sent, put):
     sent.full = 1
-    put(1, WANTED, head(1), [answer("a")])
+    put(1, WANTED, 1, [answer("a")])
     ((reply,),) = sent
     assert reply[REQUESTS].tolist() == [[1, 1]] and "[capacity]" in failure_in(reply)[1]
 
@@ -128,5 +111,5 @@ def test_an_engine_that_can_send_nothing_ends(sent, put, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(sent, "send_bytes", fails)
-    put(1, WANTED, head(1), [answer("a")])
+    put(1, WANTED, 1, [answer("a")])
     assert not sent.is_open

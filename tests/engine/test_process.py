@@ -166,15 +166,12 @@ def test_an_error_while_counting_changes_no_heartbeat(caplog):
         if backbone == 0:
             raise ZeroDivisionError
 
-    own = SimpleNamespace(
-        instruments=SimpleNamespace(meter=SimpleNamespace(take=lambda: ({1: 1}, {2: 2})), busiest=frozenset("a"))
-    )
+    own = SimpleNamespace(instruments=SimpleNamespace(meter=SimpleNamespace(take=lambda: ({1: 1}, {2: 2}))))
     child = _child(served=[own, own], look=look)
     child._beat()
     (beat,) = child._channel
     assert isinstance(beat, Beat) and beat.computing_s == 0.5
     assert [bool(beaten.counts) for beaten in beat.backbones] == [False, True]
-    assert all(beaten.busiest == {"a"} for beaten in beat.backbones)
     assert "counted" in caplog.text
 
 
@@ -182,7 +179,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def form_of(generation):
-    return write(b"", Head(0, generation, 0, 0), [0], [0], NONE, NONE, NONE)
+    return write(b"", Head(0, generation, 0, 0, "law", "acme"), [0], [0], NONE, NONE, NONE)
 
 
 def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read():

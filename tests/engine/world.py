@@ -117,7 +117,7 @@ class World:
         self.asked.append((tenant, texts, due_ms, top_k))
         self.answers.append(answers := [])
 
-        def respond(answer, counted):
+        def respond(answer):
             answers.append(answer)
             self.passes("respond")
 

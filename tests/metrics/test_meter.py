@@ -122,17 +122,6 @@ def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog, 
     assert meter.take()[0] == {(SEEN, ("refused",)): 5}, "the refused count is still there"
 
 
-def test_a_correction_waits_for_the_count_that_it_corrects(family, caplog):
-    meter = Meter()
-    meter.add(SEEN, -1, "a")
-    meter.add(SEEN, 1, "b")
-    Publisher(family, meter, "toy").close()
-    meter.add(SEEN, 3, "a")
-    Publisher(type("Next", (Family,), {"all": {}}), meter, "toy").close()
-    assert meter.take()[0] == {} and not caplog.text
-    assert family.all["seen_total"].series.keys() == {(("backbone", "toy"), ("kind", "b"))}
-
-
 def test_closing_publishes_the_last_counts_and_unused_series_end(family):
     meter, looked = Meter(), []
     publisher = Publisher(family, meter, "toy", before=lambda: looked.append(1), keeps=lambda series: series[1] != ("gone",))

@@ -83,7 +83,9 @@ def test_pairs_of_another_number_are_refused(stock):
     [
         np.zeros((1, HEAD_BYTES), dtype=np.uint8),
         np.ones((1, 1), dtype=np.uint8),
-        np.frombuffer(write(b"guess", Head(0, 0, 1, 1), [0], [0], *np.zeros((3, 0), np.int32)), dtype=np.uint8)[None],
+        np.frombuffer(write(b"guess", Head(0, 0, 1, 1, "law", "acme"), [0], [0], *np.zeros((3, 0), np.int32)), dtype=np.uint8)[
+            None
+        ],
     ],
     ids=["zeros", "short", "forged"],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hplm.errors import NoTenant
 from hplm.request.form import HEAD_BYTES, Form, Head, check, read_head, write
 
-HEAD = Head(2**63, 3, 9, 2, priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1)
+HEAD = Head(2**63, 3, 9, 2, "law", "acme-ä", priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1)
 SIZES = 76  # where the head says how many tokens, texts, rows and passages there are
 
 
@@ -73,6 +73,6 @@ def test_a_form_whose_sizes_are_wrong_is_refused(place, count, passages, kept):
 
 def test_the_sizes_of_texts_are_checked():
     form = form_of()
-    struct.pack_into("<I", form, HEAD_BYTES + 8 * 3, 1)  # tokens of the first text, which has two
+    struct.pack_into("<I", form, HEAD_BYTES + 16 + 8 * 3, 1)  # tokens of the first text, which has two
     with pytest.raises(ValueError, match="tokens"):
         Form(form)
