@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
 from hplm.engine.instruments import Levels
@@ -128,7 +130,7 @@ class Encoder:
         try:
             if stage == 0:
                 self._begin(batch, staged)
-            with self._timed(staged, stage):
+            with self._timed(staged, stage), torch.inference_mode():
                 for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
                     if computed.exit is None:
                         end = computed

@@ -133,9 +133,11 @@ class Engine:
 
         self._after_layer = waited
 
-    @torch.inference_mode()
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
-        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others."""
+        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others.
+
+        Whoever iterates does so in inference mode.
+        """
         batch.ready.wait()
         try:
             for sheet in batch.sheets:
@@ -149,7 +151,6 @@ class Engine:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
 
-    @torch.inference_mode()
     def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
         """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
 
@@ -214,6 +215,7 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
+@torch.inference_mode()
 def computed(engine: Engine, batch: StagedBatch) -> list[Array]:
     """Computes a batch in the last stage or the only one. Returns the logits of each text, also of those that left."""
     found: dict[int, Array] = {}

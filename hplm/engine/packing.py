@@ -46,13 +46,16 @@ class Arrangement:
     @property
     def offsets(self) -> Array:
         """The place of each token in its text."""
-        ends = np.cumsum(self.lengths)
-        return np.arange(int(ends[-1])) - np.repeat(ends - self.lengths, self.lengths)
+        lengths = self.lengths
+        if len(lengths) == 1:
+            return np.arange(int(lengths[0]))
+        ends = np.cumsum(lengths)
+        return np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
 
     @property
     def is_scattered(self) -> bool:
         """Whether there is padding elsewhere than behind the last text."""
-        return bool((self.rooms[:-1] != self.lengths[:-1]).any())
+        return self.rooms is not self.lengths and bool((self.rooms[:-1] != self.lengths[:-1]).any())
 
     def rounded_up(self) -> Arrangement:
         """Returns it with rows behind the last text, so that there are few different sizes."""
@@ -80,7 +83,8 @@ def end_to_end(lengths: Array, owners: Array | None = None) -> Arrangement:
     Texts of equal length are neighbours too, which makes attention on a CPU faster.
     """
     order = np.lexsort((-lengths,) if owners is None else (-lengths, owners))
-    return Arrangement(order, lengths[order], lengths[order])
+    lengths = lengths[order]
+    return Arrangement(order, lengths, lengths)
 
 
 def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing | None:

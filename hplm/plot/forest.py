@@ -121,6 +121,8 @@ class Forest:
 
     def tables_of(self, addresses: Array) -> list[tuple[Table, int]]:
         """Returns the tables that contain these addresses, with their bases. The addresses belong to opened chains."""
+        if len(self._ordered) == 1:
+            return [(self._opened(self._ordered[0]), self._ordered[0].base)]
         first, last = (bisect_right(self._bases, address) - 1 for address in (addresses.min(), addresses.max()))
         numbers = list(range(first, last + 1))
         if last - first > 1:  # tables in between may have no address

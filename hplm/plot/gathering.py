@@ -46,8 +46,12 @@ class Gatherer:
 
     def broken(self, forest: Forest, addresses: Array) -> Array:
         """Reads the rows into memory, all at once. Returns the addresses of rows that do not match their checksum."""
+        tables = forest.tables_of(addresses)
+        if len(tables) == 1:
+            ((table, base),) = tables
+            return table.rows.touch(addresses - base) + base
         bad: list[Array] = []
-        for table, base in forest.tables_of(addresses):
+        for table, base in tables:
             rows = addresses - base
             bad.append(table.rows.touch(rows[(rows >= 0) & (rows < table.size)]) + base)
         return np.concatenate(bad)

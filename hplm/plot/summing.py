@@ -50,25 +50,26 @@ def gather(tables: Sequence[tuple[Table, int]], addresses: Array, lengths: Array
     rows = (_Rows * len(tables))(*((table.rows.typed.data_ptr(), base, table.size) for table, base in tables))
     constants = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
 
-    def gather_piece(piece: tuple[slice, slice]) -> int:
-        mine, its_lengths, into = addresses[piece[1]], lengths[piece[0]], sums[piece[1]]
+    def gather_piece(piece: tuple[Array, Array, Tensor]) -> int:
+        mine, its_lengths, into = piece
         return compiled.gather(
             rows, len(rows), address_of(mine), len(mine), address_of(its_lengths), len(its_lengths), *constants,
             into.data_ptr(), SUM_TYPES[dtype], compiled.instructions,
         )  # fmt: skip
 
-    pieces = _pieces(lengths, len(addresses))
+    cuts = _cuts(lengths, len(addresses))
+    pieces = [(addresses[tokens], lengths[texts], sums[tokens]) for texts, tokens in cuts] or [(addresses, lengths, sums)]
     results = map(gather_piece, pieces) if len(pieces) == 1 else _threads().map(gather_piece, pieces)
     if any(list(results)):
         raise ValueError(f"{len(addresses)} addresses are not those of texts of {lengths} tokens, or are in none of the tables")
     return sums
 
 
-def _pieces(lengths: Array, tokens: int) -> list[tuple[slice, slice]]:
+def _cuts(lengths: Array, tokens: int) -> list[tuple[slice, slice]]:
     """Cuts a large batch between texts into a piece for each thread of torch: its texts, and their tokens."""
     count = min(tokens // PIECE, torch.get_num_threads())
     if count < 2:
-        return [(slice(None), slice(None))]
+        return []
     ends = np.cumsum(lengths)
     cuts = np.unique(np.searchsorted(ends, np.linspace(0, tokens, count + 1)[1:-1]) + 1)
     texts = [0, *cuts[cuts < len(lengths)].tolist(), len(lengths)]
