@@ -25,7 +25,7 @@ HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
 LONGEST_ANSWER = 30  # tokens of `span`: without a limit, one high logit far away could make half of the passage the answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take three times as long to make
 class TextAnswer:
     """The answer to one text. Where each row is a label of the whole text (`multilabel`, `top_k`), `logits` has one row."""
 

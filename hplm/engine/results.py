@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hplm.arrays import Array
+from hplm.arrays import Array, together
 from hplm.engine.failures import failure
 from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
@@ -34,7 +34,7 @@ def read_answers(
         else:
             yield from _answer(text, logits[index], exit)
     for (read_each, labels), indexes in alike.items():
-        own = np.concatenate([logits[index][:, :labels] for index in indexes])
+        own = together([logits[index][:, :labels] for index in indexes])
         if not np.isfinite(own).all():
             for index in indexes:
                 yield from _answer(texts[index], logits[index], exit)
@@ -44,10 +44,10 @@ def read_answers(
 
 def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer]]:
     """Yields the answers to texts with one row each."""
-    spans = np.concatenate([text.spans for text in texts])
     labels = [text.request.tenant.labels for text in texts]
-    answers = read_each(own, spans, labels, [_calibration(text, exit) for text in texts])
-    yield from zip(texts, (_at(exit, *pair) for pair in zip(texts, answers, strict=True)), strict=True)
+    answers = read_each(own, together([text.spans for text in texts]), labels, [_calibration(text, exit) for text in texts])
+    for text, answer in zip(texts, answers, strict=True):
+        yield text, _at(exit, text, answer)
 
 
 def _calibration(text: Text, exit: int | None) -> Calibration | None:

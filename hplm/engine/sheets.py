@@ -16,7 +16,7 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Homes, Part, parts_of
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
+from hplm.arrays import Array, together
 from hplm.engine.packing import Arrangement, Packing, end_to_end
 from hplm.engine.request import Text
 from hplm.model.layer import Attend
@@ -143,8 +143,3 @@ def lay(laying: Laying, texts: Sequence[Text], owners: Array, weights: Weights, 
     if laying.few_sizes:
         arrangements = [one.rounded_up() for one in arrangements]
     return [Sheet(laying, one, texts, weights.some(owners[one.texts])) for one in arrangements]
-
-
-def together(arrays: Sequence[Array]) -> Array:
-    """Returns arrays end to end."""
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
