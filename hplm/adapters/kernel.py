@@ -81,8 +81,7 @@ class InPlace(InRuns):
     def __init__(self, slots: Array, counts: Array | None = None) -> None:
         super().__init__(slots, CPU, counts)
         starts = self._bounds[:-1]
-        rows = self._bounds[1:] - starts
-        if rows.max() > MOST_ROWS:
+        if self._bounds[-1] > MOST_ROWS and (rows := self._bounds[1:] - starts).max() > MOST_ROWS:
             pieces = -(-rows // MOST_ROWS)  # of each run
             number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
             cuts = np.repeat(starts, pieces) + np.repeat(rows, pieces) * number // np.repeat(pieces, pieces)

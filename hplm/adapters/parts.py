@@ -69,10 +69,11 @@ def parts_of(
     parts: list[Part] = []
     for number, layout in enumerate(homes.layouts):
         own, own_counts, rows = homes.slots, counts, None
-        mine = counts > 0 if homes.layout_of is None else (homes.layout_of == number) & (counts > 0)
+        mine = counts if homes.layout_of is None else counts * (homes.layout_of == number)  # rows of this layout
         if not mine.all():
             if not mine.any():
                 continue
+            mine = mine > 0
             own, own_counts = own[mine], counts[mine]
             if homes.layout_of is not None:
                 rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)

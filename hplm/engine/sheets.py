@@ -31,6 +31,7 @@ class Laying:
 
     packing: Packing | None  # None: texts end to end
     attention_heads: int
+    positions: int  # that the model has
     dtype: torch.dtype
     devices: Sequence[torch.device]  # of the engine's stages
     few_sizes: bool  # round the number of rows up, because the device prepares products for each size
@@ -64,13 +65,12 @@ class Sheet:
         self.lengths = arrangement.lengths  # of all its texts, also of those that have left
         self.rows = arrangement.rows  # of its tensors, padding included
         tokens = arrangement.tokens if arrangement.is_scattered else slice(len(self.addresses))
-        lie = np.zeros((2, self.rows), dtype=np.int64)
-        lie[0, tokens] = arrangement.offsets
-        lie[1, tokens] = together([text.segments for text in self.texts])
+        places = np.zeros(self.rows, dtype=np.int64)
+        places[tokens] = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(laying.positions)
         first = laying.devices[0]
-        self.positions, self.segments = sent(tensor_of(lie), first)
-        # The place of each token in the tensor; None: in order, with padding behind the last one only.
-        self.places = None if isinstance(tokens, slice) else sent(tensor_of(tokens), first)
+        self.places = sent(tensor_of(places), first)  # of each token: its row in the engine's table of positions and segments
+        # The row of each token in the tensor; None: in order, with padding behind the last one only.
+        self.scattered = None if isinstance(tokens, slice) else sent(tensor_of(tokens), first)
         self._exits = None  # of each text: where it may leave; None: none does
         if any(text.plan is not None for text in self.texts):
             self._exits = np.array([text.exit for text in self.texts])

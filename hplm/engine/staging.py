@@ -66,6 +66,7 @@ class Stager:
         self._laying = Laying(
             settings.packing,
             backbone.config.heads,
+            backbone.config.positions,
             settings.dtype,
             [stage.device for stage in settings.stages] or [settings.device],
             settings.few_sizes,
@@ -120,8 +121,8 @@ class Stager:
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
         sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
-        if sheet.places is not None:
-            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.places, sums)
+        if sheet.scattered is not None:
+            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.scattered, sums)
         elif len(sums) < sheet.rows:
             sums = with_rows(sums, sheet.rows)
         sheet.sums = sums
