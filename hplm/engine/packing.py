@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,21 +20,19 @@ from hplm.scheduling.selection import Places
 PACKED = "packed"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arrangement:
     """One tensor: texts end to end, each followed by its padding. A text attends to itself only."""
 
     texts: Array  # indexes of texts of the batch, in their order in the tensor
     lengths: Array  # tokens of each text
     rooms: Array  # tokens of each text with its padding
+    rows: int = field(init=False)
+    starts: Array = field(init=False)
 
-    @cached_property
-    def rows(self) -> int:
-        return int(self.rooms.sum())
-
-    @cached_property
-    def starts(self) -> Array:
-        return np.cumsum(self.rooms) - self.rooms
+    def __post_init__(self) -> None:
+        ends = self.rooms.cumsum()
+        self.rows, self.starts = int(ends[-1]), ends - self.rooms
 
     @property
     def tokens(self) -> Array:
@@ -49,8 +46,8 @@ class Arrangement:
         lengths = self.lengths
         if len(lengths) == 1:
             return np.arange(int(lengths[0]))
-        ends = np.cumsum(lengths)
-        return np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
+        starts = self.starts if self.rooms is lengths else np.cumsum(lengths) - lengths
+        return np.arange(int(starts[-1] + lengths[-1])) - np.repeat(starts, lengths)
 
     @property
     def is_scattered(self) -> bool:

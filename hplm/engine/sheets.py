@@ -65,8 +65,10 @@ class Sheet:
         self.lengths = arrangement.lengths  # of all its texts, also of those that have left
         self.rows = arrangement.rows  # of its tensors, padding included
         tokens = arrangement.tokens if arrangement.is_scattered else slice(len(self.addresses))
-        places = np.zeros(self.rows, dtype=np.int64)
-        places[tokens] = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(laying.positions)
+        places = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(laying.positions)
+        if len(places) < self.rows:
+            own, places = places, np.zeros(self.rows, dtype=np.int64)
+            places[tokens] = own
         first = laying.devices[0]
         self.places = sent(tensor_of(places), first)  # of each token: its row in the engine's table of positions and segments
         # The row of each token in the tensor; None: in order, with padding behind the last one only.
