@@ -184,6 +184,11 @@ class Layout:
         """The products whose outputs it changes."""
         return frozenset(self.projections[place] for place in self.places)
 
+    @cached_property
+    def maps(self) -> list[tuple[str, list[str]]]:
+        """The places of a bottleneck, each with the names of its tensors."""
+        return [(place, [f"{place}/{name}" for name in ("down", "up", "down_bias", "up_bias")]) for place in self.places]
+
     def touches(self, at: str) -> bool:
         return at in self.touched
 
@@ -262,13 +267,13 @@ class Bottleneck(Kind):
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        for place in layout.places:
+        for place, names in layout.maps:
             if layout.projections[place] == at:
                 spread = groups.spread(_part(layout, at, place, after))
                 if torch.is_grad_enabled():
                     after = after.clone()  # the backward pass needs the input of the map
-                base, names = _part(layout, at, place, after), ("down", "up", "down_bias", "up_bias")
-                groups.add_low_rank(base, spread, *(weights[f"{place}/{name}"] for name in names), function=layout.function)
+                base = _part(layout, at, place, after)
+                groups.add_low_rank(base, spread, *map(weights.__getitem__, names), function=layout.function)
         return after
 
 

@@ -73,7 +73,7 @@ class Tenant:
     exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
-    @property
+    @cached_property
     def task_object(self) -> Task:
         """The tenant's task. Raises if a later version of hplm wrote the snapshot, with a task that is new."""
         if self.task not in TASKS:
