@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hplm.engine import lookup_service
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, Reading
-from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, PIECE, LookupRequest, LookupService
+from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, LookupRequest, LookupService
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.metrics.meter import Meter
 from hplm.request.form import Form, Head
@@ -202,22 +202,6 @@ def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
     assert pieces <= max(0, len(texts) - 1)
     if characters == 1:
         assert pieces == len(texts) - 1
-
-
-def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch):
-    lookup, view = Lookup(backbone), backbone.view
-    tenant, encode_all = view.snapshot.find("acme"), lookup._tokenizer.encode_all
-
-    def breaks(given):
-        if any(one.text == WORDS[1] for one in given):
-            raise RuntimeError("a bug")
-        return encode_all(given)
-
-    monkeypatch.setattr(lookup._tokenizer, "encode_all", breaks)
-    good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in range(3)], PIECE)
-    assert isinstance(bad, RuntimeError)
-    for found, word in ((good, WORDS[0]), (other, WORDS[2])):
-        np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
 
 
 @pytest.mark.parametrize(("pace", "said"), [(0.0, "0.1 s"), (0.5, "1.5 s"), (60.0, "10.0 s")])
