@@ -103,7 +103,6 @@ def write(
     `spans` are answer rows x 3: the token to read (-1: none), and the first and last code point that the row is about.
     """
     encoded = [passage.encode() for passage in passages]
-    sizes = np.array([*lengths, *counts], np.uint32), np.array([len(passage) for passage in encoded], np.uint32)
     domain, tenant = head.domain.encode(), head.tenant.encode()
     counted = len(addresses), len(lengths), len(spans), len(encoded), len(domain), len(tenant)
     form = bytearray().join(
@@ -114,9 +113,9 @@ def write(
             tenant,
             bytes(-(len(domain) + len(tenant)) % 8),
             np.ascontiguousarray(addresses, np.int64).data,
-            sizes[0].data,
+            np.array([*lengths, *counts], np.uint32).data,
             np.ascontiguousarray(spans, np.int32).data,
-            sizes[1].data,
+            np.array([*map(len, encoded)], np.uint32).data,
             np.ascontiguousarray(segments, np.uint8).data,
             *encoded,
         )
