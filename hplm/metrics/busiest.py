@@ -25,9 +25,11 @@ class Busiest:
         """Counts a request. Returns the name of the series that it belongs to."""
         with self._lock:
             self._asked[tenant] += 1
-            if len(self._chosen) < self._most:
+            if tenant not in self._chosen:
+                if len(self._chosen) == self._most:
+                    return OTHERS
                 self._chosen |= {tenant}
-            return tenant if tenant in self._chosen else OTHERS
+            return tenant
 
     @property
     def chosen(self) -> frozenset[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 
 from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS, Busiest
@@ -10,6 +12,8 @@ from hplm.metrics.meter import Meter, Series
 
 BUSIEST = 20  # tenants with series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
+# Of a request: domain, tenant, outcome, and the seconds from its arrival to its deadline, 0 if it has none.
+Outcome = tuple[str, str, str, float]
 _OF_TENANTS = {names.TENANT_REQUESTS, names.EXIT_AGREEMENT}
 
 
@@ -21,12 +25,18 @@ class Outcomes:
         self._busiest = Busiest(BUSIEST)
         self._chosen_at = time.monotonic()
 
-    def count(self, domain: str, tenant: str, outcome: str, allowed_s: float) -> None:
-        """Counts a request that was answered or refused. `allowed_s`: from its arrival to its deadline; 0: it has none."""
-        shown = self._busiest.name(tenant)
-        self.meter.add_all({(names.REQUESTS, (domain, outcome)): 1, (names.TENANT_REQUESTS, (shown, outcome)): 1})
-        if allowed_s:
-            self.meter.observe(names.DEADLINE_SECONDS, [allowed_s])
+    def count(self, requests: Iterable[Outcome]) -> None:
+        """Counts requests that were answered or refused."""
+        counts: Counter[Series] = Counter()
+        allowed: list[float] = []
+        for domain, tenant, outcome, allowed_s in requests:
+            counts[names.REQUESTS, (domain, outcome)] += 1
+            counts[names.TENANT_REQUESTS, (self._busiest.name(tenant), outcome)] += 1
+            if allowed_s:
+                allowed.append(allowed_s)
+        self.meter.add_all(counts)
+        if allowed:
+            self.meter.observe(names.DEADLINE_SECONDS, allowed)
 
     def look(self) -> None:
         """Chooses the busiest tenants again from time to time. Call it once a second."""

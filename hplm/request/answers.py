@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
@@ -20,15 +20,16 @@ LEVEL = "LEVEL"
 OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
 REQUESTS, FAILURE = "requests", "failure"  # of replies: number and texts of each request; status and message of a failure
 _NAMES = (*OUTPUTS, REQUESTS, FAILURE)
+_BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
 _KINDS = "Ofil"  # numpy's letters: strings, fp32, int32, int64
 _COUNT = struct.Struct("<Q")  # arrays of a reply
 # Name, kind, dimensions, shape, bytes of strings. Behind it is the array, or the strings' sizes and the strings; then zeros.
 _ARRAY = struct.Struct("<BBHIIIQ")
 
 
-def bits_of(wanted: Collection[str]) -> int:
+def bits_of(wanted: Set[str]) -> int:
     """Returns requested outputs as a number."""
-    return sum(1 << number for number, name in enumerate(OUTPUTS) if name in wanted)
+    return sum([_BITS[name] for name in wanted])
 
 
 @lru_cache
@@ -79,9 +80,10 @@ def strings(values: Sequence[bytes]) -> Array:
 
 def size_of(outputs: Mapping[str, Array]) -> int:
     """Returns the bytes of outputs on the way to the server process."""
-    return sum(
-        sum(4 + len(one) for one in values.flat) if values.dtype == object else values.nbytes for values in outputs.values()
-    )
+    size = 0
+    for values in outputs.values():
+        size += 4 * values.size + sum(map(len, values.flat)) if values.dtype.hasobject else values.nbytes
+    return size
 
 
 def parts_of(reply: Mapping[str, Array]) -> Iterator[bytes | memoryview]:

@@ -13,8 +13,8 @@ def outcomes():
 
 
 def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
-    for outcome, allowed_s in (("on_time", 0.05), ("deadline", 0.15), ("draining", 0.15), ("answered", 0.0)):
-        outcomes.count("law", "acme", outcome, allowed_s)
+    ended = ("on_time", 0.05), ("deadline", 0.15), ("draining", 0.15), ("answered", 0.0)
+    outcomes.count(("law", "acme", *one) for one in ended)
     counts, _ = outcomes.meter.take()
     bucket, total, number = names.DEADLINE_SECONDS.parts
     assert counts[number, ()] == 3
@@ -24,8 +24,7 @@ def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
 
 
 def test_only_the_busiest_tenants_have_series(outcomes):
-    for number in range(BUSIEST + 2):
-        outcomes.count("law", f"t{number}", "answered", 0.0)
+    outcomes.count(("law", f"t{number}", "answered", 0.0) for number in range(BUSIEST + 2))
     counts, _ = outcomes.meter.take()
     assert counts[names.TENANT_REQUESTS, ("", "answered")] == 2 and counts[names.REQUESTS, ("law", "answered")] == BUSIEST + 2
     of_tenants = [names.TENANT_REQUESTS, ("t0", "answered")], [names.EXIT_AGREEMENT, (f"t{BUSIEST}", "1")]
