@@ -24,7 +24,7 @@ from hplm.errors import Crashed, Draining, HplmError, Internal, error_in, for_cl
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.outcomes import Outcome, Outcomes
-from hplm.request.answers import FAILURE, REQUESTS, Outputs, replies_in
+from hplm.request.answers import Outputs, Reply, replies_in
 from hplm.request.form import read_head
 
 log = logging.getLogger(__name__)
@@ -202,24 +202,22 @@ class EngineClient:
             outcomes.meter.set_all(beaten.levels)
             outcomes.look()
 
-    def _answer_all(self, reply: Outputs, returned: bool, alone: bool) -> None:
+    def _answer_all(self, reply: Reply, returned: bool, alone: bool) -> None:
         """Answers requests. `alone`: nothing else waits for this thread."""
-        requests: list[tuple[int, int]] = reply.pop(REQUESTS).tolist()
-        failure = reply.pop(FAILURE, None)
-        failed = None if failure is None else tuple(part.decode() for part in failure)
+        requests, outputs, failure = reply
         held, are_apart, now = self._held, self._separation.apart.alone, time.monotonic()
         unsent: Unsent = []
         start = 0
         try:
             for number, texts in requests:
                 stop = start + texts
-                answer = failed or {name: values[start:stop] for name, values in reply.items()}
+                answer = failure or {name: values[start:stop] for name, values in outputs.items()}
                 start = stop
                 pending = held.pop(number, None)  # without the lock: nobody else receives, or finds that the engine has ended
                 if pending is None:
                     continue
                 self._took_s += LEARNING * (now - pending.passed_on - self._took_s)
-                if are_apart and not failed:
+                if are_apart and not failure:
                     self._separation.answered(number_of(pending.backbone, pending.head.uid))
                 unsent.append((pending, answer))
         finally:
