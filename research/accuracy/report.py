@@ -164,8 +164,7 @@ class Report:
         return {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
-        options = self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
-        return replace(options, dropout=run.case.dropout)
+        return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
 
     @cached_property
     def _bare(self) -> Recipe:

@@ -11,7 +11,6 @@ from research.accuracy.recipes import Recipe
 from research.accuracy.tiers import Tier
 
 KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
-DROPOUT = 0.1  # BERT's own
 WINDOWS = (2, 3, 5)
 
 
@@ -21,7 +20,6 @@ class StudyCase:
     scheme: str
     recipe: Recipe | None = None  # None: the original BERT
     pretrained: str = ""  # the BERT's layers that are further pretrained on the domain's corpus: lower, upper, all
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,14 +59,12 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     shares = (recipe.keep, *(share for share in KEEPS if share < recipe.keep))  # the whole table, and smaller ones cut from it
     over_minutes = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
     compressed = (StudyCase(name, name) for name in ("distil", "tiny-half", "tiny-third"))
-    dropped = [replace(case, label=f"{case.label}, dropout {DROPOUT:g}", dropout=DROPOUT) for case in (dedicated, hplm)]
     learned = [ours(way, minutes=tier.learning_minutes, learn=way) for way in ("masked", "distil")]
     pretrained = (StudyCase(part, "dedicated", pretrained=part) for part in ("lower", "upper", "all"))
     tuned = (StudyCase(part, f"dedicated-{part}") for part in ("lower", "upper"))
     studies = [
         Study("schemes", "ways of making a model for a task", (dedicated, plot, hplm, *others), few_tasks=False),
         Study("compressed", "fewer layers, taught by the task's dedicated BERT", (dedicated, hplm, *compressed)),
-        Study("dropout", "hidden states left out in training", (dedicated, dropped[0], hplm, dropped[1])),
         Study("root", "minutes that the root is adapted", tuple(over_minutes), few_tasks=False),
         Study(
             "domains", "what a domain adds to the root",

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from cyclopts import App
 
 from bench.machine import gflops
 from bench.rows import say
@@ -37,16 +36,11 @@ from research.comparison.model_control import Clients, ModelControl
 from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import MB, ExportedScheme, export_compared, random_tenant_store
 from research.comparison.settings import CLOSED, DISTINCT, Comparison
-from research.options import FLAT, JSON
+from research.options import FLAT, JSON, command
+from research.options import run as run_command
 from research.result_file import ResultFile
 
-app = App(
-    name="python -m research.comparison.compare",
-    help=__doc__,
-    help_format="plaintext",
-    version_flags=[],
-    result_action="return_value",
-)
+app = command("research.comparison.compare", __doc__)
 USUAL = Comparison()
 WARM_UP = 0.25  # share of the seconds
 PERCENTS = np.arange(0, 101)
@@ -163,25 +157,17 @@ def compare(
 ) -> None:
     """Measures what is missing, and prints all numbers.
 
-    Parameters
-    ----------
-    results
-        Folder for the numbers.
-    work
-        Folder for the repositories, which is kept (default: a temporary folder).
-    as_json
-        End with one line of JSON.
+    :param results: folder for the numbers
+    :param work: folder for the repositories, which is kept (default: a temporary folder)
+    :param as_json: end with one line of JSON
     """
     kept = run(case, results, work)
     print(json.dumps(summary(kept)) if as_json else described(kept))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    try:
-        app(arguments)
-    except HplmError as error:
-        sys.exit(str(error))
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_command(app, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App
-
 from bench.curves import Curves, draw, table_of
 from bench.rows import EngineDtype
 from builder.pictures import check_picture
-from hplm.errors import HplmError, InvalidInput
-from research.options import FLAG, FLAT, JSON
+from hplm.errors import InvalidInput
+from research.options import FLAG, FLAT, JSON, command, run
 from research.papers.alpaserve import alpaserve_curves
 from research.papers.alpaserve_models import PAPER
 from research.papers.staging import Load
@@ -25,9 +23,7 @@ from research.papers.tabi import figures as tabi_figures
 from research.papers.tcb import Axes, curves_of, simulated
 from research.papers.timeline import trace_of
 
-app = App(
-    name="python -m research.papers", help=__doc__, help_format="plaintext", version_flags=[], result_action="return_value"
-)
+app = command("research.papers", __doc__)
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,7 @@ USUAL, USUAL_AXES, USUAL_LOAD = Output(), Axes(), Load()
 def alpaserve(*, seconds: float = 200.0, output: Annotated[Output, FLAT] = USUAL) -> None:
     """Simulates the curves of AlpaServe's Figs. 4 to 9 and 12 to 17. No V100 was used.
 
-    Parameters
-    ----------
-    seconds
-        Seconds of requests in each simulation.
+    :param seconds: of requests in each simulation
     """
     if not 0 < seconds < float("inf"):
         raise InvalidInput(f"--seconds {seconds}: give a number above 0")
@@ -77,14 +70,9 @@ def tabi(
 
     Thresholds for several exits, weighted ensembles, words pruned by attention, votes, one exit for all, and the bound.
 
-    Parameters
-    ----------
-    folder
-        The benchmark's folder.
-    dtype
-        Precision of the full stack.
-    tenants
-        Tenants, at most.
+    :param folder: the benchmark's folder
+    :param dtype: precision of the full stack
+    :param tenants: at most
     """
     found = tabi_figures(folder, dtype, 1 if output.quick else tenants)
     title = f"means over tenants of {folder}: work of the layers, points lost by labels"
@@ -126,12 +114,8 @@ def staging(
 def timeline(journal: Path, /, *, to: Path) -> None:
     """Writes a server's journal as a trace for chrome://tracing or ui.perfetto.dev (HMI's Fig. 17).
 
-    Parameters
-    ----------
-    journal
-        The file of the parameter `journal` of `<backbone>-upper`.
-    to
-        The file to write.
+    :param journal: the file of the parameter `journal` of `<backbone>-upper`
+    :param to: the file to write
     """
     trace = trace_of(journal)
     to.write_text(json.dumps(trace) + "\n", "utf-8")
@@ -139,15 +123,7 @@ def timeline(journal: Path, /, *, to: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        app(arguments)
-    except HplmError as error:
-        print(f"papers: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"papers: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+    return run(app, arguments)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,13 @@ from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder, Prepared
-from hplm.engine.engine import Engine, computed
+from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.passage import Computed
 from hplm.engine.process import Process
-from hplm.engine.request import Request, Text
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staged import StagedBatch
-from hplm.engine.staging import Stager, StagingSettings
 from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
 from research.options import expect_numbers_above_zero
@@ -38,9 +36,9 @@ from testing.random_store import SIZES
 Answered = Callable[["list | Exception"], None]
 
 ROUNDS = 5
-COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
+BATCH_TEXTS = 32  # more for short texts, because a batch must hold the longest text
 BATCHES = 3  # whose texts wait or run
-STAGED = 12  # batches that measure which share of a batch's time staging takes
+TENANTS, SLOTS = 256, 64
 WAYS = ("pipelined", "no_retrieval", "no_swapping", "coarse_swapping", "synchronous")
 
 
@@ -50,12 +48,6 @@ class Load:
     "Size of the model."
     tokens: int = 32
     "Tokens of a text."
-    batch_texts: int = 32
-    "Texts of a batch; more for short texts, because a batch must hold the longest text."
-    tenants: int = 256
-    "Tenants: more than slots."
-    slots: int = 64
-    "Adapters on the device."
     seconds: float = 10.0
     "Seconds of each variant."
     dtype: EngineDtype = "auto"
@@ -74,14 +66,12 @@ def figures(load: Load) -> dict[str, Any]:
 
     On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
     """
-    batch = max(load.batch_texts, -(-SIZES[load.size].positions // load.tokens))
-    options = ServingOptions(dtype=load.dtype, slots=load.slots, batch_tokens=batch * load.tokens, batch_ms="0")
-    with random_export(SIZES[load.size], load.tenants, options) as backbone:
-        folder, given = backbone / "1", parameters_of(upper_config(backbone.parent, backbone.name))
-        texts = texts_of(SIZES[load.size], [load.tokens] * max(4 * load.tenants, STAGED * batch))
-        traffic = Traffic(folder, texts, BATCHES * batch)
-        commits = dict.fromkeys(WAYS, EARLIEST) | {f"commit_{ms}_ms": str(ms) for ms in COMMITS}
-        services = {name: Service([(folder, Settings.read(given | {"commit_ms": commit}))]) for name, commit in commits.items()}
+    batch = max(BATCH_TEXTS, -(-SIZES[load.size].positions // load.tokens))
+    options = ServingOptions(dtype=load.dtype, slots=SLOTS, batch_tokens=batch * load.tokens, batch_ms="0", commit_ms=EARLIEST)
+    with random_export(SIZES[load.size], TENANTS, options) as backbone:
+        folder, settings = backbone / "1", Settings.read(parameters_of(upper_config(backbone.parent, backbone.name)))
+        traffic = Traffic(folder, texts_of(SIZES[load.size], [load.tokens] * 4 * TENANTS), BATCHES * batch)
+        services = {name: Service([(folder, settings)]) for name in WAYS}
         for name, service in services.items():
             change(service, name)
         processes = {name: Process(service) for name, service in services.items()}
@@ -92,7 +82,6 @@ def figures(load: Load) -> dict[str, Any]:
                     rate = traffic.rate(service, processes[name], load.seconds / ROUNDS if turn else 0.5)
                     if turn:  # the first turn warms up
                         rates[name].append(rate)
-            staging = _staging_share(folder, traffic, Settings.read(given), batch)
         finally:
             for name, service in services.items():
                 processes[name].close()
@@ -103,8 +92,7 @@ def figures(load: Load) -> dict[str, Any]:
         **median,
         "pipelined_to_synchronous": median["pipelined"] / median["synchronous"],
         "pipelined_to_coarse_swapping": median["pipelined"] / median["coarse_swapping"],
-        "staging_share": staging,
-        "device": Settings.read(given).device.type,
+        "device": settings.device.type,
     }
 
 
@@ -164,23 +152,15 @@ class Traffic:
     """Sends looked-up requests, so that a fixed number of them wait or run at any time."""
 
     def __init__(self, folder: Path, texts: list[str], in_flight: int) -> None:
-        self._backbone, self._in_flight = Backbone(folder), in_flight
-        lookup, view = Lookup(self._backbone), self._backbone.view
+        self._in_flight, backbone = in_flight, Backbone(folder)
+        lookup, view = Lookup(backbone), backbone.view
         chosen = np.random.default_rng(3).choice(len(view.snapshot.tenants), len(texts)).tolist()
-        tenants = [view.snapshot.tenants[number] for number in chosen]
-        self._asked = [
-            (tenant, lookup.resolve(view, tenant, [text], None, False)) for tenant, text in zip(tenants, texts, strict=True)
-        ]
-
-    def texts(self) -> list[Text]:
-        found = []
-        for tenant, form in self._asked:
-            found += Request(form, self._backbone.view, tenant, lambda request, answer: None).texts_from(form)
-        return found
+        asked = zip((view.snapshot.tenants[number] for number in chosen), texts, strict=True)
+        self._forms = [lookup.resolve(view, tenant, [text], None, False) for tenant, text in asked]
 
     def rate(self, service: Service, process: Process, seconds: float) -> float:
         def send(number: int, answered: Answered) -> None:
-            _, form = self._asked[number % len(self._asked)]
+            form = self._forms[number % len(self._forms)]
             form.head = form.head._replace(arrival_ns=time.monotonic_ns())
             service.submit(form, answered)
             process.wake()
@@ -213,27 +193,3 @@ def saturated(send: Callable[[int, Answered], object], in_flight: int, seconds: 
     if failures:
         raise failures[0]
     return (next(answers) + in_flight) / (time.perf_counter() - start)
-
-
-def _staging_share(folder: Path, traffic: Traffic, settings: Settings, batch_texts: int) -> float:
-    """Returns the share of staging in the time of staging and computing one after the other. At most this can be hidden."""
-    backbone = Backbone(folder)
-    precision = settings.precision
-    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits)
-    few_sizes = engine.takes_few_sizes
-    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, precision.dtype, few_sizes=few_sizes))
-    texts, staging, whole = traffic.texts(), [], []
-    for number in range(STAGED):
-        start = time.perf_counter()
-        batch = stager.stage(texts[number * batch_texts :][:batch_texts], broken=_raise)
-        staged = time.perf_counter()
-        assert batch is not None  # or `_raise` has raised
-        computed(engine, batch)
-        whole.append(time.perf_counter() - start)
-        staging.append(staged - start)
-        stager.release(batch.held)
-    return float(np.median(staging) / np.median(whole))
-
-
-def _raise(text: Text, error: Exception) -> None:
-    raise error
