@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.cluster_changes import change_figures, kill_figures, revoke_figures, roll_figures
-from bench.cluster_material import Material, make_material
+from bench.cluster_changes import Material, change_figures, kill_figures, revoke_figures, roll_figures
 from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
 from hplm.errors import HplmError
 from hplm.placement.workload import power_law
@@ -83,19 +82,13 @@ def cluster(
         raise HplmError("this machine has one core, but each of two servers needs its own: use another machine")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:  # a short path, for sockets
-        material = make_material(Path(folder), size, tokens, slots)
-
-        def proxy(servers: ServedCluster) -> dict[str, Any]:
-            return proxy_figures(servers, material, max(2, slots // 2), connections, seconds, rounds)
-
-        def faults(servers: ServedCluster) -> dict[str, Any]:
-            return kill_figures(servers, material) | roll_figures(servers, material)
-
+        say("making a repository")
+        material = Material.made(Path(folder), size, tokens, slots)
         with_two = {
-            "proxy": proxy,
+            "proxy": lambda servers: proxy_figures(servers, material, max(2, slots // 2), connections, seconds, rounds),
             "changes": lambda servers: change_figures(servers, material, adds),
             "revoke": lambda servers: revoke_figures(servers, material, table_mb),
-            "faults": faults,
+            "faults": lambda servers: kill_figures(servers, material) | roll_figures(servers, material),
         }
         with_three = {
             "spread": lambda servers: spread_figures(servers, material, connections, seconds, rounds),

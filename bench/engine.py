@@ -33,7 +33,7 @@ EQUAL = (20, 128)  # lengths compared with bare products
 ONE = (128, 512)  # tokens of a batch of one
 EIGHT_BITS, EIGHT_BITS_TOKENS = {"one": 1, "batch": 10}, 128  # texts of a batch, and tokens of a text
 
-Lay = Callable[[np.ndarray], list[Arrangement]]
+Lay = Callable[[np.ndarray], list[Arrangement]]  # puts texts of these lengths into tensors
 PACKINGS = ("naive", "turbo", f"concat:rows={TEXTS},length={ROW}", f"slotted:rows={TEXTS},length={ROW}", "packed")
 
 Run = Callable[[int], float]  # runs the batch of this number, and returns its time, in seconds a token
