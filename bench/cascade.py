@@ -89,21 +89,18 @@ def cascade(
 
 
 def offline(found: Sequence[Judged]) -> dict[str, Any]:
-    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside random texts."""
-    own = {one.id: one.way(one.plan(0)) for one in found}
-    full = {one.id: float(one.test.right[-1].mean()) for one in found}
-    figures: dict[str, Any] = {"full_accuracy": float(np.mean(list(full.values()))), **_described(list(own.values()))}
-    figures["tenants"] = {id: {"full_accuracy": full[id], **_described([way])} for id, way in own.items()}
-    for rung in range(len(DROPS)):
-        ways = {
-            "exits": [one.way(one.plan(rung)) for one in found],
-            "random": [one.random(one.plan(rung)) for one in found],
-        }
-        for name, each in ways.items():
-            mean = _described(each)
-            figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = mean["points_lost"]
-            if not rung and name == "random":
-                figures[name] = {"points_lost": mean["points_lost"]}
+    """Returns what each plan loses and spares on average, beside random texts, and the dearest one also of each tenant."""
+    figures: dict[str, Any] = {}
+    for rung in reversed(range(len(DROPS))):
+        own, random = [one.way(one.plan(rung)) for one in found], [one.random(one.plan(rung)) for one in found]
+        mean, by_chance = _described(own), _described(random)["points_lost"]
+        for name, lost in (("exits", mean["points_lost"]), ("random", by_chance)):
+            figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = lost
+        if not rung:
+            full = [float(one.test.right[-1].mean()) for one in found]
+            figures |= {"full_accuracy": float(np.mean(full)), **mean, "random": {"points_lost": by_chance}}
+            each = zip(found, full, own, strict=True)
+            figures["tenants"] = {one.id: {"full_accuracy": accuracy, **_described([way])} for one, accuracy, way in each}
     return figures
 
 

@@ -13,8 +13,8 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from bench.curves import draw_rows
 from bench.machine import gflops, machine
-from bench.picture import draw
 from bench.rows import QUICK, Row, Rows
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
@@ -49,7 +49,7 @@ def run(name: str, words: Sequence[str]) -> int:
         after = gflops()
         print(table_of(rows))
         if picture is not None:
-            draw(rows, f"hplm bench {name}", picture)
+            draw_rows(rows, f"hplm bench {name}", picture)
         missed = [row.name for row in rows if row.missed]
         about = {"missed": missed, "gflops": [round(before, 1), round(after, 1)], "machine": machine(), "case": case}
         if json:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from builder.pictures import GRID, INK, OTHERS, OWN, save
+from bench.curves import draw_bars
 from builder.store.store import Store
 from demo.serving import Score
 
@@ -25,30 +25,18 @@ def megabytes(store: Store, scores: Sequence[Score]) -> dict[str, float]:
 
 
 def draw(scores: Sequence[Score], sizes: dict[str, float], path: Path) -> None:
-    from matplotlib.figure import Figure
+    def by_tenant(value: Callable[[Score], float]) -> dict[str, float]:
+        return {score.tenant.id: value(score) for score in scores}
 
-    figure = Figure(figsize=(15, 4.2), layout="constrained")
-    right, size, latency = figure.subplots(1, 3)
-    bars = size.barh(list(sizes), list(sizes.values()), 0.6, color=[OWN, OWN, OWN, OTHERS[0]])
-    size.bar_label(bars, fmt="%.2f", padding=3)
-    size.set_xscale("log")
-    for axes, own, other in (
-        (
-            right,
-            ("tenant", [score.accuracy for score in scores]),
-            ("most frequent label", [score.tenant.majority_share for score in scores]),
-        ),
-        (latency, ("HTTP", [score.http_ms for score in scores]), ("gRPC", [score.grpc_ms for score in scores])),
-    ):
-        for shift, color, (label, values) in ((-0.2, OWN, own), (0.2, OTHERS[1], other)):
-            axes.barh([place + shift for place in range(len(scores))], values, 0.38, color=color, label=label)
-        axes.set_yticks(range(len(scores)), [score.tenant.id for score in scores])
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
-    titles = ("share of right answers", "megabytes", "milliseconds to an answer, median")
-    for axes, title in zip((right, size, latency), titles, strict=True):
-        axes.set_title(title, loc="left", color=INK, fontsize=10)
-        axes.invert_yaxis()
-        axes.grid(axis="x", color=GRID, linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
+    panels = {
+        "share of right answers": {
+            "tenant": by_tenant(lambda score: score.accuracy),
+            "most frequent label": by_tenant(lambda score: score.tenant.majority_share),
+        },
+        "megabytes": {"": sizes},
+        "milliseconds to an answer, median": {
+            "HTTP": by_tenant(lambda score: score.http_ms),
+            "gRPC": by_tenant(lambda score: score.grpc_ms),
+        },
+    }
+    draw_bars(panels, path, log=True)

@@ -29,7 +29,7 @@ def command(name: str, about: str | None) -> App:
 
 
 def run(app: App, arguments: Sequence[str] | None) -> int:
-    """Runs a command. Returns 1 if it fails, after its message."""
+    """Runs a command. Returns the exit status: 1 if it fails, after its message."""
     name = app.name[0].rpartition(".")[2]
     try:
         app(arguments)
@@ -37,8 +37,11 @@ def run(app: App, arguments: Sequence[str] | None) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{name}: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{name}: {error.filename}: {error.strerror or error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; give the same command to continue", file=sys.stderr)
+        return 130
     return 0
 
 

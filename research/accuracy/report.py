@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from bench.turns import threads
 from builder.hardware import products_of
 from builder.store.resumable import digest_of, replaced
 from builder.store.store import FORMAT as STORE_FORMAT
@@ -232,12 +233,8 @@ def named_options(options: TrainingOptions) -> dict[str, Any]:
 
 
 def _score_alone(report: Report, run: Run) -> dict[str, Any]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return report.score(run)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _resampled(ground: Ground, count: int, seed: int) -> Ground:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bench.curves import Curves, draw, table_of
-from bench.rows import EngineDtype
+from bench.rows import EngineDtype, rows_of
+from bench.run import table_of as rows_table
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
 from research.options import FLAG, FLAT, JSON, command, run
@@ -39,10 +40,11 @@ class Output:
         if self.picture is not None:
             check_picture(self.picture)
 
-    def show(self, figures: dict[str, Any], curves: Curves, title: str) -> None:
+    def show(self, figures: dict[str, Any], curves: Curves, title: str, table: str = "") -> None:
+        """`table`: of the figures, if it is not that of the curves."""
         if self.picture is not None:
             draw(curves, title, self.picture)
-        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(curves)}")
+        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table or table_of(curves)}")
 
 
 USUAL, USUAL_AXES, USUAL_LOAD = Output(), Axes(), Load()
@@ -76,14 +78,7 @@ def tabi(
     """
     found = tabi_figures(folder, dtype, 1 if output.quick else tenants)
     title = f"means over tenants of {folder}: work of the layers, points lost by labels"
-    if output.as_json or output.picture is not None:
-        output.show({"ways": found}, curves_of_ways(found), title)
-    if not output.as_json:
-        print(f"{'way':28}{'points, words':>22}{'work':>8}{'points lost':>18}")
-        for name, ways in found.items():
-            for at, one in ways.items():
-                lost = f"{one['points_lost']:.2f} +- {one['points_lost_off']:.2f}"
-                print(f"{name:28}{at:>22}{one['work']:>8.3f}{lost:>18}")
+    output.show({"ways": found}, curves_of_ways(found), title, rows_table(list(rows_of(found))))
 
 
 @app.command
