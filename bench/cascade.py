@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cascade_material import Judged, Way, judged, stored
+from bench.cascade_material import Judged, Way, described, judged, stored
 from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
 from builder.exits.build import DROPS
 from builder.publish.export import export
@@ -105,10 +105,7 @@ def offline(found: Sequence[Judged]) -> dict[str, Any]:
 
 
 def _described(ways: Sequence[Way]) -> dict[str, float]:
-    """Returns means over tenants, and how far off the points may be."""
-    off = float(np.sqrt(np.sum([way.lost.off**2 for way in ways]))) / len(ways)
-    work, lost, agrees = np.mean([(way.work, way.lost.points, way.agrees) for way in ways], axis=0).tolist()
-    return {"work": work, "points_lost": lost, "points_lost_off": off, "same_answer": agrees}
+    return described(ways) | {"same_answer": float(np.mean([way.agrees for way in ways]))}
 
 
 @contextmanager
@@ -154,7 +151,7 @@ class _Server:
             )
             for one, bound in zip(asked, bounds, strict=True)
         ]
-        (report,) = send(Load.to(self.server.http_url, requests, connections=connections, keep_bodies=True, **load))
+        (report,) = send(Load(self.server.http_url, requests, connections=connections, keep_bodies=True, **load))
         if allowed is None:
             report.expect_success("a load")
         return report

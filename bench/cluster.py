@@ -184,7 +184,7 @@ def limit_figures(cluster: ServedCluster, material: Material, connections: int, 
         manager.settle_now()
         time.sleep(PUBLISHED_AFTER)  # for the router, which follows too
         load = {"seconds": seconds, "rate": TIMES_THE_LIMIT * RATE, "connections": connections}
-        (report,) = send(Load.to(cluster.address, [material.request(0, tenant)], **load))
+        (report,) = send(Load(cluster.address, [material.request(0, tenant)], **load))
         figures[f"limit_ratio_{homes}_homes"] = round(report.succeeded / (RATE * seconds), 3)
     return {"limit_ratio": max(figures.values()), "limit_least": min(figures.values()), **figures}
 
@@ -192,7 +192,7 @@ def limit_figures(cluster: ServedCluster, material: Material, connections: int, 
 def _together(asked: Asked, connections: int, seconds: float) -> list[Report]:
     """Sends requests to several addresses at the same time, with the connections divided among them."""
     each = max(1, connections // len(asked))
-    reports = send(*(Load.to(to, requests, seconds=seconds, connections=each) for to, requests in asked.items()))
+    reports = send(*(Load(to, requests, seconds=seconds, connections=each) for to, requests in asked.items()))
     for report in reports:
         report.expect_success("requests to the cluster")
     return reports
@@ -203,7 +203,7 @@ def _placed(cluster: ServedCluster, material: Material, tenants: Sequence[str]) 
     own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
     for tenant in tenants:
         before = _requests_of(cluster)
-        send(Load.to(cluster.address, [material.request(0, tenant)], count=ASKED))
+        send(Load(cluster.address, [material.request(0, tenant)], count=ASKED))
         counts = {name: count - before[name] for name, count in _requests_of(cluster).items()}
         own[max(counts, key=counts.__getitem__)].append(tenant)
     return own

@@ -81,11 +81,11 @@ def glue(*, tokens: Whole = 32, seconds: Positive = 5.0, tenants: Whole = 16, lo
 
 def _measure(server: TritonServer, requests: list[bytes], clients: int, seconds: float) -> tuple[Report, dict[str, int]]:
     """Returns the report of the clients, and the microseconds of each process for a request."""
-    host, port = server.http_url.split(":")
-    send(Load(host, int(port), requests, seconds=seconds / 4, connections=clients))  # warms up
-    say(f"{clients} clients, requests of {len(requests[0])} bytes")
+    load, asked = Load(server.http_url, requests, seconds=seconds, connections=clients), len(requests[0])
+    send(replace(load, seconds=seconds / 4))  # warms up
+    say(f"{clients} clients, requests of {asked} bytes")
     before = Used.by(server.pid)
-    (report,) = send(Load(host, int(port), requests, seconds=seconds, connections=clients))
+    (report,) = send(load)
     used = Used.by(server.pid).since(before, report.req_per_s * seconds)
-    report.expect_success(f"{clients} clients with requests of {len(requests[0])} bytes")
+    report.expect_success(f"{clients} clients with requests of {asked} bytes")
     return report, used

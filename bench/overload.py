@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
-from loadtest.generator import Load
+from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES
 
@@ -115,11 +115,8 @@ class Drawn:
     def capacity(self, server: TritonServer, model: str) -> float:
         """Returns the answers a second of a closed loop."""
         requests = requests_of(model, self.texts, self.tenants, outputs=("LABEL",))
-        load = Load.to(server.http_url, requests, seconds=self.seconds / 3, connections=4 * self.batch)
-        send(replace(load, seconds=self.seconds / 6))  # warms up
-        (report,) = send(load)
-        report.expect_success("the capacity", "give --seconds more, or the command again")
-        return report.req_per_s
+        load = Load(server.http_url, requests, seconds=self.seconds / 3, connections=4 * self.batch)
+        return measured(load, "the capacity", self.seconds / 6, "give --seconds more, or the command again").req_per_s
 
     def offered(self, capacity: float) -> Offered:
         generator, rate = np.random.default_rng(self.seed), self.overload * capacity
@@ -132,7 +129,7 @@ class Drawn:
         requests = requests_of(model, self.texts, self.tenants, offered.deadlines, outputs=("LABEL",))
         seconds, arrivals = float(offered.arrivals[-1]) + 1.0, offered.arrivals
         load = {"seconds": seconds, "connections": MOST_CONNECTIONS, "arrivals": arrivals, "keep_bodies": True}
-        return send(Load.to(server.http_url, requests, **load))[0]
+        return send(Load(server.http_url, requests, **load))[0]
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def run(name: str, words: Sequence[str]) -> int:
         chosen = {**(QUICK[name] if quick else {}), **bound.arguments}
         case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
         before = gflops()
-        rows = [_without_target(row) if quick else row for row in function(**chosen)]
+        rows = [replace(row, least=None, most=None) if quick else row for row in function(**chosen)]
         after = gflops()
         print(table_of(rows))
         if picture is not None:
@@ -71,10 +71,6 @@ def of(name: str) -> tuple[Callable[..., Rows], App]:
     app = App(name=f"hplm bench {name}", version_flags=(), default_parameter=options, help_format="plaintext")
     app.default(function)
     return function, app
-
-
-def _without_target(row: Row) -> Row:
-    return replace(row, least=None, most=None)
 
 
 def nested(rows: Sequence[Row]) -> dict:
