@@ -23,7 +23,7 @@ from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt
 from hplm.scheduling.simulation.arrivals import Lengths
-from testing.random_store import SIZES
+from testing.random_store import SIZES, bert_config
 
 TENANTS, RANK = 16, 32
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
@@ -198,14 +198,9 @@ class LayerRuns:
 
     def plain(self, texts: int, tokens: int) -> Run:
         """Returns a function that runs the layers of `transformers` on texts that need no mask."""
-        from transformers import BertConfig
         from transformers.models.bert.modeling_bert import BertLayer
 
-        config = BertConfig(
-            hidden_size=self.config.hidden,
-            num_attention_heads=self.config.heads,
-            intermediate_size=self.config.intermediate,
-        )
+        config = bert_config(self.config)
         config._attn_implementation = "sdpa"
         layers = [BertLayer(config).to(self.device, self.dtype).eval() for _ in range(self.config.upper_layers)]
         first = self._random(texts, tokens, self.config.hidden)

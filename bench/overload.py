@@ -156,7 +156,7 @@ def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
     rows = list(figures(report, offered, (before + after) / 2, drawn.batch, on_time_by_server))
     yield from rows
     yield Row("capacity_drift", after / before)
-    simulated = simulate(offered, [Computed.of(entry) for entry in entries if "stages" in entry], drawn, scheduling)
+    simulated = simulate(offered, batches_in(entries), drawn, scheduling)
     (share,) = (row.value for row in rows if row.name == "on_time_of_offered")
     yield Row("simulated_on_time_of_offered", simulated)
     yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
@@ -191,37 +191,33 @@ def figures(report: Report, offered: Offered, capacity: float, batch: int, by_se
         yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if len(of_refused) else None)
 
 
-@dataclass(frozen=True)
-class Computed:
-    """A batch of the journal."""
-
-    tokens: int
-    staging_s: float
-    computing_s: float
-
-    @classmethod
-    def of(cls, entry: dict) -> Computed:
-        took = {stage: end - start for stage, (start, end) in entry["stages"].items()}
-        computing = took.pop("compute")
-        return cls(entry["tokens"], sum(took.values()), computing)
+def batches_in(entries: Sequence[dict]) -> np.ndarray:
+    """Returns of each batch in a journal its tokens, and the seconds of staging and of computing."""
+    rows = []
+    for entry in entries:
+        took = {stage: end - start for stage, (start, end) in entry.get("stages", {}).items()}
+        if took:
+            computing = took.pop("compute")
+            rows.append((entry["tokens"], sum(took.values()), computing))
+    return np.array(rows)
 
 
-def simulate(offered: Offered, batches: list[Computed], drawn: Drawn, scheduling: str) -> float:
+def simulate(offered: Offered, batches: np.ndarray, drawn: Drawn, scheduling: str) -> float:
     """Returns the share of the offered requests that the simulated server answers in time."""
-    tokens, seconds = (np.array([getattr(batch, name) for batch in batches]) for name in ("tokens", "computing_s"))
+    tokens, staging, seconds = batches.T
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
     count, mean = len(offered.arrivals), round(float(drawn.lengths.mean()))
     room, full = drawn.batch * mean, seconds[tokens == tokens.max()]
     machine = Machine(
         one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
         Capacity(room, room, room),
-        staging_ns=round(1e9 * float(np.median([batch.staging_s for batch in batches]))),
+        staging_ns=round(1e9 * float(np.median(staging))),
         answering_ns=ANSWERING_NS,
         noise=float(full.std() / full.mean()),
     )
     scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
-    for batch in batches[:WARM]:
-        scheduler.costs[0].observe(batch.tokens, round(batch.tokens / mean), 0, round(1e9 * batch.computing_s))
+    for own, took in zip(tokens[:WARM].tolist(), seconds[:WARM].tolist(), strict=True):
+        scheduler.costs[0].observe(round(own), round(own / mean), 0, round(1e9 * took))
     arrivals = Arrivals(
         at_ns=(offered.arrivals * 1e9).astype(np.int64),
         tokens=drawn.lengths[np.arange(count) % len(drawn.lengths)],

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text
 from bench.turns import alternate, stolen
@@ -22,7 +22,7 @@ from builder.training.labelled import Example, Labelled
 from builder.training.tasks import training_task
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
-from testing.random_store import SIZES, random_store, tokenizer_json, words
+from testing.random_store import SIZES, bert_config, random_store, tokenizer_json, words
 
 CPU = torch.device("cpu")
 TEXTS = 256  # looked up before the measurement starts; each step takes some of them
@@ -83,15 +83,6 @@ def _labelled(config: BackboneConfig, tokens: int) -> Labelled:
 
 
 def random_checkpoint(store: Store) -> Checkpoint:
-    config = store.config
-    layers = config.lower_layers + config.upper_layers
-    original = BertConfig(
-        vocab_size=config.vocabulary,
-        hidden_size=config.hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.intermediate,
-        max_position_embeddings=config.positions,
-    )
+    config, original = store.config, bert_config(store.config)
     weights = dict(BertModel(original, add_pooling_layer=False).state_dict())
-    return Checkpoint(config, layers, weights, tokenizer_json(config.vocabulary))
+    return Checkpoint(config, original.num_hidden_layers, weights, tokenizer_json(config.vocabulary))

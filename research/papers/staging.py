@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
 from research.options import expect_numbers_above_zero
 from testing.random_store import SIZES
-
-Answered = Callable[["list | Exception"], None]
 
 ROUNDS = 5
 BATCH_TEXTS = 32  # more for short texts, because a batch must hold the longest text
@@ -159,37 +157,30 @@ class Traffic:
         self._forms = [lookup.resolve(view, tenant, [text], None, False) for tenant, text in asked]
 
     def rate(self, service: Service, process: Process, seconds: float) -> float:
-        def send(number: int, answered: Answered) -> None:
-            form = self._forms[number % len(self._forms)]
+        """Returns answers a second. Raises if an answer is an error."""
+        forms, answers, failures = cycle(self._forms), count(), []
+        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
+
+        def send() -> None:
+            form = next(forms)
             form.head = form.head._replace(arrival_ns=time.monotonic_ns())
             service.submit(form, answered)
             process.wake()
 
-        return saturated(send, self._in_flight, seconds)
+        def answered(answer: list | Exception) -> None:
+            if isinstance(answer, Exception):
+                failures.append(answer)
+            elif time.perf_counter() < end and not failures:
+                next(answers)
+                send()
+                return
+            left.release()
 
-
-def saturated(send: Callable[[int, Answered], object], in_flight: int, seconds: float) -> float:
-    """Returns answers a second. Raises if an answer is an error.
-
-    `send` sends the request of a number, which calls the function when it is answered.
-    """
-    numbers, answers, failures = count(), count(), []
-    end, left = time.perf_counter() + seconds, threading.Semaphore(0)
-
-    def answered(answer: list | Exception) -> None:
-        if isinstance(answer, Exception):
-            failures.append(answer)
-        elif time.perf_counter() < end and not failures:
-            next(answers)
-            send(next(numbers), answered)
-            return
-        left.release()
-
-    start = time.perf_counter()
-    for _ in range(in_flight):
-        send(next(numbers), answered)
-    for _ in range(in_flight):
-        left.acquire()
-    if failures:
-        raise failures[0]
-    return (next(answers) + in_flight) / (time.perf_counter() - start)
+        start = time.perf_counter()
+        for _ in range(self._in_flight):
+            send()
+        for _ in range(self._in_flight):
+            left.acquire()
+        if failures:
+            raise failures[0]
+        return (next(answers) + self._in_flight) / (time.perf_counter() - start)
