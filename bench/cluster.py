@@ -20,7 +20,7 @@ from hplm.placement.workload import power_law
 from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.server import ServedCluster
-from loadtest.server_count import PUBLISHED_AFTER
+from loadtest.watch import PUBLISHED_AFTER
 
 TARGETS = {
     "proxy_over_direct": (">=", 0.95),

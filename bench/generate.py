@@ -105,7 +105,7 @@ def _of_transformers(model: Model) -> Any:  # its own types do not fit its own m
             pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": config.rotary_base},
         )
     ).eval()  # fmt: skip
-    layers, next_token = config.upper_layers, other.get_output_embeddings().weight.detach()
+    layers, next_token = config.upper_layers, other.lm_head.weight.detach()
     weights = FAMILIES["llama"].renamed(other.state_dict(), layers, next_token)
     _, model.upper = split_decoder(Checkpoint(config, layers, weights, tokenizer_json=""))
     return other

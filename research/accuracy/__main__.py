@@ -15,9 +15,8 @@ from demo.public import FEW, published_table, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.accuracy.report import Report
-from research.accuracy.studies import Study
+from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS, Study
 from research.accuracy.table import draw, markdown_of, tenants_in
-from research.accuracy.tiers import PUBLIC, PUBLIC_WORDS, TIERS
 from research.result_file import ResultFile
 
 

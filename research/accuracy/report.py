@@ -30,8 +30,7 @@ from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.pretraining import pretrained_body
 from research.accuracy.recipes import Recipe, Stores
-from research.accuracy.studies import Study, StudyCase, studies_of, tenants_of
-from research.accuracy.tiers import Tier
+from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
 from research.result_file import ResultFile
 from research.schemes.trained import options_of, train_scheme
 

@@ -8,7 +8,7 @@ import pytest
 
 from demo.public import stored_public_data
 from research.accuracy.report import named_options
-from research.accuracy.tiers import TIERS
+from research.accuracy.studies import TIERS
 from research.result_file import ResultFile
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
 
