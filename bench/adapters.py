@@ -56,12 +56,11 @@ def adapters(
     with torch.inference_mode():
         for tokens in TOKENS:
             for count in tenants:
-                timings = alternate_timed(
+                median = alternate_timed(
                     {name: _timed(*variant) for name, variant in variants(hidden, rank, count, tokens, with_peft).items()},
                     seconds,
                     warm_up=3,
                 )
-                median = {name: timing.median for name, timing in timings.items()}
                 at, is_target = f"t{tokens}/{count}", count >= MANY
                 for name, time_us in median.items():
                     yield Row(f"{at}/{name}_us", time_us, "us")

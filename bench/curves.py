@@ -1,4 +1,4 @@
-"""Figures as curves and as bars: tables and pictures of them."""
+"""Pictures of figures: curves and bars."""
 
 from __future__ import annotations
 
@@ -18,18 +18,6 @@ Curves = Mapping[str, Mapping[str, Curve]]  # by title and line
 Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # by title, series and name
 COLUMNS = 4
 GREY = "#8c8c8c"
-
-
-def table_of(curves: Curves) -> str:
-    parts = []
-    for title, lines in curves.items():
-        numbers = list(dict.fromkeys(number for curve in lines.values() for number in curve))
-        rows = [f"{'':24}" + "".join(f"{number:>10}" for number in numbers)]
-        for name, curve in lines.items():
-            values = (curve.get(number) for number in numbers)
-            rows.append(f"{name:24}" + "".join(f"{'-' if value is None else f'{value:.4g}':>10}" for value in values))
-        parts.append("\n".join([title, *rows]))
-    return "\n\n".join(parts)
 
 
 def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bench.page_cache import drop
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
-from bench.turns import Timing, alternate, alternate_timed, stolen, threads
+from bench.turns import alternate, alternate_timed, threads
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import Broken, InvalidInput
 from hplm.model.attention import PackedAttention
@@ -75,7 +75,7 @@ def plot(
     )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, stolen() as share, threads(1):
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
         tables = Path(scratch)
         write_tables(tables, config, keys)
         forests = {name: forest_of(tables, name) for name in COMPARED}
@@ -83,11 +83,10 @@ def plot(
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
         addresses = [chain.lookup(text, lengths).addresses for text in texts]
         # First, because a file that is mapped into memory cannot be dropped from it.
-        timings, readers = Cold(tables, addresses, lengths).measure(seconds)
-        timings |= alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
+        median, readers = Cold(tables, addresses, lengths).measure(seconds)
+        median |= alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
         precision = resolve_dtype(dtype, CPU)
-        timings |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
-    median = {name: timing.median for name, timing in timings.items()}
+        median |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
     for name, taken in median.items():
         yield Row(f"{name}_us", taken, "us")
     both = median["lookup"] + median["gather"]
@@ -99,7 +98,6 @@ def plot(
     yield Row("pread_threads", readers)
     yield Row("dtype", str(precision).removeprefix("torch."))
     yield Row("compiled_kernel", kernel() is not None)
-    yield Row("stolen_share", share())
 
 
 def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
@@ -159,13 +157,13 @@ class Cold:
         self._path = _path(folder, "fp16") / "values"
         self._row_bytes = Table(self._path.parent).meta.row_bytes
 
-    def measure(self, seconds: float) -> tuple[dict[str, Timing], int]:
+    def measure(self, seconds: float) -> tuple[dict[str, float], int]:
         """Returns the timings, and the number of threads that read fastest."""
         with ThreadPoolExecutor(max(READERS)) as pool:
             list(pool.map(time.sleep, [0.01] * max(READERS)))  # starts its threads
             tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in READERS}
             timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(READERS))
-            best = min(READERS, key=lambda count: timings[str(count)].median)
+            best = min(READERS, key=lambda count: timings[str(count)])
             return alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds), best
 
     def _read_ahead(self, text: int) -> float:

@@ -141,7 +141,9 @@ class Generator:
         send_until = self.end if self.is_open else self.start + self.load.seconds
         next_look = self.start + LONGEST_PAUSE
         while True:
-            self._take_opened()
+            while self.opened:
+                self.connecting -= 1
+                self._add(self.opened.popleft())
             now = time.perf_counter()
             if now < send_until:
                 self._send_due()
@@ -251,11 +253,6 @@ class Generator:
             except OSError:
                 self.lost.add(lost)
                 time.sleep(RETRY_PAUSE)
-
-    def _take_opened(self) -> None:
-        while self.opened:
-            self.connecting -= 1
-            self._add(self.opened.popleft())
 
     def _add(self, connection: Connection) -> None:
         self.selector.register(connection, READ)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from bench.curves import Curves, draw, table_of
+from bench.curves import Curves, draw
 from bench.rows import EngineDtype, rows_of
-from bench.run import table_of as rows_table
+from bench.run import table_of
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
 from research.options import FLAG, FLAT, JSON, command, run
@@ -40,11 +40,11 @@ class Output:
         if self.picture is not None:
             check_picture(self.picture)
 
-    def show(self, figures: dict[str, Any], curves: Curves, title: str, table: str = "") -> None:
-        """`table`: of the figures, if it is not that of the curves."""
+    def show(self, figures: dict[str, Any], curves: Curves, title: str, listed: Mapping[str, Any] | None = None) -> None:
+        """`listed`: the figures of the table, if it is not that of the curves."""
         if self.picture is not None:
             draw(curves, title, self.picture)
-        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table or table_of(curves)}")
+        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(list(rows_of(listed or curves)))}")
 
 
 USUAL, USUAL_AXES, USUAL_LOAD = Output(), Axes(), Load()
@@ -78,7 +78,7 @@ def tabi(
     """
     found = tabi_figures(folder, dtype, 1 if output.quick else tenants)
     title = f"means over tenants of {folder}: work of the layers, points lost by labels"
-    output.show({"ways": found}, curves_of_ways(found), title, rows_table(list(rows_of(found))))
+    output.show({"ways": found}, curves_of_ways(found), title, found)
 
 
 @app.command
@@ -89,11 +89,9 @@ def tcb(*, axes: Annotated[Axes, FLAT] = USUAL_AXES, output: Annotated[Output, F
     batch's time that a choice takes.
     """
     figures = simulated(axes.quick() if output.quick else axes)
-    output.show(figures, curves_of(figures), "simulated, with the settings of TCB's paper")
-    if not output.as_json:
-        print("\nhighest texts a second of concat over naive and turbo, and as TCB states them:")
-        for name, one in figures["to_concat"].items():
-            print(f"{name:24}{one['to_naive']:>10}{one['to_turbo']:>10}  {one['stated'] or ''}")
+    curves = curves_of(figures)
+    stated = {"highest texts a second of concat": figures["to_concat"]}
+    output.show(figures, curves, "simulated, with the settings of TCB's paper", curves | stated)
 
 
 @app.command
