@@ -7,7 +7,6 @@ is measured on one thread, and a text at a time.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,13 +21,13 @@ from tqdm import tqdm
 
 from bench.page_cache import drop
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
+from bench.server import expect_room
 from bench.turns import alternate, alternate_timed, threads
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import Broken, InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
-from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.kernel import kernel
@@ -49,7 +48,6 @@ VERSION = 1
 def plot(
     *,
     keys: Whole = 1_000_000,
-    window: Whole = 3,
     hidden: Whole = 768,
     tokens: Whole = 128,
     seconds: Positive = 3.0,
@@ -63,16 +61,14 @@ def plot(
     disk and some minutes.
 
     :param keys: n-grams in the table
-    :param window: tokens of an n-gram
     :param hidden: width of a vector
     :param tokens: of a text
     :param seconds: for each figure
     :param folder: on a disk, in which the tables are written for a while
     :param dtype: of the layers that the table replaces
     """
-    config = replace(
-        BERT_BASE, hidden=hidden, heads=hidden // 64 if hidden % 64 == 0 else 1, intermediate=4 * hidden, window=Window(window)
-    )
+    heads = hidden // 64 if hidden % 64 == 0 else 1
+    config = replace(BERT_BASE, hidden=hidden, heads=heads, intermediate=4 * hidden)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
@@ -109,15 +105,8 @@ def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
         )
         for name in COMPARED
     }  # fmt: skip
-    needed, free = (
-        sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values()),
-        shutil.disk_usage(folder).free,
-    )
-    if needed > free:
-        raise InvalidInput(
-            f"the benchmark needs {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: "
-            "free some space, choose another --folder, or give fewer --keys"
-        )
+    needed = sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values())
+    expect_room(folder, needed, "the tables need", "choose another --folder, or give fewer --keys")
     probe = folder / "probe"
     probe.write_bytes(bytes(1 << 20))
     drop(probe)  # raises in a tmpfs, before anything large is written
