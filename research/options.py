@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
-from cyclopts import App, Parameter, Token
+from cyclopts import App, CycloptsError, Parameter, Token
 
 from hplm.errors import HplmError, InvalidInput
 
@@ -32,8 +32,8 @@ def run(app: App, arguments: Sequence[str] | None) -> int:
     """Runs a command. Returns the exit status: 1 if it fails, after its message."""
     name = app.name[0].rpartition(".")[2]
     try:
-        app(arguments)
-    except HplmError as error:
+        app(arguments, exit_on_error=False, print_error=False)
+    except (HplmError, CycloptsError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except OSError as error:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bench.curves import Curves, draw
-from bench.rows import EngineDtype, rows_of
+from bench.rows import EngineDtype, Positive, Size, Whole, rows_of
 from bench.run import table_of
 from builder.pictures import check_picture
-from hplm.errors import InvalidInput
 from research.options import FLAG, FLAT, JSON, command, run
 from research.papers.alpaserve import alpaserve_curves
 from research.papers.alpaserve_models import PAPER
-from research.papers.staging import Load
 from research.papers.staging import figures as staged
 from research.papers.tabi import curves_of as curves_of_ways
 from research.papers.tabi import figures as tabi_figures
@@ -47,17 +45,15 @@ class Output:
         print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(list(rows_of(listed or curves)))}")
 
 
-USUAL, USUAL_AXES, USUAL_LOAD = Output(), Axes(), Load()
+USUAL, USUAL_AXES = Output(), Axes()
 
 
 @app.command
-def alpaserve(*, seconds: float = 200.0, output: Annotated[Output, FLAT] = USUAL) -> None:
+def alpaserve(*, seconds: Positive = 200.0, output: Annotated[Output, FLAT] = USUAL) -> None:
     """Simulates the curves of AlpaServe's Figs. 4 to 9 and 12 to 17. No V100 was used.
 
     :param seconds: of requests in each simulation
     """
-    if not 0 < seconds < float("inf"):
-        raise InvalidInput(f"--seconds {seconds}: give a number above 0")
     curves = alpaserve_curves(5.0 if output.quick else seconds, output.quick)
     source = f"simulated, with profiles of {PAPER['source']}"
     output.show({"source": source, "curves": curves}, curves, source)
@@ -96,10 +92,17 @@ def tcb(*, axes: Annotated[Axes, FLAT] = USUAL_AXES, output: Annotated[Output, F
 
 @app.command
 def staging(
-    *, load: Annotated[Load, FLAT] = USUAL_LOAD, quick: Annotated[bool, FLAG] = False, as_json: Annotated[bool, JSON] = False
-) -> None:
-    """Measures ways of staging a batch while another one computes (HMI's Table 6): requests a second, and ratios."""
-    found = staged(load.quick() if quick else load)
+    *, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10.0, dtype: EngineDtype = "auto",
+    quick: Annotated[bool, FLAG] = False, as_json: Annotated[bool, JSON] = False,
+) -> None:  # fmt: skip
+    """Measures ways of staging a batch while another one computes (HMI's Table 6): requests a second, and ratios.
+
+    :param size: of the model
+    :param tokens: of a text
+    :param seconds: of each way
+    :param dtype: precision of the engine
+    """
+    found = staged("toy", 16, 0.3, "fp32") if quick else staged(size, tokens, seconds, dtype)
     print(json.dumps(found) if as_json else "\n".join(f"{name:32}{value}" for name, value in found.items()))
 
 

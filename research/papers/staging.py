@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.rows import EngineDtype, Size, expect_text
+from bench.rows import expect_text
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
@@ -30,7 +29,6 @@ from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staged import StagedBatch
 from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
-from research.options import expect_numbers_above_zero
 from testing.random_store import SIZES
 
 ROUNDS = 5
@@ -40,35 +38,17 @@ TENANTS, SLOTS = 256, 64
 WAYS = ("pipelined", "no_retrieval", "no_swapping", "coarse_swapping", "synchronous")
 
 
-@dataclass(frozen=True)
-class Load:
-    size: Size = "minilm"
-    "Size of the model."
-    tokens: int = 32
-    "Tokens of a text."
-    seconds: float = 10.0
-    "Seconds of each variant."
-    dtype: EngineDtype = "auto"
-    "Precision of the engine."
-
-    def __post_init__(self) -> None:
-        expect_numbers_above_zero(self)
-        expect_text(self.tokens, self.size)
-
-    def quick(self) -> Load:
-        return replace(self, size="toy", tokens=16, seconds=0.3, dtype="fp32")
-
-
-def figures(load: Load) -> dict[str, Any]:
+def figures(size: str, tokens: int, seconds: float, dtype: str) -> dict[str, Any]:
     """Saturates the upper half in each way of overlapping staging and computing. Returns requests a second, and ratios.
 
     On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
     """
-    batch = max(BATCH_TEXTS, -(-SIZES[load.size].positions // load.tokens))
-    options = ServingOptions(dtype=load.dtype, slots=SLOTS, batch_tokens=batch * load.tokens, batch_ms="0", commit_ms=EARLIEST)
-    with random_export(SIZES[load.size], TENANTS, options) as backbone:
+    expect_text(tokens, size)
+    batch = max(BATCH_TEXTS, -(-SIZES[size].positions // tokens))
+    options = ServingOptions(dtype=dtype, slots=SLOTS, batch_tokens=batch * tokens, batch_ms="0", commit_ms=EARLIEST)
+    with random_export(SIZES[size], TENANTS, options) as backbone:
         folder, settings = backbone / "1", Settings.read(parameters_of(upper_config(backbone.parent, backbone.name)))
-        traffic = Traffic(folder, texts_of(SIZES[load.size], [load.tokens] * 4 * TENANTS), BATCHES * batch)
+        traffic = Traffic(folder, texts_of(SIZES[size], [tokens] * 4 * TENANTS), BATCHES * batch)
         services = {name: Service([(folder, settings)]) for name in WAYS}
         for name, service in services.items():
             change(service, name)
@@ -77,7 +57,7 @@ def figures(load: Load) -> dict[str, Any]:
         try:
             for turn in range(ROUNDS + 1):
                 for name, service in services.items():
-                    rate = traffic.rate(service, processes[name], load.seconds / ROUNDS if turn else 0.5)
+                    rate = traffic.rate(service, processes[name], seconds / ROUNDS if turn else 0.5)
                     if turn:  # the first turn warms up
                         rates[name].append(rate)
         finally:
