@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -29,10 +29,14 @@ def command(name: str, about: str | None) -> App:
 
 
 def run(app: App, arguments: Sequence[str] | None) -> int:
-    """Runs a command. Returns the exit status: 1 if it fails, after its message."""
-    name = app.name[0].rpartition(".")[2]
+    """Runs a command. Returns the exit status."""
+    return ended(app.name[0].rpartition(".")[2], lambda: app(arguments, exit_on_error=False, print_error=False))
+
+
+def ended(name: str, call: Callable[[], object]) -> int:
+    """Returns the exit status of a call: 1 if it fails, after its message."""
     try:
-        app(arguments, exit_on_error=False, print_error=False)
+        call()
     except (HplmError, CycloptsError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
