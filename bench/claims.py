@@ -138,7 +138,7 @@ def tables(results: dict[str, Any]) -> str:
         ]
         for claim in one.claims:
             value, target = result["figures"][claim.figure], result["targets"][claim.figure]
-            judged = f"{target}: {_bold(verdict(value, target))}" if target else ""
+            judged = f"{target}: {verdict(value, target).replace('missed', '**missed**')}" if target else ""
             lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -163,10 +163,6 @@ def headlines(results: dict[str, Any]) -> str:
             tables.append("\n".join([f"| | {' | '.join(one.sides)} |", "|---" * (1 + len(one.sides)) + "|", *rows]))
             tables.append(f"Measured by `{one.command}` on two cores ({results[one.command]['cpu']}).")
     return "\n\n".join([*tables, "\n".join(["| | measured by |\n|---|---|", *lines])])
-
-
-def _bold(word: str) -> str:
-    return f"**{word}**" if word == "missed" else word
 
 
 def shown(value: float | None) -> str:

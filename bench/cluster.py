@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.cluster_changes import change_figures, kill_figures, revoke_figures, roll_figures
-from bench.cluster_material import Material, make_material
+from bench.cluster_changes import Material, change_figures, kill_figures, revoke_figures, roll_figures
 from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
 from hplm.errors import HplmError
 from hplm.placement.workload import power_law
 from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.server import ServedCluster
-from loadtest.server_count import PUBLISHED_AFTER
+from loadtest.watch import PUBLISHED_AFTER
 
 TARGETS = {
     "proxy_over_direct": (">=", 0.95),
@@ -83,19 +82,13 @@ def cluster(
         raise HplmError("this machine has one core, but each of two servers needs its own: use another machine")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:  # a short path, for sockets
-        material = make_material(Path(folder), size, tokens, slots)
-
-        def proxy(servers: ServedCluster) -> dict[str, Any]:
-            return proxy_figures(servers, material, max(2, slots // 2), connections, seconds, rounds)
-
-        def faults(servers: ServedCluster) -> dict[str, Any]:
-            return kill_figures(servers, material) | roll_figures(servers, material)
-
+        say("making a repository")
+        material = Material.made(Path(folder), size, tokens, slots)
         with_two = {
-            "proxy": proxy,
+            "proxy": lambda servers: proxy_figures(servers, material, max(2, slots // 2), connections, seconds, rounds),
             "changes": lambda servers: change_figures(servers, material, adds),
             "revoke": lambda servers: revoke_figures(servers, material, table_mb),
-            "faults": faults,
+            "faults": lambda servers: kill_figures(servers, material) | roll_figures(servers, material),
         }
         with_three = {
             "spread": lambda servers: spread_figures(servers, material, connections, seconds, rounds),
@@ -191,7 +184,7 @@ def limit_figures(cluster: ServedCluster, material: Material, connections: int, 
         manager.settle_now()
         time.sleep(PUBLISHED_AFTER)  # for the router, which follows too
         load = {"seconds": seconds, "rate": TIMES_THE_LIMIT * RATE, "connections": connections}
-        (report,) = send(Load.to(cluster.address, [material.request(0, tenant)], **load))
+        (report,) = send(Load(cluster.address, [material.request(0, tenant)], **load))
         figures[f"limit_ratio_{homes}_homes"] = round(report.succeeded / (RATE * seconds), 3)
     return {"limit_ratio": max(figures.values()), "limit_least": min(figures.values()), **figures}
 
@@ -199,7 +192,7 @@ def limit_figures(cluster: ServedCluster, material: Material, connections: int, 
 def _together(asked: Asked, connections: int, seconds: float) -> list[Report]:
     """Sends requests to several addresses at the same time, with the connections divided among them."""
     each = max(1, connections // len(asked))
-    reports = send(*(Load.to(to, requests, seconds=seconds, connections=each) for to, requests in asked.items()))
+    reports = send(*(Load(to, requests, seconds=seconds, connections=each) for to, requests in asked.items()))
     for report in reports:
         report.expect_success("requests to the cluster")
     return reports
@@ -210,7 +203,7 @@ def _placed(cluster: ServedCluster, material: Material, tenants: Sequence[str]) 
     own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
     for tenant in tenants:
         before = _requests_of(cluster)
-        send(Load.to(cluster.address, [material.request(0, tenant)], count=ASKED))
+        send(Load(cluster.address, [material.request(0, tenant)], count=ASKED))
         counts = {name: count - before[name] for name, count in _requests_of(cluster).items()}
         own[max(counts, key=counts.__getitem__)].append(tenant)
     return own

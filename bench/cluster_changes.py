@@ -7,28 +7,66 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from typing_extensions import Self
 
-from bench.cluster_material import LABELS, RANK, SPREAD, Material
 from bench.rows import say
+from bench.server import tenant_id, texts_of
+from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
 from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, Question, expected_answers
+from loadtest.encode import infer_request
 from loadtest.server import ServedCluster
-from testing.random_store import random_table, random_tenant, random_tenants
+from testing.random_store import SIZES, random_store, random_table, random_tenant, random_tenants
 
+RANK, LABELS, TEXTS = 8, 4, 64
+SPREAD = 0.3  # of weights, so that answers of another tenant or slot are other answers
 CLIENTS, TENANTS = 16, 8
 CALM = 2.0  # seconds of load before and after
 PATIENCE, BACK_SECONDS, TRAVEL_SECONDS = 60.0, 180.0, 600.0
 PAUSE = 0.01  # between two requests of a client
 AFTER = 0.5  # seconds that a deleted tenant is asked for
 TRAVELLER = "traveller"  # the domain whose table travels
+
+
+@dataclass(frozen=True)
+class Material:
+    """A repository of random weights, and texts for it."""
+
+    store: Store
+    repository: Path
+    tenants: list[str]
+    texts: list[str]
+
+    @classmethod
+    def made(cls, folder: Path, size: str, tokens: int, slots: int) -> Material:
+        config, repository, count = SIZES[size], folder / "repository", 4 * slots
+        tenants = random_tenants(count, RANK, LABELS)
+        store = random_store(folder / "store", config, tenants, spread=SPREAD, corpus_tokens=5_000)
+        export(store, repository, ServingOptions(slots=slots))
+        names = [tenant_id(number, count) for number in range(count)]
+        return cls(store, repository, names, texts_of(config, [tokens] * TEXTS))
+
+    @property
+    def backbone(self) -> str:
+        return self.store.config.name
+
+    def request(self, number: int, tenant: str) -> bytes:
+        """Returns a request with the header by which the router knows the tenant, as `hplm_client` sends it."""
+        whole = infer_request(self.backbone, [self.texts[number % TEXTS]], tenant)
+        return whole.replace(b"\r\n", f"\r\nhplm-tenant: {tenant}\r\n".encode(), 1)
+
+    def questions(self) -> list[Question]:
+        return [Question(tenant, text) for text in self.texts[:3] for tenant in self.tenants[:TENANTS]]
 
 
 class Client:
@@ -74,7 +112,7 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
     """Every answer is compared with that of an unharmed replica. `reroute_s`: from the kill to the last failure."""
     say("kill -9 of a replica under load")
     victim, address = next(iter(cluster.replicas.items()))
-    expected = expected_answers(address, material.backbone, material.questions(TENANTS))
+    expected = expected_answers(address, material.backbone, material.questions())
     history = History(cluster.address, [material.backbone], expected, CLIENTS)
     try:
         time.sleep(CALM)
@@ -105,7 +143,7 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
 def roll_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
     """Counts the requests of `hplm_client` that fail although it retries, while all replicas are replaced."""
     say("all replicas are replaced under load")
-    questions = material.questions(TENANTS)
+    questions = material.questions()
     clients = [Client(cluster.address, material.backbone, questions[number:]) for number in range(CLIENTS)]
     with ExitStack() as asking:
         for client in clients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -39,38 +39,24 @@ from testing.random_store import random_values
 
 CPU = torch.device("cpu")
 START = 1
-HEAD = 64
 LEAST, MEAN, MOST = 8, 40, 128  # generated tokens, geometrically distributed between the first and the last
-STEP_TOKENS = 256
+STEP_TOKENS, CACHE_TOKENS = 256, 16_384
 GRAMS = 100_000  # of the table of an hGPT
-
-
-@dataclass(frozen=True)
-class Shape:
-    """SmolLM2-135M's: 30 layers of 576, 9 heads and 3 of keys, 49,152 tokens."""
-
-    layers: int = 30
-    hidden: int = 576
-    vocabulary: int = 49_152
-
-
-def config_of(shape: Shape, lower: int) -> BackboneConfig:
-    heads = shape.hidden // HEAD
-    return BackboneConfig(
-        "smollm2", shape.vocabulary, shape.hidden, heads, 8 * shape.hidden // 3, lower, shape.layers - lower, 2048, 0, "silu",
-        1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3 if lower else 1, causal=True), kv_heads=heads // 3, norm=RMS,
-        pre_norm=True, biases=False, gated=True, rotary_base=100_000.0, start_id=START,
-    )  # fmt: skip
+RANK = 4
 
 
 class Model:
-    """A decoder with random weights, and its table."""
+    """A decoder of SmolLM2-135M's shape, with random weights, and its table."""
 
-    def __init__(self, folder: Path, shape: Shape, lower: int) -> None:
-        self.config = config_of(shape, lower)
+    def __init__(self, folder: Path, layers: int, lower: int) -> None:
+        """`layers`: SmolLM2-135M has 30. `lower`: those of them that the table replaces."""
+        self.config = config = BackboneConfig(
+            "smollm2", 49_152, 576, 9, 1536, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED, UNUSED,
+            Window(3 if lower else 1, causal=True), kv_heads=3, norm=RMS, pre_norm=True, biases=False, gated=True,
+            rotary_base=100_000.0, start_id=START,
+        )  # fmt: skip
         torch.manual_seed(lower)
-        self.upper = UpperStack(self.config)
-        config = self.config
+        self.upper = UpperStack(config)
         spec = TableSpec(
             domain="root", version=1, parent=None, parent_version=None, n=config.window.n, causal=True,
             vocabulary=config.vocabulary, hidden=config.hidden, dtype="fp16", corpus_tokens=0,
@@ -84,9 +70,9 @@ class Model:
         self.source = Source("bench", 1, 1, self.forest.chain("root", 1))
         self.folder = folder
 
-    def tenants(self, count: int, rank: int = 8) -> list[Source]:
+    def tenants(self, count: int) -> list[Source]:
         """Returns tenants with LoRAs of their own."""
-        layout = adapter_layout(self.config, "lora", rank, ("query", "value"))
+        layout = adapter_layout(self.config, "lora", RANK, ("query", "value"))
         assert layout is not None
         pool = torch.randn(layout.layers * layout.layer_size + 8 * count) * 0.02
         size = layout.layers * layout.layer_size
@@ -120,10 +106,10 @@ class Answered:
 class Bench:
     """A loop that one thread drives."""
 
-    def __init__(self, model: Model, seats: int = 16, tokens: int = 16_384, admission: bool = False) -> None:
+    def __init__(self, model: Model, seats: int = 16, admission: bool = False) -> None:
         config = model.config
         self.model = model
-        space = space_of(SLOTTED, tokens, config.positions, CPU)
+        space = space_of(SLOTTED, CACHE_TOKENS, config.positions, CPU)
         cache = Cache(space, config.upper_layers, config.key_width, CPU)
         self.line = Line(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
         self.stager = Stager(config, lambda: model.forest, set, cache, seats, CPU, torch.float32)
@@ -154,6 +140,12 @@ class Bench:
         answered = self.asked[request] = Answered(request, asked if due is None else due)
         self.line.offer(Answer(request), now)
         return answered
+
+    def answer(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], sources: Iterable[Source | None]) -> float:
+        """Answers prompts with so many tokens each. Returns the tokens a second."""
+        for prompt, count, source in zip(prompts, counts, sources, strict=False):
+            self.ask(prompt, count, source)
+        return sum(counts) / self.run()
 
     def run(self) -> float:
         """Answers all requests. Returns how long it took."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
-from bench.turns import Timing, alternate_timed
+from bench.turns import alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
@@ -23,7 +23,7 @@ from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt
 from hplm.scheduling.simulation.arrivals import Lengths
-from testing.random_store import SIZES
+from testing.random_store import SIZES, bert_config
 
 TENANTS, RANK = 16, 32
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
@@ -33,7 +33,7 @@ EQUAL = (20, 128)  # lengths compared with bare products
 ONE = (128, 512)  # tokens of a batch of one
 EIGHT_BITS, EIGHT_BITS_TOKENS = {"one": 1, "batch": 10}, 128  # texts of a batch, and tokens of a text
 
-Lay = Callable[[np.ndarray], list[Arrangement]]
+Lay = Callable[[np.ndarray], list[Arrangement]]  # puts texts of these lengths into tensors
 PACKINGS = ("naive", "turbo", f"concat:rows={TEXTS},length={ROW}", f"slotted:rows={TEXTS},length={ROW}", "packed")
 
 Run = Callable[[int], float]  # runs the batch of this number, and returns its time, in seconds a token
@@ -63,12 +63,12 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
             timed = {"engine": runs.batches(packed, [lengths]), "bare": runs.bare(int(lengths.sum()))}
             timings = runs.time(timed | {"transformers": runs.plain(len(lengths), tokens)})
             yield from _rates(f"{at}/equal/{tokens}", timings)
-            yield Row(f"{at}/equal/{tokens}/share_of_bare", timings["bare"].median / timings["engine"].median)
+            yield Row(f"{at}/equal/{tokens}/share_of_bare", timings["bare"] / timings["engine"])
         for tokens in ONE:
             timings = runs.time({"engine": runs.batches(packed, [np.array([tokens])]), "transformers": runs.plain(1, tokens)})
-            for variant, timing in timings.items():
-                yield Row(f"{at}/one/{tokens}/{variant}_ms", timing.median * tokens / 1e3, "ms")
-            yield Row(f"{at}/one/{tokens}/to_plain", timings["transformers"].median / timings["engine"].median)
+            for variant, took in timings.items():
+                yield Row(f"{at}/one/{tokens}/{variant}_ms", took * tokens / 1e3, "ms")
+            yield Row(f"{at}/one/{tokens}/to_plain", timings["transformers"] / timings["engine"])
         if device.type == "cpu":
             for row in _eight_bits(runs, f"{at}/{INT8}"):
                 eight_bits += [row.value] if row.name.endswith("int8_over_fp32") else []
@@ -90,9 +90,9 @@ def _packings(runs: LayerRuns, variance: int, at: str) -> Rows:
     )
     yield from _rates(at, timings)
     for name in packings:
-        yield Row(f"{at}/to_uniform/{name}", timings["uniform"].median / timings[name].median)
+        yield Row(f"{at}/to_uniform/{name}", timings["uniform"] / timings[name])
     for name in ("naive", "turbo"):
-        yield Row(f"{at}/packed_to/{name}", timings[name].median / timings["packed"].median)
+        yield Row(f"{at}/packed_to/{name}", timings[name] / timings["packed"])
     for name, packing in packings.items():
         yield Row(f"{at}/padding/{name}", padding(packing, batches))
 
@@ -114,14 +114,14 @@ def _eight_bits(runs: LayerRuns, at: str) -> Rows:
     for batch, texts in EIGHT_BITS.items():
         tokens, attend = texts * EIGHT_BITS_TOKENS, PackedAttention([EIGHT_BITS_TOKENS] * texts, runs.config.heads)
         timings = runs.time({name: runs.layers(engine, attend, tokens) for name, engine in engines.items()})
-        for name, timing in timings.items():
-            yield Row(f"{at}/{batch}/{name}_ms", timing.median * tokens / 1e3, "ms")
-        yield Row(f"{at}/{batch}/int8_over_fp32", timings["fp32"].median / timings[INT8].median)
+        for name, took in timings.items():
+            yield Row(f"{at}/{batch}/{name}_ms", took * tokens / 1e3, "ms")
+        yield Row(f"{at}/{batch}/int8_over_fp32", timings["fp32"] / timings[INT8])
 
 
-def _rates(at: str, timings: dict[str, Timing]) -> Rows:
-    for name, timing in timings.items():
-        yield Row(f"{at}/{name}", 1e6 / timing.median, "tokens/s")
+def _rates(at: str, timings: dict[str, float]) -> Rows:
+    for name, took in timings.items():
+        yield Row(f"{at}/{name}", 1e6 / took, "tokens/s")
 
 
 def batches_of(texts: int, variance: int) -> list[np.ndarray]:
@@ -147,7 +147,7 @@ class LayerRuns:
         self._seconds = seconds
         self._clock = clock(device)
 
-    def time(self, runs: dict[str, Run]) -> dict[str, Timing]:
+    def time(self, runs: dict[str, Run]) -> dict[str, float]:
         """Returns microseconds a token."""
         with torch.inference_mode():
             return alternate_timed(runs, self._seconds, warm_up=2)
@@ -198,14 +198,9 @@ class LayerRuns:
 
     def plain(self, texts: int, tokens: int) -> Run:
         """Returns a function that runs the layers of `transformers` on texts that need no mask."""
-        from transformers import BertConfig
         from transformers.models.bert.modeling_bert import BertLayer
 
-        config = BertConfig(
-            hidden_size=self.config.hidden,
-            num_attention_heads=self.config.heads,
-            intermediate_size=self.config.intermediate,
-        )
+        config = bert_config(self.config)
         config._attn_implementation = "sdpa"
         layers = [BertLayer(config).to(self.device, self.dtype).eval() for _ in range(self.config.upper_layers)]
         first = self._random(texts, tokens, self.config.hidden)

@@ -12,20 +12,23 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
-from bench.decoders import MOST, START, Answered, Bench, Model, Shape, in_turn, lengths_of, prompts_of
+from bench.decoders import CACHE_TOKENS, MOST, START, Answered, Bench, Model, in_turn, lengths_of, prompts_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import DeadlineMissed
 from hplm.generation.promise import Promise
+from hplm.model.decoders import split_decoder
+from hplm.model.families import FAMILIES
+from hplm.model.original import Checkpoint
 from hplm.server import TritonServer
 from loadtest.grpc_load import TextStreams
 from loadtest.load import send
@@ -61,51 +64,39 @@ def generate(
     :param rounds: of each part
     """
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
-        whole, half = (Model(Path(scratch), Shape(layers), lower) for lower in (0, layers // 3))
+        whole, half = (Model(Path(scratch), layers, lower) for lower in (0, layers // 3))
         for part in parts:
             yield from PARTS[part](Case(whole, half, rounds, seconds))
 
 
 def _transformers(case: Case) -> Rows:
     """The whole model on our engine, and the same weights with `transformers.generate`."""
-    other = _as_transformers(case.whole)
-    prompts, lengths = prompts_of(case.half, PROMPTS, PROMPT_TOKENS), lengths_of(PROMPTS)
+    other = _of_transformers(case.whole)
+    prompts, lengths = prompts_of(case.half, PROMPTS, PROMPT_TOKENS), {PROMPTS: lengths_of(PROMPTS), 1: [64]}
     inputs = torch.tensor([[START, *prompt] for prompt in prompts])
-    bench, one = Bench(case.whole, PROMPTS), Bench(case.whole, 1)
+    benches = {count: Bench(case.whole, count) for count in lengths}
 
-    def ours() -> float:
-        for prompt, length in zip(prompts, lengths, strict=True):
-            bench.ask(prompt, length)
-        return sum(lengths) / bench.run()
+    def ours(count: int) -> float:
+        return benches[count].answer(prompts, lengths[count], repeat(None))
 
     @torch.inference_mode()
-    def theirs() -> float:
-        start = time.perf_counter()
-        other.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max(lengths), do_sample=False)
-        return sum(lengths) / (time.perf_counter() - start)
+    def theirs(count: int) -> float:
+        some, most, start = inputs[:count], max(lengths[count]), time.perf_counter()
+        other.generate(some, attention_mask=torch.ones_like(some), max_new_tokens=most, do_sample=False)
+        return sum(lengths[count]) / (time.perf_counter() - start)
 
-    def our_stream() -> float:
-        one.ask(prompts[0], 64)
-        return 64 / one.run()
-
-    @torch.inference_mode()
-    def their_stream() -> float:
-        start = time.perf_counter()
-        other.generate(inputs[:1], attention_mask=torch.ones_like(inputs[:1]), max_new_tokens=64, do_sample=False)
-        return 64 / (time.perf_counter() - start)
-
-    found = in_turn({"ours": ours, "transformers": theirs, "our stream": our_stream, "their stream": their_stream}, case.rounds)
-    yield Row("full_tokens_s", found["ours"], "tokens/s")
-    yield Row("full_over_transformers", found["ours"] / found["transformers"], least=2.0)
-    yield Row("one_stream_tokens_s", found["our stream"], "tokens/s")
-    yield Row("one_stream_over_transformers", found["our stream"] / found["their stream"], least=1.1)
+    ways = {f"{name} {count}": partial(way, count) for count in lengths for name, way in (("ours", ours), ("theirs", theirs))}
+    found = in_turn(ways, case.rounds)
+    for name, count, least in (("full", PROMPTS, 2.0), ("one_stream", 1, 1.1)):
+        yield Row(f"{name}_tokens_s", found[f"ours {count}"], "tokens/s")
+        yield Row(f"{name}_over_transformers", found[f"ours {count}"] / found[f"theirs {count}"], least=least)
 
 
-def _as_transformers(model: Model) -> Any:  # its own types do not fit its own methods
-    """Returns the same decoder as `transformers` has it."""
+def _of_transformers(model: Model) -> Any:  # its own types do not fit its own methods
+    """Returns a decoder of `transformers`. The upper layers of `model` get its weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config, own = model.config, model.upper.state_dict()
+    config = model.config
     other = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary, hidden_size=config.hidden, intermediate_size=config.intermediate,
@@ -114,42 +105,25 @@ def _as_transformers(model: Model) -> Any:  # its own types do not fit its own m
             pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": config.rotary_base},
         )
     ).eval()  # fmt: skip
-    weights = {"model.norm.weight": own["final_norm.weight"], "lm_head.weight": own["next_token.weight"]}
-    for i in range(config.upper_layers):
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        parts = own[f"{ours}.qkv.weight"].split([config.query_width, config.key_width, config.key_width])
-        for name, part in zip("qkv", parts, strict=True):
-            weights[f"{theirs}.self_attn.{name}_proj.weight"] = part
-        gate, up = own[f"{ours}.ffn_in.weight"].chunk(2)
-        weights |= {
-            f"{theirs}.self_attn.o_proj.weight": own[f"{ours}.attention_out.weight"],
-            f"{theirs}.mlp.gate_proj.weight": gate,
-            f"{theirs}.mlp.up_proj.weight": up,
-            f"{theirs}.mlp.down_proj.weight": own[f"{ours}.ffn_out.weight"],
-            f"{theirs}.input_layernorm.weight": own[f"{ours}.attention_norm.weight"],
-            f"{theirs}.post_attention_layernorm.weight": own[f"{ours}.ffn_norm.weight"],
-        }
-    missing, unexpected = other.load_state_dict(weights, strict=False)
-    assert set(missing) == {"model.embed_tokens.weight"} and not unexpected
+    layers, next_token = config.upper_layers, other.lm_head.weight.detach()
+    weights = FAMILIES["llama"].renamed(other.state_dict(), layers, next_token)
+    _, model.upper = split_decoder(Checkpoint(config, layers, weights, tokenizer_json=""))
     return other
 
 
 def _halves(case: Case) -> Rows:
     """An hGPT and the whole model on the same engine."""
+
+    def decode(bench: Bench) -> float:
+        """Returns the tokens a second behind the prompts."""
+        for prompt in prompts_of(case.half, 16, 8):
+            bench.ask(prompt, 48)
+        for _ in range(2):
+            bench.loop.step()
+        return 16 * 46 / bench.run()
+
     benches = {"full": Bench(case.whole), "hgpt": Bench(case.half)}
-    variants: dict[str, Callable[[], float]] = {}
-    for name, bench in benches.items():
-
-        def decode(bench: Bench = bench) -> float:
-            """Returns the tokens a second behind the prompts."""
-            for prompt in prompts_of(case.half, 16, 8):
-                bench.ask(prompt, 48)
-            for _ in range(2):
-                bench.loop.step()
-            return 16 * 46 / bench.run()
-
-        variants[name] = decode
-    found = in_turn(variants, case.rounds)
+    found = in_turn({name: partial(decode, bench) for name, bench in benches.items()}, case.rounds)
     full, hgpt = (sum(weight.numel() for weight in model.upper.parameters()) for model in (case.whole, case.half))
     yield Row("decode_ratio", found["hgpt"] / found["full"], least=NEAR * full / hgpt)
     yield Row("decode_bound", full / hgpt)
@@ -157,16 +131,14 @@ def _halves(case: Case) -> Rows:
 
 def _tenants(case: Case) -> Rows:
     """32 sequences at a time, each of another tenant: of 10,000 tenants or of 32."""
-    sources = case.half.tenants(TENANTS, rank=4)
+    sources = case.half.tenants(TENANTS)
     chance = np.random.default_rng(0)
     drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (TENANTS, SHARING)}  # those of a step differ
     prompts, lengths = prompts_of(case.half, 96, 16), lengths_of(96)
     bench = Bench(case.half, SHARING)
 
     def serve(pool: int) -> float:
-        for prompt, length in zip(prompts, lengths, strict=True):
-            bench.ask(prompt, length, sources[next(drawn[pool])])
-        return sum(lengths) / bench.run()
+        return bench.answer(prompts, lengths, (sources[number] for number in drawn[pool]))
 
     many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, case.rounds).values()
     yield Row(f"tenants_{TENANTS}_over_{SHARING}", many / some, least=0.92)
@@ -176,16 +148,12 @@ def _overload(case: Case) -> Rows:
     """Twice as many requests as can be answered, each with a promise for its first token and for the whole."""
     bench = Bench(case.half, PROMPTS)
     prompts, lengths = prompts_of(case.half, 500, 32), lengths_of(500)
-    for prompt, length in zip(prompts[:64], lengths, strict=False):
-        bench.ask(prompt, length)
-    rate = 64 / bench.run()
+    rate = 64 / (sum(lengths[:64]) / bench.answer(prompts, lengths[:64], repeat(None)))  # answers a second
     step_ns = bench.loop.cost.predict(PROMPTS, PROMPTS)
     first, whole_ns = int(20 * step_ns), int(20 * step_ns + 1.5 * MOST * step_ns)
     promise = Promise(whole_ns, first)
     bench = Bench(case.half, PROMPTS, admission=True)
-    for prompt, length in zip(prompts[:32], lengths, strict=False):  # the model of costs and lengths learns
-        bench.ask(prompt, length)
-    bench.run()
+    bench.answer(prompts, lengths[:32], repeat(None))  # the model of costs and lengths learns
     taken: list[Answered] = []
     refusals: list[float] = []
     begin, sent = time.perf_counter(), 0
@@ -220,20 +188,15 @@ def _served(case: Case) -> Rows:
     vocabulary = words(case.half.config.vocabulary)
     prompts = [" ".join(vocabulary[number % len(vocabulary)] for number in prompt) for prompt in ids]
     bench = Bench(case.half, count)
-
-    def bare() -> float:
-        for prompt, length in zip(ids[:count], lengths, strict=True):
-            bench.ask(prompt, length)
-        return sum(lengths) / bench.run()
-
     tenant = TenantFile("bench", 1, "root", 1, "generate", [], 0)
-    options = ServingOptions(dtype="fp32", max_sequences=count, cache_tokens=bench.running.cache.space.tokens)
+    options = ServingOptions(dtype="fp32", max_sequences=count, cache_tokens=CACHE_TOKENS)
     with _serving(case.half, tenant, options) as (server, backbone):
 
         def streamed() -> float:
             new = [prompts.pop() for _ in lengths]  # a server computes a prompt only once
             return send(TextStreams(server.grpc_url, backbone, tenant.id, list(zip(new, lengths, strict=True))))[0]
 
+        bare = partial(bench.answer, ids, lengths, repeat(None))
         found = in_turn({"bare": bare, "served": streamed}, case.rounds)
     yield Row("served_tokens_s", found["served"], "tokens/s")
     yield Row("served_over_bare", found["served"] / found["bare"], least=0.9)

@@ -20,10 +20,11 @@ from testing.random_store import MINILM
 NULL = replace(MINILM, name="null", hidden=32, heads=2, intermediate=64, lower_layers=1, upper_layers=1)
 SHAPES = ((1, 1), (64, 1), (256, 1), (64, 16), (64, 64))  # clients and texts of a request
 TEXTS = 1024  # different ones, sent in turn
+TENANTS = 16  # requests go to them in turn
 
 
 @benchmark(tokens=16, seconds=0.3)
-def glue(*, tokens: Whole = 32, seconds: Positive = 5.0, tenants: Whole = 16, lookups: Whole = 1) -> Rows:
+def glue(*, tokens: Whole = 32, seconds: Positive = 5.0) -> Rows:
     """Measures the served path around a backbone of width 32 with one layer.
 
     Beside it are three ensembles of two Python models that do nothing, with as many bytes between them: `noop` answers from
@@ -33,27 +34,23 @@ def glue(*, tokens: Whole = 32, seconds: Positive = 5.0, tenants: Whole = 16, lo
 
     :param tokens: of a text
     :param seconds: of each measurement
-    :param tenants: requests go to them in turn
-    :param lookups: instances of the lookup model
     """
     expect_text(tokens, "minilm")
-    options = ServingOptions(dtype="fp32", slots=2 * tenants, threads=1)
+    options = ServingOptions(dtype="fp32", slots=2 * TENANTS, threads=1)
     texts = texts_of(NULL, [tokens] * TEXTS)
-    with random_export(NULL, tenants, options) as folder:
+    with random_export(NULL, TENANTS, options) as folder:
         repository, ours = folder.parent, folder.name
-        config = repository / f"{ours}-lookup" / "config.pbtxt"
-        config.write_text(config.read_text("utf-8").replace("count: 1", f"count: {lookups}"), "utf-8")
         add_noops(repository, tokens)
         with TritonServer(repository) as server:
             measured: dict[tuple, tuple[Report, dict[str, int]]] = {}
             for clients, together in SHAPES:
                 for model in (ours, NOOP) + ((FLOOR, ECHO) if together == 1 and clients < 256 else ()):
-                    requests = requests_of(model, texts, tenants, together=together)
+                    requests = requests_of(model, texts, TENANTS, together=together)
                     measured[model, clients, together] = _measure(server, requests, clients, seconds)
             over_grpc = {}
             for model in (ours, NOOP):
                 say(f"{model}: 64 clients over gRPC")
-                load = GrpcLoad(server.grpc_url, model, tenant_id(0, tenants), texts, 64, seconds, warm_up_s=seconds / 4)
+                load = GrpcLoad(server.grpc_url, model, tenant_id(0, TENANTS), texts, 64, seconds, warm_up_s=seconds / 4)
                 (report,) = send(load)
                 report.expect_success(f"64 clients over gRPC to {model}")
                 over_grpc[model] = report.answered / seconds
@@ -81,11 +78,11 @@ def glue(*, tokens: Whole = 32, seconds: Positive = 5.0, tenants: Whole = 16, lo
 
 def _measure(server: TritonServer, requests: list[bytes], clients: int, seconds: float) -> tuple[Report, dict[str, int]]:
     """Returns the report of the clients, and the microseconds of each process for a request."""
-    host, port = server.http_url.split(":")
-    send(Load(host, int(port), requests, seconds=seconds / 4, connections=clients))  # warms up
-    say(f"{clients} clients, requests of {len(requests[0])} bytes")
+    load, asked = Load(server.http_url, requests, seconds=seconds, connections=clients), len(requests[0])
+    send(replace(load, seconds=seconds / 4))  # warms up
+    say(f"{clients} clients, requests of {asked} bytes")
     before = Used.by(server.pid)
-    (report,) = send(Load(host, int(port), requests, seconds=seconds, connections=clients))
+    (report,) = send(load)
     used = Used.by(server.pid).since(before, report.req_per_s * seconds)
-    report.expect_success(f"{clients} clients with requests of {len(requests[0])} bytes")
+    report.expect_success(f"{clients} clients with requests of {asked} bytes")
     return report, used

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, expect_text, say
 from bench.serve import one_and_many, tenants_served
@@ -27,7 +27,7 @@ from hplm.engine.engine import resolve_device, resolve_precision
 from hplm.errors import HplmError
 from loadtest.encode import json_request
 from loadtest.load import Report
-from testing.random_store import MINILM, tokenizer_json
+from testing.random_store import MINILM, bert_config, tokenizer_json
 
 PACKAGE = "infinity-emb[torch,server]==0.0.78"
 START_S = 180.0
@@ -102,11 +102,7 @@ def make_environment(folder: Path) -> Path:
 def save_whole(folder: Path) -> Path:
     """Saves a MiniLM with random weights as transformers does, with the tokenizer of our random stores."""
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=MINILM.vocabulary, hidden_size=MINILM.hidden, num_hidden_layers=MINILM.lower_layers + MINILM.upper_layers,
-        num_attention_heads=MINILM.heads, intermediate_size=MINILM.intermediate,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
+    BertModel(bert_config(MINILM)).save_pretrained(folder)
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MINILM.positions, **special}
     (folder / "tokenizer.json").write_text(tokenizer_json(MINILM.vocabulary), "utf-8")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,13 +31,16 @@ from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
-from loadtest.generator import Load
+from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES
 
 MEAN = 20  # tokens of a text, if lengths vary
 TEXTS = 4096  # different ones, sent in turn
 MOST_CONNECTIONS = 512
+BATCH_TEXTS = 8  # more for short texts, because a batch must hold the longest text
+TENANTS = 16  # requests go to them in turn
+SEED = 0  # of arrivals and deadlines
 BASE = ("fcfs", "packed")
 WARM = 20  # batches from which the simulated server learns before it starts, like the real one
 
@@ -48,14 +51,11 @@ def overload(
     size: Size = "bert-base",
     tokens: Whole = 128,
     variance: float = 0.0,
-    batch_texts: Whole = 8,
     policies: Annotated[tuple[str, ...], Parameter(name=("--policies", "--policy"))] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
-    tenants: Whole = 16,
     overload: Positive = 3.0,
     deadlines: tuple[Positive, Positive] = (2.0, 12.0),
     seconds: Positive = 60.0,
-    seed: int = 0,
 ) -> Rows:
     """Sends a server a multiple of the requests that it can answer, with deadlines of some batch times.
 
@@ -66,24 +66,21 @@ def overload(
     :param size: of the model
     :param tokens: of a text
     :param variance: above 0: lengths are 3 to 100 tokens, normal with mean 20
-    :param batch_texts: of a batch; more for short texts, because a batch must hold the longest text
     :param policies: of scheduling
     :param packings: of batches
-    :param tenants: requests go to them in turn
     :param overload: multiple of the capacity to send
     :param deadlines: in batch times, drawn uniformly between these
     :param seconds: of overload, for each server
-    :param seed: of arrivals and deadlines
     """
     expect_text(tokens, size)
     for name in policies:
         policy(name)
     for name in packings:
         read_packing(name, lambda texts, tokens: 0.0)
-    lengths = Lengths(MEAN, variance).draw(TEXTS, np.random.default_rng(seed)) if variance else np.full(TEXTS, tokens)
+    lengths = Lengths(MEAN, variance).draw(TEXTS, np.random.default_rng(SEED)) if variance else np.full(TEXTS, tokens)
     mean = MEAN if variance else tokens
-    batch = max(batch_texts, -(-SIZES[size].positions // mean))
-    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, tenants, seconds, overload, deadlines, batch, seed)
+    batch = max(BATCH_TEXTS, -(-SIZES[size].positions // mean))
+    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, seconds, overload, deadlines, batch)
     pairs = list(product(policies, packings))
     if len(pairs) == 1:
         yield from _one(size, *pairs[0], drawn)
@@ -105,34 +102,29 @@ class Drawn:
 
     texts: list[str]
     lengths: np.ndarray
-    tenants: int
     seconds: float
     overload: float
     deadlines: tuple[float, float]  # in batch times
     batch: int
-    seed: int
 
     def capacity(self, server: TritonServer, model: str) -> float:
         """Returns the answers a second of a closed loop."""
-        requests = requests_of(model, self.texts, self.tenants, outputs=("LABEL",))
-        load = Load.to(server.http_url, requests, seconds=self.seconds / 3, connections=4 * self.batch)
-        send(replace(load, seconds=self.seconds / 6))  # warms up
-        (report,) = send(load)
-        report.expect_success("the capacity", "give --seconds more, or the command again")
-        return report.req_per_s
+        requests = requests_of(model, self.texts, TENANTS, outputs=("LABEL",))
+        load = Load(server.http_url, requests, seconds=self.seconds / 3, connections=4 * self.batch)
+        return measured(load, "the capacity", self.seconds / 6, "give --seconds more, or the command again").req_per_s
 
     def offered(self, capacity: float) -> Offered:
-        generator, rate = np.random.default_rng(self.seed), self.overload * capacity
+        generator, rate = np.random.default_rng(SEED), self.overload * capacity
         count, batch = round(self.seconds * rate), self.batch / capacity
         say(f"capacity: {capacity:.1f} requests a second; sending {self.overload:g} times as many")
         least, most = self.deadlines
         return Offered(np.cumsum(generator.exponential(1 / rate, count)), generator.uniform(least * batch, most * batch, count))
 
     def report(self, server: TritonServer, model: str, offered: Offered) -> Report:
-        requests = requests_of(model, self.texts, self.tenants, offered.deadlines, outputs=("LABEL",))
+        requests = requests_of(model, self.texts, TENANTS, offered.deadlines, outputs=("LABEL",))
         seconds, arrivals = float(offered.arrivals[-1]) + 1.0, offered.arrivals
         load = {"seconds": seconds, "connections": MOST_CONNECTIONS, "arrivals": arrivals, "keep_bodies": True}
-        return send(Load.to(server.http_url, requests, **load))[0]
+        return send(Load(server.http_url, requests, **load))[0]
 
 
 @contextmanager
@@ -141,10 +133,8 @@ def _served(size: Size, drawn: Drawn, options: dict) -> Iterator[tuple[TritonSer
     with TemporaryDirectory(prefix="hplm-bench-") as folder:
         journal = Path(folder) / "journal.jsonl"
         mean = round(float(drawn.lengths.mean()))
-        serving = ServingOptions(
-            slots=max(2, 2 * drawn.tenants), batch_tokens=drawn.batch * mean, journal=str(journal), **options
-        )
-        with random_export(SIZES[size], drawn.tenants, serving) as exported, TritonServer(exported.parent) as server:
+        serving = ServingOptions(slots=max(2, 2 * TENANTS), batch_tokens=drawn.batch * mean, journal=str(journal), **options)
+        with random_export(SIZES[size], TENANTS, serving) as exported, TritonServer(exported.parent) as server:
             yield server, exported.name, journal
 
 
@@ -159,7 +149,7 @@ def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
     rows = list(figures(report, offered, (before + after) / 2, drawn.batch, on_time_by_server))
     yield from rows
     yield Row("capacity_drift", after / before)
-    simulated = simulate(offered, [Computed.of(entry) for entry in entries if "stages" in entry], drawn, scheduling)
+    simulated = simulate(offered, batches_in(entries), drawn, scheduling)
     (share,) = (row.value for row in rows if row.name == "on_time_of_offered")
     yield Row("simulated_on_time_of_offered", simulated)
     yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
@@ -194,45 +184,41 @@ def figures(report: Report, offered: Offered, capacity: float, batch: int, by_se
         yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if len(of_refused) else None)
 
 
-@dataclass(frozen=True)
-class Computed:
-    """A batch of the journal."""
-
-    tokens: int
-    staging_s: float
-    computing_s: float
-
-    @classmethod
-    def of(cls, entry: dict) -> Computed:
-        took = {stage: end - start for stage, (start, end) in entry["stages"].items()}
-        computing = took.pop("compute")
-        return cls(entry["tokens"], sum(took.values()), computing)
+def batches_in(entries: Sequence[dict]) -> np.ndarray:
+    """Returns of each batch in a journal its tokens, and the seconds of staging and of computing."""
+    rows = []
+    for entry in entries:
+        took = {stage: end - start for stage, (start, end) in entry.get("stages", {}).items()}
+        if took:
+            computing = took.pop("compute")
+            rows.append((entry["tokens"], sum(took.values()), computing))
+    return np.array(rows)
 
 
-def simulate(offered: Offered, batches: list[Computed], drawn: Drawn, scheduling: str) -> float:
+def simulate(offered: Offered, batches: np.ndarray, drawn: Drawn, scheduling: str) -> float:
     """Returns the share of the offered requests that the simulated server answers in time."""
-    tokens, seconds = (np.array([getattr(batch, name) for batch in batches]) for name in ("tokens", "computing_s"))
+    tokens, staging, seconds = batches.T
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
     count, mean = len(offered.arrivals), round(float(drawn.lengths.mean()))
     room, full = drawn.batch * mean, seconds[tokens == tokens.max()]
     machine = Machine(
         one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
         Capacity(room, room, room),
-        staging_ns=round(1e9 * float(np.median([batch.staging_s for batch in batches]))),
+        staging_ns=round(1e9 * float(np.median(staging))),
         answering_ns=ANSWERING_NS,
         noise=float(full.std() / full.mean()),
     )
     scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
-    for batch in batches[:WARM]:
-        scheduler.costs[0].observe(batch.tokens, round(batch.tokens / mean), 0, round(1e9 * batch.computing_s))
+    for own, took in zip(tokens[:WARM].tolist(), seconds[:WARM].tolist(), strict=True):
+        scheduler.costs[0].observe(round(own), round(own / mean), 0, round(1e9 * took))
     arrivals = Arrivals(
         at_ns=(offered.arrivals * 1e9).astype(np.int64),
         tokens=drawn.lengths[np.arange(count) % len(drawn.lengths)],
         allowed_ns=(offered.deadlines * 1e9).astype(np.int64),
-        tenant=np.arange(count) % drawn.tenants,
+        tenant=np.arange(count) % TENANTS,
         priority=np.zeros(count, dtype=np.int64),
     )
-    return float(Simulation(scheduler, machine, arrivals, drawn.seed).run().on_time.mean())
+    return float(Simulation(scheduler, machine, arrivals, SEED).run().on_time.mean())
 
 
 def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Rows:

@@ -200,7 +200,7 @@ class TwoCores:
         parts = {server: trace.only(mine) for server, mine in own.items() if mine.any()}
         last = float((trace.arrival_ns + trace.timeout_ns).max()) / 1e9 + LATEST_S
         loads = [
-            Load.to(
+            Load(
                 server.http_url, self._requests(part), seconds=last, connections=CONNECTIONS, arrivals=part.arrival_ns / 1e9,
                 undisturbed=True,
             )

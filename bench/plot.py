@@ -7,7 +7,6 @@ is measured on one thread, and a text at a time.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,13 +21,13 @@ from tqdm import tqdm
 
 from bench.page_cache import drop
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
-from bench.turns import Timing, alternate, alternate_timed, stolen, threads
+from bench.server import expect_room
+from bench.turns import alternate, alternate_timed, threads
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import Broken, InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
-from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.kernel import kernel
@@ -49,7 +48,6 @@ VERSION = 1
 def plot(
     *,
     keys: Whole = 1_000_000,
-    window: Whole = 3,
     hidden: Whole = 768,
     tokens: Whole = 128,
     seconds: Positive = 3.0,
@@ -63,19 +61,17 @@ def plot(
     disk and some minutes.
 
     :param keys: n-grams in the table
-    :param window: tokens of an n-gram
     :param hidden: width of a vector
     :param tokens: of a text
     :param seconds: for each figure
     :param folder: on a disk, in which the tables are written for a while
     :param dtype: of the layers that the table replaces
     """
-    config = replace(
-        BERT_BASE, hidden=hidden, heads=hidden // 64 if hidden % 64 == 0 else 1, intermediate=4 * hidden, window=Window(window)
-    )
+    heads = hidden // 64 if hidden % 64 == 0 else 1
+    config = replace(BERT_BASE, hidden=hidden, heads=heads, intermediate=4 * hidden)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, stolen() as share, threads(1):
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
         tables = Path(scratch)
         write_tables(tables, config, keys)
         forests = {name: forest_of(tables, name) for name in COMPARED}
@@ -83,11 +79,10 @@ def plot(
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
         addresses = [chain.lookup(text, lengths).addresses for text in texts]
         # First, because a file that is mapped into memory cannot be dropped from it.
-        timings, readers = Cold(tables, addresses, lengths).measure(seconds)
-        timings |= alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
+        median, readers = Cold(tables, addresses, lengths).measure(seconds)
+        median |= alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
         precision = resolve_dtype(dtype, CPU)
-        timings |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
-    median = {name: timing.median for name, timing in timings.items()}
+        median |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
     for name, taken in median.items():
         yield Row(f"{name}_us", taken, "us")
     both = median["lookup"] + median["gather"]
@@ -99,7 +94,6 @@ def plot(
     yield Row("pread_threads", readers)
     yield Row("dtype", str(precision).removeprefix("torch."))
     yield Row("compiled_kernel", kernel() is not None)
-    yield Row("stolen_share", share())
 
 
 def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
@@ -111,15 +105,8 @@ def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
         )
         for name in COMPARED
     }  # fmt: skip
-    needed, free = (
-        sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values()),
-        shutil.disk_usage(folder).free,
-    )
-    if needed > free:
-        raise InvalidInput(
-            f"the benchmark needs {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: "
-            "free some space, choose another --folder, or give fewer --keys"
-        )
+    needed = sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values())
+    expect_room(folder, needed, "the tables need", "choose another --folder, or give fewer --keys")
     probe = folder / "probe"
     probe.write_bytes(bytes(1 << 20))
     drop(probe)  # raises in a tmpfs, before anything large is written
@@ -159,13 +146,13 @@ class Cold:
         self._path = _path(folder, "fp16") / "values"
         self._row_bytes = Table(self._path.parent).meta.row_bytes
 
-    def measure(self, seconds: float) -> tuple[dict[str, Timing], int]:
+    def measure(self, seconds: float) -> tuple[dict[str, float], int]:
         """Returns the timings, and the number of threads that read fastest."""
         with ThreadPoolExecutor(max(READERS)) as pool:
             list(pool.map(time.sleep, [0.01] * max(READERS)))  # starts its threads
             tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in READERS}
             timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(READERS))
-            best = min(READERS, key=lambda count: timings[str(count)].median)
+            best = min(READERS, key=lambda count: timings[str(count)])
             return alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds), best
 
     def _read_ahead(self, text: int) -> float:

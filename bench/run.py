@@ -13,8 +13,8 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from bench.curves import draw_rows
 from bench.machine import gflops, machine
-from bench.picture import draw
 from bench.rows import QUICK, Row, Rows
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
@@ -45,11 +45,11 @@ def run(name: str, words: Sequence[str]) -> int:
         chosen = {**(QUICK[name] if quick else {}), **bound.arguments}
         case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
         before = gflops()
-        rows = [_without_target(row) if quick else row for row in function(**chosen)]
+        rows = [replace(row, least=None, most=None) if quick else row for row in function(**chosen)]
         after = gflops()
         print(table_of(rows))
         if picture is not None:
-            draw(rows, f"hplm bench {name}", picture)
+            draw_rows(rows, f"hplm bench {name}", picture)
         missed = [row.name for row in rows if row.missed]
         about = {"missed": missed, "gflops": [round(before, 1), round(after, 1)], "machine": machine(), "case": case}
         if json:
@@ -71,10 +71,6 @@ def of(name: str) -> tuple[Callable[..., Rows], App]:
     app = App(name=f"hplm bench {name}", version_flags=(), default_parameter=options, help_format="plaintext")
     app.default(function)
     return function, app
-
-
-def _without_target(row: Row) -> Row:
-    return replace(row, least=None, most=None)
 
 
 def nested(rows: Sequence[Row]) -> dict:

@@ -53,6 +53,8 @@ WAITING = 10_000
 UNBOUNDED = Limits(10**7, 10**12)
 SEED = 1
 PROMPTS, GAPS = 1, 2  # seeds beside that of decoders' answers, so that neither goes with their lengths
+SHARE = 0.7  # part of `max_tokens` that decoders' answers have
+SEQUENCES, CACHE_TOKENS, TENANTS = 16, 4096, 16  # of a decoder
 LEARNING = 5  # one part in so many of the decoders' requests comes first and is not counted: the forecasts learn from it
 
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
@@ -63,13 +65,10 @@ def schedule(
     *,
     of: tuple[Literal["encoders", "decoders"], ...] = ("encoders", "decoders"),
     seconds: Positive = 3.0,
-    cv: Positive = 1.0,
     deadlines_ms: tuple[Positive, Positive] = (50.0, 300.0),
     requests: Whole = 600,
     promise_ms: tuple[Positive, Positive] = (1000.0, 8000.0),
-    share: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 0.7,
     cost_ms: tuple[Positive, NotNegative, NotNegative] = (20.0, 0.5, 0.5),
-    sequences: Annotated[int, Parameter(name=("--sequences", "--seats"), validator=Number(gt=0))] = 16,
     trace: Path | None = None,
     cost: tuple[NotNegative, NotNegative, NotNegative] = (3e6, 21e3, 0.0),
     policy: str = DEFAULT,
@@ -85,13 +84,10 @@ def schedule(
 
     :param of: what to simulate
     :param seconds: of encoders' arrivals, for each rate and policy
-    :param cv: coefficient of variation of the gaps between arrivals, which follow a Gamma distribution; 1 is Poisson
     :param deadlines_ms: least and most, from which the deadline of each text is drawn
     :param requests: to decoders, for each rate and policy
     :param promise_ms: until a decoder's first token, and for its whole answer
-    :param share: part of `max_tokens` that decoders' answers have
     :param cost_ms: of a decoder's step, and more for each token and each sequence in it
-    :param sequences: most of a decoder's step
     :param trace: JSONL of arrival (s), tokens, deadline_ms, tenant
     :param cost: with --trace: nanoseconds of a batch, a token and a text, as learned by the server
     :param policy: with --trace: of scheduling
@@ -116,49 +112,27 @@ def schedule(
     if least > most:
         raise InvalidInput(f"--deadlines-ms {least:g} {most:g}: give the least first")
     if "encoders" in of:
-        yield from _encoders(Case(seconds, cv, deadlines_ms))
+        yield from _encoders(seconds, deadlines_ms)
     if "decoders" in of:
-        yield from Decoders(requests, promise_ms, share, cost_ms, sequences).rows()
+        yield from Decoders(requests, promise_ms, cost_ms).rows()
 
 
-@dataclass(frozen=True)
-class Case:
-    seconds: float  # simulated for each rate and policy
-    cv: float = 1.0
-    allowed_ms: tuple[float, float] = (50.0, 300.0)
-
-    def stream(self, rate: float, variance: float, tenants: Sequence[int] = (0,)) -> Stream:
-        return Stream(rate * TEXTS_A_SECOND, self.seconds, Lengths(MEAN, variance), self.allowed_ms, self.cv, tenants)
-
-
-def _encoders(case: Case) -> Rows:
+def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
     machine = Machine(one_stage(EngineCost(score=0).packed), CAPACITY)
     every: list[dict[str, dict[str, float]]] = []
     for key, variance in VARIANCES.items():
         for rate in RATES:
-            load = case.stream(rate, variance).draw(SEED)
+            load = Stream(rate * TEXTS_A_SECOND, seconds, Lengths(MEAN, variance), deadlines_ms).draw(SEED)
             outcomes = {name: _run(given, machine, load, 0.0) for name, given in POLICIES.items()}
             every.append({name: {"utility": o.utility, "on_time": float(o.on_time.mean())} for name, o in outcomes.items()})
             yield from rows_of(every[-1], at=f"{key}/{rate}/")
-    for name, (mine, others) in {
-        "das_at_least_fcfs": ("das", ["fcfs"]),
-        "das_at_least_edf": ("das", ["edf"]),
-        "default_at_least_sjf": ("default", ["sjf"]),
-    }.items():  # the least ratio of all rates
-        ratios = [found[mine]["utility"] / found[other]["utility"] for found in every for other in others]
-        yield Row(name, min(ratios), least=1.0)
     heaviest = every[-1]
     best = max(heaviest[name]["utility"] for name in ("fcfs", "edf"))
     yield Row("das_over_fcfs_and_edf", heaviest["das"]["utility"] / best, least=1.3)
     on_time = [found["default"]["on_time"] / max(own["on_time"] for own in found.values()) for found in every]
     yield Row("default_on_time_over_best", min(on_time), least=1.0)
     yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
-    yield from _fairness(case, machine)
-    staged = Machine(one_stage(EngineCost(score=0).packed), CAPACITY, staging_ns=3_000_000, noise=0.05)
-    load = case.stream(1.0, 20).draw(SEED)
-    for early in (0.0, 1.0, 2.0, 5.0, 10.0, None):
-        name = "a batch ahead" if early is None else f"{early:g} ms"
-        yield Row(f"commit/{name}", float(_run(DEFAULT, staged, load, early).on_time.mean()))
+    yield from _fairness(machine, seconds, deadlines_ms)
 
 
 def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
@@ -166,11 +140,14 @@ def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, 
     return Simulation(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load).run()
 
 
-def _fairness(case: Case, machine: Machine) -> Rows:
+def _fairness(machine: Machine, seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
     """Simulates a tenant that uses a fifth of the capacity: alone, and beside a tenant that sends three times the capacity."""
-    modest = case.stream(0.2, 20).draw(SEED)
-    long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(SEED)
-    flood = case.stream(3.0, 20, tenants=(1,)).draw(SEED + 1)
+
+    def sent(share: float, mean: int, tenant: int) -> Arrivals:
+        rate = share * TEXTS_A_SECOND * MEAN / mean
+        return Stream(rate, seconds, Lengths(mean, 20), deadlines_ms, tenants=(tenant,)).draw(SEED + tenant)
+
+    modest, long_texts, flood = sent(0.2, MEAN, 0), sent(0.2, 2 * MEAN, 0), sent(3.0, MEAN, 1)
     loads = {
         "alone": modest,
         "beside_a_flood": Arrivals.together([modest, flood]),
@@ -206,11 +183,7 @@ class Decoders:
 
     requests: int
     promise_ms: tuple[float, float]
-    share: float
     cost_ms: tuple[float, float, float]
-    sequences: int
-    cache_tokens: int = 4096
-    tenants: int = 16
 
     def rows(self) -> Rows:
         asked = self._asked()
@@ -227,12 +200,12 @@ class Decoders:
     def _asked(self) -> list[tuple[int, int, int]]:
         """Returns the tokens of each prompt, those of its answer, and its tenant."""
         chance = np.random.default_rng([SEED, PROMPTS])
-        prompts, tenants = chance.integers(10, 61, self.requests), chance.integers(self.tenants, size=self.requests)
+        prompts, tenants = chance.integers(10, 61, self.requests), chance.integers(TENANTS, size=self.requests)
         return list(zip(prompts.tolist(), lengths_of(self.requests, SEED), tenants.tolist(), strict=True))
 
     def _simulation(self, given: str, admission: bool) -> DecoderSimulation:
         settings = Settings(
-            max_sequences=self.sequences, cache_tokens=self.cache_tokens, cache=SLOTTED, policy=given, admission=admission
+            max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, cache=SLOTTED, policy=given, admission=admission
         )
         return DecoderSimulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
 
@@ -240,7 +213,7 @@ class Decoders:
         """Returns how many requests a second are answered if all are there from the start."""
         simulation = self._simulation("fcfs", admission=False)
         for prompt, wanted, _ in asked:
-            simulation.ask(prompt, wanted, round(wanted / self.share))
+            simulation.ask(prompt, wanted, round(wanted / SHARE))
         simulation.finish()
         return len(asked) * 1e9 / simulation.now_ns
 
@@ -256,7 +229,7 @@ class Decoders:
         for when, (prompt, wanted, tenant) in zip(np.cumsum(gaps).astype(np.int64).tolist(), asked, strict=True):
             simulation.until(when)
             try:
-                taken.append(simulation.ask(prompt, wanted, round(wanted / self.share), promise, tenant))
+                taken.append(simulation.ask(prompt, wanted, round(wanted / SHARE), promise, tenant))
             except (DeadlineMissed, QueueFull):
                 taken.append(None)
         simulation.finish()

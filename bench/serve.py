@@ -104,9 +104,9 @@ def one_and_many(
     """Returns the reports of one connection, and then of all connections."""
     reports = []
     for count in (1, connections):
-        send(Load.to(url, warming, seconds=seconds / 4, connections=count))
+        send(Load(url, warming, seconds=seconds / 4, connections=count))
         say(f"measuring {count} connections for {seconds:g} s")
-        (report,) = send(Load.to(url, requests, seconds=seconds, connections=count))
+        (report,) = send(Load(url, requests, seconds=seconds, connections=count))
         report.expect_success(f"{count} connections")
         reports.append(report)
     return reports[0], reports[1]

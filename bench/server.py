@@ -128,6 +128,12 @@ def _name(process: int) -> str:
     return folder.name.removeprefix("hplm_")
 
 
+def expect_room(folder: Path, needed: float, what: str, way_out: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > 0.9 * free:
+        raise InvalidInput(f"{what} {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: {way_out}")
+
+
 def multiply(folder: Path, count: int) -> Snapshot:
     """Gives an exported backbone of one tenant `count` tenants. Returns their snapshot.
 
@@ -138,12 +144,7 @@ def multiply(folder: Path, count: int) -> Snapshot:
     (first,) = exported.tenants
     layouts = {record.bank: Bank(folder / Backbone.BANKS / record.bank).layout for record in first.records()}
     needed = count * sum(record_bytes(layout) for layout in layouts.values())
-    free = shutil.disk_usage(folder).free
-    if needed > 0.9 * free:
-        raise InvalidInput(
-            f"{count} tenants need {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: set TMPDIR to "
-            "a folder with more space"
-        )
+    expect_room(folder, needed, f"{count} tenants need", "set TMPDIR to a folder with more space")
     for name, layout in layouts.items():
         write_bank(folder / Backbone.BANKS / name, layout, tqdm(_records(layout, count), name, count))
 

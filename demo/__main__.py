@@ -27,8 +27,7 @@ from demo.building import (
     say,
 )
 from demo.data import MANIFEST, stored_demo_data
-from demo.picture import draw, megabytes
-from demo.serving import QUESTIONS, Score, add_live, evaluate, first_answer, live_server
+from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, live_server, megabytes
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.server import TritonServer

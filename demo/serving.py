@@ -1,16 +1,17 @@
-"""Serves what is built so far, asks it, and adds domains and tenants while it runs."""
+"""Serves what is built so far, asks it, adds domains and tenants while it runs, and draws what happened."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from bench.curves import draw_bars
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
@@ -92,3 +93,35 @@ def _score(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Score:
         asked += len(example.labels)
     medians = {protocol: float(np.median(times)) for protocol, times in milliseconds.items()}
     return Score(tenant, right / asked, medians["http"], medians["grpc"])
+
+
+def megabytes(store: Store, scores: Sequence[Score]) -> dict[str, float]:
+    """Returns the sizes of the parts of the store, and of the whole model that they come from."""
+    upper, lower = store.folder / "upper.safetensors", store.folder / "lower" / "root-1.safetensors"
+    tenants = [file for score in scores for file in store.tenant_folder(score.tenant.id, 1).glob("*.safetensors")]
+    tables = [file for domain, version in store.domains() for file in store.table_folder(domain, version).iterdir()]
+    parts = {
+        "a tenant's adapter and head": (tenants, len(scores)),
+        "a table of n-grams, average": (tables, len(store.domains())),
+        "the upper half, shared by all": ([upper], 1),
+        "a whole model": ([upper, lower], 1),
+    }
+    return {name: sum(file.stat().st_size for file in files) / 1e6 / count for name, (files, count) in parts.items()}
+
+
+def draw(scores: Sequence[Score], sizes: dict[str, float], path: Path) -> None:
+    def by_tenant(value: Callable[[Score], float]) -> dict[str, float]:
+        return {score.tenant.id: value(score) for score in scores}
+
+    panels = {
+        "share of right answers": {
+            "tenant": by_tenant(lambda score: score.accuracy),
+            "most frequent label": by_tenant(lambda score: score.tenant.majority_share),
+        },
+        "megabytes": {"": sizes},
+        "milliseconds to an answer, median": {
+            "HTTP": by_tenant(lambda score: score.http_ms),
+            "gRPC": by_tenant(lambda score: score.grpc_ms),
+        },
+    }
+    draw_bars(panels, path, log=True)

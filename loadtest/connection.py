@@ -18,10 +18,9 @@ class BadAnswer(Exception):
 class Connection:
     __slots__ = ("answer", "body_at", "closes", "due", "expected", "number", "sent_at", "socket", "status", "unsent")
 
-    def __init__(
-        self, host: str, port: int, timeout: float, source: str | None = None, tls: ssl.SSLContext | None = None
-    ) -> None:
-        plain = socket.create_connection((host, port), timeout, None if source is None else (source, 0))
+    def __init__(self, address: str, timeout: float, source: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        host, _, port = address.rpartition(":")
+        plain = socket.create_connection((host, int(port)), timeout, None if source is None else (source, 0))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
         self.socket.setblocking(False)

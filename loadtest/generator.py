@@ -19,10 +19,10 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -30,7 +30,7 @@ import numpy as np
 from hplm.errors import HplmError
 from loadtest.connection import BadAnswer, Connection
 from loadtest.encode import json_request
-from loadtest.load import Report, go_first
+from loadtest.load import WAY_OUT, Report, go_first, send
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LONGEST_PAUSE = 0.1  # seconds between checks for requests without an answer
@@ -49,8 +49,7 @@ class Load:
     server is slow. If no connection is idle, the request waits for one, and its latency includes the wait.
     """
 
-    host: str
-    port: int
+    address: str  # HOST:PORT
     requests: Sequence[bytes]  # whole HTTP requests, sent in turn
     seconds: float = 10.0
     count: int = 1_000_000
@@ -71,12 +70,6 @@ class Load:
         if self.rate is not None and self.arrivals is not None:
             raise ValueError("a load has a rate or arrivals, not both")
 
-    @classmethod
-    def to(cls, address: str, requests: Sequence[bytes], **options: Any) -> Load:
-        """Returns a load on HOST:PORT."""
-        host, _, port = address.rpartition(":")
-        return cls(host, int(port), requests, **options)
-
     @property
     def limit_s(self) -> float:
         return self.begin_s + self.seconds + 2 * self.patience
@@ -95,6 +88,14 @@ class Load:
         if self.rate is not None:
             return np.arange(min(self.count, math.ceil(self.seconds * self.rate))) / self.rate
         return None
+
+
+def measured(load: Load, of: str, warm_up_s: float, way_out: str = WAY_OUT) -> Report:
+    """Sends a load after it has been sent for some seconds. Raises if a request failed."""
+    send(replace(load, seconds=warm_up_s))
+    (report,) = send(load)
+    report.expect_success(of, way_out)
+    return report
 
 
 class Generator:
@@ -140,7 +141,9 @@ class Generator:
         send_until = self.end if self.is_open else self.start + self.load.seconds
         next_look = self.start + LONGEST_PAUSE
         while True:
-            self._take_opened()
+            while self.opened:
+                self.connecting -= 1
+                self._add(self.opened.popleft())
             now = time.perf_counter()
             if now < send_until:
                 self._send_due()
@@ -229,8 +232,7 @@ class Generator:
                 self._add(self._new_connection())
         except OSError as error:
             raise HplmError(
-                f"cannot open {self.load.connections} connections to {self.load.host}:{self.load.port} ({error}): start the "
-                "server first"
+                f"cannot open {self.load.connections} connections to {self.load.address} ({error}): start the server first"
             ) from error
 
     def _replace(self, connection: Connection) -> None:
@@ -252,11 +254,6 @@ class Generator:
                 self.lost.add(lost)
                 time.sleep(RETRY_PAUSE)
 
-    def _take_opened(self) -> None:
-        while self.opened:
-            self.connecting -= 1
-            self._add(self.opened.popleft())
-
     def _add(self, connection: Connection) -> None:
         self.selector.register(connection, READ)
         self.idle.append(connection)
@@ -264,7 +261,7 @@ class Generator:
     def _new_connection(self) -> Connection:
         sources = self.load.sources
         source = sources[next(self.connected) % len(sources)] if sources else None
-        return Connection(self.load.host, self.load.port, CONNECT_TIMEOUT, source, self.tls)
+        return Connection(self.load.address, CONNECT_TIMEOUT, source, self.tls)
 
     def _report(self, cpu_s: float) -> Report:
         return Report(
@@ -310,7 +307,7 @@ def main(arguments: list[str] | None = None) -> None:
     target = url.path + (f"?{url.query}" if url.query else "")
     requests = [json_request(target, body) for body in bodies]
     limits = {"seconds": given.seconds, "count": given.count, "connections": given.connections, "rate": given.rate}
-    load = Load(url.hostname, url.port or 80, requests, **limits)
+    load = Load(f"{url.hostname}:{url.port or 80}", requests, **limits)
     try:
         print(json.dumps(load.run().summary()))
     except HplmError as error:

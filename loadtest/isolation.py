@@ -29,8 +29,7 @@ from loadtest.load import send
 from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, said, timely
 from loadtest.proxy import HOST, reverse_proxy
 from loadtest.server import ServedCopy
-from loadtest.server_count import PUBLISHED_AFTER, ServerCount, difference
-from loadtest.watch import Watch
+from loadtest.watch import PUBLISHED_AFTER, ServerCount, Watch, difference
 
 WAYS = OF_TENANT | OF_STRANGERS
 QUIET_ADDRESS, QUIET_CONNECTIONS = "127.0.0.2", 64  # enough for answers that take seconds

@@ -21,6 +21,7 @@ import numpy as np
 from hplm.errors import HplmError
 
 PERCENTS = (50, 90, 99)
+WAY_OUT = "read the server's log, then give the command again"
 START_S = 60.0  # seconds that the processes may take to begin
 
 
@@ -121,7 +122,7 @@ class Report:
         refused = {f"status {status}": count for status, count in self.by_status.items() if status != 200}
         return Counter(refused) + self.errors + Counter({"lost connection": self.lost_connections})
 
-    def expect_success(self, of: str, way_out: str = "read the server's log, then give the command again") -> None:
+    def expect_success(self, of: str, way_out: str = WAY_OUT) -> None:
         """Raises if a request failed, for measurements that failures would make meaningless."""
         failures = self.failures
         if failures:

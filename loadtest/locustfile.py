@@ -36,9 +36,9 @@ from hplm_client import HplmClientError
 from hplm_client.settings import Settings
 from loadtest.outcomes import COLUMNS, Outcomes
 from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, Steady, Tenant
-from loadtest.server_count import ServerCount, difference
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
+from loadtest.watch import ServerCount, difference
 
 __all__ = ["Burst", "Chat", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from loadtest.encode import http_request, infer_request
-from loadtest.generator import Load
+from loadtest.generator import Load, measured
 from loadtest.grpc_load import GrpcLoad
-from loadtest.load import Report, send
+from loadtest.load import Report
 from loadtest.strangers import CHUNKED, HALF_BODY, POLITE, SILENT, SLOW_HEADERS, TENANT, WHOLE, Strangers
 
 DEADLINE_MS = 500
@@ -41,10 +41,10 @@ class Place:
     def load(self, requests: Sequence[bytes], connections: int, sources: Sequence[str] = ()) -> Load:
         """Returns a load. Only behind the proxy, whose limits are per address, it has addresses of its own."""
         if self.certificate is None:
-            return Load.to(self.http, requests, connections=connections)
+            return Load(self.http, requests, connections=connections)
         most = THROUGH_PROXY * max(1, len(sources))
         own: dict[str, Any] = {"certificate": self.certificate, "sources": sources}
-        return Load.to(self.http, requests, connections=min(connections, most), **own)
+        return Load(self.http, requests, connections=min(connections, most), **own)
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,8 @@ def _overload(given: argparse.Namespace, place: Place) -> Noise:
     """Several times as many requests as the server can answer, with the quiet tenant's deadline."""
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the proxy, which would limit this measurement as it limits the flood.
-    closed = Load.to(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
-    send(closed)  # warms up
-    (full,) = send(closed)
-    full.expect_success("the capacity")
+    closed = Load(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
+    full = measured(closed, "the capacity", closed.seconds)
     rate = given.overload * full.req_per_s
     connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
     load = place.load([timely(given, given.noisy)], connections, _sources(6, math.ceil(connections / THROUGH_PROXY)))

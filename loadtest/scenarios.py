@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from abc import abstractmethod
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -56,6 +56,7 @@ class Plan:
 class Scenario(User):
     abstract = True
     generates = False  # whether its tenants answer with new text
+    arrivals: ClassVar[Callable[[Namespace, Mix], Arrivals]]  # returns all requests of the scenario
     plan: ClassVar[Plan]
     # All scenarios of a run share these:
     options: ClassVar[Namespace]
@@ -63,11 +64,6 @@ class Scenario(User):
     all_texts: ClassVar[Texts]
     outcomes: ClassVar[Outcomes]
     begun: ClassVar[Event]  # set when all users have started; then the clock of every plan starts
-
-    @classmethod
-    @abstractmethod
-    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
-        """Returns all requests of the scenario."""
 
     @classmethod
     def check_tenants(cls) -> None:
@@ -168,33 +164,25 @@ def _ms_since(due: float) -> float:
 class Steady(Scenario):
     """Every tenant sends a request every `--period` seconds (HMI 7.4: 20), 100 times."""
 
-    @classmethod
-    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
-        return steady(mix, options.seed, options.period)
+    arrivals = staticmethod(lambda options, mix: steady(mix, options.seed, options.period))
 
 
 class Burst(Scenario):
     """250 users start, one every 0.05 s. Each sends 50 requests, one every 1.2 s (HMI 7.4)."""
 
-    @classmethod
-    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
-        return burst(mix, options.seed)
+    arrivals = staticmethod(lambda options, mix: burst(mix, options.seed))
 
 
 class Poisson(Scenario):
     """`--rate` requests a second for `--duration` seconds, even if the server is slower."""
 
-    @classmethod
-    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
-        return gamma(mix, options.rate, options.duration, 1.0, options.seed)
+    arrivals = staticmethod(lambda options, mix: gamma(mix, options.rate, options.duration, 1.0, options.seed))
 
 
 class Gamma(Scenario):
     """Like Poisson, but the gaps have the coefficient of variation `--cv`. Above 1, requests come in bursts."""
 
-    @classmethod
-    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
-        return gamma(mix, options.rate, options.duration, options.cv, options.seed)
+    arrivals = staticmethod(lambda options, mix: gamma(mix, options.rate, options.duration, options.cv, options.seed))
 
 
 class Chat(Poisson):

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
     tenants = itertools.cycle(served.open_tenants())
     requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in standard_library()]
-    load = Load.to(served.address, requests, seconds=CAPACITY_SECONDS, connections=CONNECTIONS)
+    load = Load(served.address, requests, seconds=CAPACITY_SECONDS, connections=CONNECTIONS)
     (full,) = send(load)
     if not full.succeeded:
         full.expect_success("the capacity")

@@ -1,15 +1,18 @@
-"""Watches a machine while loads are sent: who uses its cores, and what grows."""
+"""Watches a machine while loads are sent: what its server counts, who uses its cores, and what grows."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hplm.errors import HplmError
+from hplm.metrics.publisher import SECONDS
 from hplm.server.process_group import computed_ns, members
 
 LOOK_S = 0.2
@@ -74,3 +77,35 @@ def _busy() -> float:
     """Returns the seconds that the cores of this machine were busy since it started."""
     user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+IN_TIME = ("on_time", "answered", "stop", "length")  # outcomes; the second: without a deadline; the last two: of decoders
+PUBLISHED_AFTER = 2 * SECONDS + 0.5  # seconds; then the last answers are in the metrics
+
+
+class ServerCount:
+    """Counts from now on. It counts all requests of the server, so nobody else may send any meanwhile.
+
+    The client's count is what a user sees. The server's clock starts later, when lookup receives the request.
+    """
+
+    def __init__(self, address: str, outcomes: Sequence[str] = IN_TIME) -> None:
+        """`address`: HOST:PORT of the server's metrics. Raises OSError if nobody answers there."""
+        self._address = address
+        pattern = rf'^hplm_(?:requests|generations)_total\{{[^}}]*outcome="(?:{"|".join(outcomes)})"[^}}]*\}} (\S+)$'
+        self._counts = re.compile(pattern, re.MULTILINE)
+        self._before = self._read()
+
+    def in_time(self) -> int:
+        """Returns how many requests the server has answered in time, once it has published its last counts."""
+        time.sleep(PUBLISHED_AFTER)
+        return self._read() - self._before
+
+    def _read(self) -> int:
+        with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=5) as response:
+            return round(sum(float(count) for count in self._counts.findall(response.read().decode())))
+
+
+def difference(by_client: int, by_server: int) -> float:
+    """Returns how many more requests the server counts than the client, as a share of the client's count."""
+    return (by_server - by_client) / max(1, by_client)

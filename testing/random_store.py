@@ -1,25 +1,30 @@
-"""Stores with random weights and a made-up vocabulary, for benchmarks and tests to which only the shapes matter."""
+"""Stores with random weights, exits and a made-up vocabulary, for benchmarks and tests to which only the shapes matter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from builder.store.exits import StoredExits, layout_of, write_exits
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import Layout
+from hplm.levels.calibration import INTERVAL, Calibration
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import ABSENT
 from hplm.plot.keys import KeySpace, first_of_each, order
 from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
+from hplm.tasks import find_task
+from hplm.tenants.exits import Exits, Plan
 
 RANDOM = "random weights"  # in place of a model's name
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -28,6 +33,20 @@ MINILM = BackboneConfig("minilm", 30522, 384, 12, 1536, 3, 3, 512, 2, "gelu", 1e
 BERT_BASE = BackboneConfig("bert-base", 30522, 768, 12, 3072, 6, 6, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
 TOY = BackboneConfig("toy", 200, 32, 2, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
 SIZES = {config.name: config for config in (MINILM, BERT_BASE, TOY)}
+
+
+def bert_config(config: BackboneConfig) -> Any:
+    """Returns the `BertConfig` of a whole backbone."""
+    from transformers import BertConfig  # takes a second, and most users of this file do not need it
+
+    return BertConfig(
+        vocab_size=config.vocabulary,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.lower_layers + config.upper_layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.intermediate,
+        max_position_embeddings=config.positions,
+    )
 
 
 def word(number: int) -> str:
@@ -173,3 +192,30 @@ def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = 
     names = [f"label-{i}" for i in range(labels)]
     width = len(str(count - 1))
     return [TenantFile(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)]
+
+
+def random_exits(
+    store: Store,
+    tenant: TenantFile,
+    exit: int | None = 0,
+    threshold: float = 0.6,
+    plans: int = 2,
+    spread: float = 0.3,
+    seed: int = 0,
+) -> StoredExits:
+    """Gives a tenant exits of random weights, and two plans: one with this threshold, and a cheaper one with half of it.
+
+    `plans`: 1 leaves the cheaper one out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    layout = layout_of(store, tenant)
+    heads = [
+        {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
+        for _ in range(layout.layers)
+    ]
+    heads = [{name: weight.to(layout.torch_dtype) for name, weight in head.items()} for head in heads]
+    calibration = Calibration(INTERVAL, delta=1.0) if find_task(tenant.task).is_number else Calibration(temperature=1.5)
+    both = Plan(exit, threshold, 0.3, 0.9, 0.7), Plan(exit, threshold / 2, 0.3, 0.8, 0.5)
+    found = StoredExits(Exits(None, (calibration,) * layout.layers, both[:plans]), heads, {}, {})
+    write_exits(store, tenant, found)
+    return found

@@ -19,9 +19,8 @@ from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
-from testing.exits import random_exits
 from testing.random_store import TOY as CONFIG
-from testing.random_store import random_store, words
+from testing.random_store import random_exits, random_store, words
 
 CHATML = (
     "{% for message in messages %}<|258|>{{ message['role'] }}\n{{ message['content'] }}<|257|>\n{% endfor %}"

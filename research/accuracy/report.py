@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from bench.turns import threads
 from builder.hardware import products_of
 from builder.store.resumable import digest_of, replaced
 from builder.store.store import FORMAT as STORE_FORMAT
@@ -29,8 +30,7 @@ from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.pretraining import pretrained_body
 from research.accuracy.recipes import Recipe, Stores
-from research.accuracy.studies import Study, StudyCase, studies_of, tenants_of
-from research.accuracy.tiers import Tier
+from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
 from research.result_file import ResultFile
 from research.schemes.trained import options_of, train_scheme
 
@@ -164,8 +164,7 @@ class Report:
         return {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
-        options = self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
-        return replace(options, dropout=run.case.dropout)
+        return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
 
     @cached_property
     def _bare(self) -> Recipe:
@@ -233,12 +232,8 @@ def named_options(options: TrainingOptions) -> dict[str, Any]:
 
 
 def _score_alone(report: Report, run: Run) -> dict[str, Any]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return report.score(run)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _resampled(ground: Ground, count: int, seed: int) -> Ground:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from builder.pictures import GRID, INK, OTHERS, OWN, save
+from bench.curves import draw_bars
 
 Runs = Sequence[dict[str, Any]]
 
@@ -85,26 +84,9 @@ def _row(*cells: str) -> str:
 
 def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = None) -> None:
     """The format is that of the path's suffix."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     table = scores_of(runs)
     table = {**table, "average": averages_of(table, weights)}
-    cases = list(dict.fromkeys(run["case"] for run in runs))
-    figure = Figure(figsize=(1.4 + 1.05 * len(table), 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    width, others, own = 0.8 / len(cases), cycle(OTHERS), "hplm" if "hplm" in cases else cases[0]
-    for number, case in enumerate(cases):
-        places = [place + width * (number - (len(cases) - 1) / 2) for place in range(len(table))]
-        points = [row.get(case, 0.0) for row in table.values()]
-        axes.bar(places, points, width, color=OWN if case == own else next(others), label=case)
-    axes.set_ylim(bottom=max(0, min((min(row.values()) for row in table.values() if row), default=0) // 10 * 10 - 10))
-    axes.set_xticks(range(len(table)), list(table), rotation=25, ha="right")
-    axes.set_ylabel("points")
-    axes.grid(axis="y", color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"{title}: accuracy or F1 on unseen files", loc="left", color=INK)
-    figure.legend(frameon=False, loc="outside lower center", ncols=len(cases))
-    save(figure, path)
+    cases = sorted(dict.fromkeys(run["case"] for run in runs), key=lambda case: case != "hplm")  # ours has the first color
+    bars = {case: {task: row.get(case, 0.0) for task, row in table.items()} for case in cases}
+    least = min((min(row.values()) for row in table.values() if row), default=0)
+    draw_bars({f"{title}: accuracy or F1 on unseen files, in points": bars}, path, least=max(0, least // 10 * 10 - 10))

@@ -16,41 +16,101 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from cyclopts import App
 
-from bench.machine import gflops
-from bench.rows import say
+from bench.machine import gflops, machine
+from bench.rows import expect_text, say
 from bench.server import Used, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
+from hplm.model.config import BackboneConfig
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
+from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.comparison.model_control import Clients, ModelControl
 from research.comparison.report import Numbers, described, numbers_in, summary
-from research.comparison.schemes import MB, ExportedScheme, export_compared, random_tenant_store
-from research.comparison.settings import CLOSED, DISTINCT, Comparison
-from research.options import FLAT, JSON
+from research.comparison.schemes import COMPARED, MB, ExportedScheme, export_compared, random_tenant_store
+from research.options import FLAT, JSON, SEVERAL, command, expect_numbers_above_zero
+from research.options import run as run_command
 from research.result_file import ResultFile
+from testing.random_store import SIZES
 
-app = App(
-    name="python -m research.comparison.compare",
-    help=__doc__,
-    help_format="plaintext",
-    version_flags=[],
-    result_action="return_value",
-)
-USUAL = Comparison()
+app = command("research.comparison.compare", __doc__)
+Scenario = Literal["saturate", "slowdown", "steady", "burst"]
+CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
+DISTINCT = 4096  # different requests of `saturate`, more than are sent
+OPEN_CONNECTIONS = 512  # in scenarios that do not wait for answers
 WARM_UP = 0.25  # share of the seconds
 PERCENTS = np.arange(0, 101)
 WAY_OUT = "read the server's log or give more --patience, and then give the command again"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    scenario: Scenario = "saturate"
+    "How requests arrive."
+    size: Literal["minilm", "bert-base", "toy"] = "bert-base"
+    "Size of the model."
+    tenants: Annotated[tuple[int, ...], SEVERAL] = (1, 10, 100, 1000)
+    "Numbers of tenants. The server knows as many as the largest one."
+    schemes: Annotated[tuple[str, ...], SEVERAL] = COMPARED
+    "Schemes to measure."
+    budget: int = 20
+    "Dedicated models in memory."
+    lengths: str = "128"
+    "Tokens of a text, or normal:MEAN,VARIANCE."
+    seconds: float = 15.0
+    "Seconds of each measurement."
+    connections: int = 16
+    "Connections of saturate."
+    batch_tokens: int = 1024
+    "Most tokens in a batch, in every scheme."
+    patience: float = 60.0
+    "Seconds that an answer may take, and requests in flight after the end."
+    dtype: str = "auto"
+    "Precision of the engine."
+    rank: int = 32
+    "Rank of the adapters."
+
+    def __post_init__(self) -> None:
+        expect_numbers_above_zero(self)
+        for tokens in (self.mix(1).lengths.least, self.mix(1).lengths.most):
+            expect_text(tokens, self.size, "lengths")
+        if unknown := [scheme for scheme in self.schemes if scheme not in COMPARED]:
+            raise InvalidInput(f"--schemes: unknown scheme {unknown[0]!r}: choose from {','.join(COMPARED)}")
+
+    @property
+    def config(self) -> BackboneConfig:
+        return SIZES[self.size]
+
+    def mix(self, tenants: int) -> Mix:
+        return Mix(tenants, lengths=lengths_of(self.lengths))
+
+    @property
+    def clients(self) -> int:
+        """The number of clients at a time. For the slow-down it is one, so that no request waits for another one."""
+        return {"slowdown": 1, "saturate": self.connections}.get(self.scenario, OPEN_CONNECTIONS)
+
+    def arrivals(self, tenants: int) -> Arrivals:
+        if self.scenario in CLOSED:
+            return self.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
+        return until((steady if self.scenario == "steady" else burst)(self.mix(tenants)), self.seconds)
+
+    def shared(self) -> dict[str, Any]:
+        """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
+        clients = 1 if self.scenario == "slowdown" else self.connections
+        mine = asdict(self) | {"connections": clients, "known_tenants": max(self.tenants), "machine": machine()}
+        return {name: value for name, value in mine.items() if name not in ("tenants", "schemes")}
+
+
+USUAL = Comparison()
 
 
 def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
@@ -112,7 +172,7 @@ class Served:
 
     def _load(self, arrivals: Arrivals) -> Load:
         case, at = self.case, arrivals.at_ns / SECOND
-        load = Load.to(self.server.http_url, self._requests(arrivals), connections=case.clients, patience=case.patience)
+        load = Load(self.server.http_url, self._requests(arrivals), connections=case.clients, patience=case.patience)
         if case.scenario in CLOSED:
             return replace(load, seconds=case.seconds)
         return replace(load, seconds=float(at[-1]) + 1.0, arrivals=at)
@@ -163,25 +223,17 @@ def compare(
 ) -> None:
     """Measures what is missing, and prints all numbers.
 
-    Parameters
-    ----------
-    results
-        Folder for the numbers.
-    work
-        Folder for the repositories, which is kept (default: a temporary folder).
-    as_json
-        End with one line of JSON.
+    :param results: folder for the numbers
+    :param work: folder for the repositories, which is kept (default: a temporary folder)
+    :param as_json: end with one line of JSON
     """
     kept = run(case, results, work)
     print(json.dumps(summary(kept)) if as_json else described(kept))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    try:
-        app(arguments)
-    except HplmError as error:
-        sys.exit(str(error))
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_command(app, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

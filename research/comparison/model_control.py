@@ -155,7 +155,8 @@ class Clients:
         """Returns the HTTP status of the answer."""
         with self._control.use(self._models[number], self._patient_until):
             left = max(0.001, min(self._load.patience, self._patient_until - time.monotonic()))
-            with socket.create_connection((self._load.host, self._load.port), timeout=left) as connection:
+            host, _, port = self._load.address.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=left) as connection:
                 connection.sendall(self._load.requests[number])
                 response = http.client.HTTPResponse(connection, method="POST")
                 response.begin()

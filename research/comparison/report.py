@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -19,10 +18,12 @@ from typing import Any
 
 from bench.curves import Curve, draw
 from bench.machine import in_words
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import InvalidInput
 from research.comparison.schemes import COMPARED
+from research.options import command, run
 from research.result_file import ResultFile
 
+app = command("research.comparison.report", __doc__)
 TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most_tenants": 100.0, "hplm_to_inprocess": 4.0}
 NAMES = {
     "hplm": "hPLM", "adapter": "adapters, no tables", "shared": "one shared BERT",
@@ -61,10 +62,10 @@ class Numbers:
 def numbers_in(file: ResultFile) -> list[Numbers]:
     every = sorted(file, key=lambda one: (COMPARED.index(one.run["scheme"]), one.run["tenants"]))
     found: dict[str, Numbers] = {}
-    for run, measured in every:
-        settings = run["settings"]
+    for case, measured in every:
+        settings = case["settings"]
         numbers = found.setdefault(json.dumps(settings, sort_keys=True), Numbers(settings, []))
-        numbers.found.append((run["scheme"], run["tenants"], measured))
+        numbers.found.append((case["scheme"], case["tenants"], measured))
     return list(found.values())
 
 
@@ -190,19 +191,15 @@ def make_report(results: Path, to: Path) -> list[str]:
     return [one.name for one in found]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="research.comparison.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="default: %(default)s")
-    parser.add_argument("--to", type=Path, required=True, help="folder of the page, which is replaced")
-    given = parser.parse_args(arguments)
-    try:
-        made = make_report(given.results, given.to)
-    except HplmError as error:
-        sys.exit(str(error))
-    print(f"{given.to / 'README.md'}: {', '.join(made)}")
+@app.default
+def report(*, results: Path = Path("results"), to: Path) -> None:
+    """Writes the page.
+
+    :param results: folder with the numbers
+    :param to: folder of the page, which is replaced
+    """
+    print(f"{to / 'README.md'}: {', '.join(make_report(results, to))}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(app, None))

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App
-
-from bench.curves import Curves, draw, table_of
-from bench.rows import EngineDtype
+from bench.curves import Curves, draw
+from bench.rows import EngineDtype, Positive, Size, Whole, rows_of
+from bench.run import table_of
 from builder.pictures import check_picture
-from hplm.errors import HplmError, InvalidInput
-from research.options import FLAG, FLAT, JSON
+from research.options import FLAG, FLAT, JSON, command, run
 from research.papers.alpaserve import alpaserve_curves
 from research.papers.alpaserve_models import PAPER
-from research.papers.staging import Load
 from research.papers.staging import figures as staged
 from research.papers.tabi import curves_of as curves_of_ways
 from research.papers.tabi import figures as tabi_figures
 from research.papers.tcb import Axes, curves_of, simulated
 from research.papers.timeline import trace_of
 
-app = App(
-    name="python -m research.papers", help=__doc__, help_format="plaintext", version_flags=[], result_action="return_value"
-)
+app = command("research.papers", __doc__)
 
 
 @dataclass(frozen=True)
@@ -43,26 +38,22 @@ class Output:
         if self.picture is not None:
             check_picture(self.picture)
 
-    def show(self, figures: dict[str, Any], curves: Curves, title: str) -> None:
+    def show(self, figures: dict[str, Any], curves: Curves, title: str, listed: Mapping[str, Any] | None = None) -> None:
+        """`listed`: the figures of the table, if it is not that of the curves."""
         if self.picture is not None:
             draw(curves, title, self.picture)
-        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(curves)}")
+        print(json.dumps(figures) if self.as_json else f"{title}\n\n{table_of(list(rows_of(listed or curves)))}")
 
 
-USUAL, USUAL_AXES, USUAL_LOAD = Output(), Axes(), Load()
+USUAL, USUAL_AXES = Output(), Axes()
 
 
 @app.command
-def alpaserve(*, seconds: float = 200.0, output: Annotated[Output, FLAT] = USUAL) -> None:
+def alpaserve(*, seconds: Positive = 200.0, output: Annotated[Output, FLAT] = USUAL) -> None:
     """Simulates the curves of AlpaServe's Figs. 4 to 9 and 12 to 17. No V100 was used.
 
-    Parameters
-    ----------
-    seconds
-        Seconds of requests in each simulation.
+    :param seconds: of requests in each simulation
     """
-    if not 0 < seconds < float("inf"):
-        raise InvalidInput(f"--seconds {seconds}: give a number above 0")
     curves = alpaserve_curves(5.0 if output.quick else seconds, output.quick)
     source = f"simulated, with profiles of {PAPER['source']}"
     output.show({"source": source, "curves": curves}, curves, source)
@@ -77,25 +68,13 @@ def tabi(
 
     Thresholds for several exits, weighted ensembles, words pruned by attention, votes, one exit for all, and the bound.
 
-    Parameters
-    ----------
-    folder
-        The benchmark's folder.
-    dtype
-        Precision of the full stack.
-    tenants
-        Tenants, at most.
+    :param folder: the benchmark's folder
+    :param dtype: precision of the full stack
+    :param tenants: at most
     """
     found = tabi_figures(folder, dtype, 1 if output.quick else tenants)
     title = f"means over tenants of {folder}: work of the layers, points lost by labels"
-    if output.as_json or output.picture is not None:
-        output.show({"ways": found}, curves_of_ways(found), title)
-    if not output.as_json:
-        print(f"{'way':28}{'points, words':>22}{'work':>8}{'points lost':>18}")
-        for name, ways in found.items():
-            for at, one in ways.items():
-                lost = f"{one['points_lost']:.2f} +- {one['points_lost_off']:.2f}"
-                print(f"{name:28}{at:>22}{one['work']:>8.3f}{lost:>18}")
+    output.show({"ways": found}, curves_of_ways(found), title, found)
 
 
 @app.command
@@ -106,19 +85,24 @@ def tcb(*, axes: Annotated[Axes, FLAT] = USUAL_AXES, output: Annotated[Output, F
     batch's time that a choice takes.
     """
     figures = simulated(axes.quick() if output.quick else axes)
-    output.show(figures, curves_of(figures), "simulated, with the settings of TCB's paper")
-    if not output.as_json:
-        print("\nhighest texts a second of concat over naive and turbo, and as TCB states them:")
-        for name, one in figures["to_concat"].items():
-            print(f"{name:24}{one['to_naive']:>10}{one['to_turbo']:>10}  {one['stated'] or ''}")
+    curves = curves_of(figures)
+    stated = {"highest texts a second of concat": figures["to_concat"]}
+    output.show(figures, curves, "simulated, with the settings of TCB's paper", curves | stated)
 
 
 @app.command
 def staging(
-    *, load: Annotated[Load, FLAT] = USUAL_LOAD, quick: Annotated[bool, FLAG] = False, as_json: Annotated[bool, JSON] = False
-) -> None:
-    """Measures ways of staging a batch while another one computes (HMI's Table 6): requests a second, and ratios."""
-    found = staged(load.quick() if quick else load)
+    *, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10.0, dtype: EngineDtype = "auto",
+    quick: Annotated[bool, FLAG] = False, as_json: Annotated[bool, JSON] = False,
+) -> None:  # fmt: skip
+    """Measures ways of staging a batch while another one computes (HMI's Table 6): requests a second, and ratios.
+
+    :param size: of the model
+    :param tokens: of a text
+    :param seconds: of each way
+    :param dtype: precision of the engine
+    """
+    found = staged("toy", 16, 0.3, "fp32") if quick else staged(size, tokens, seconds, dtype)
     print(json.dumps(found) if as_json else "\n".join(f"{name:32}{value}" for name, value in found.items()))
 
 
@@ -126,12 +110,8 @@ def staging(
 def timeline(journal: Path, /, *, to: Path) -> None:
     """Writes a server's journal as a trace for chrome://tracing or ui.perfetto.dev (HMI's Fig. 17).
 
-    Parameters
-    ----------
-    journal
-        The file of the parameter `journal` of `<backbone>-upper`.
-    to
-        The file to write.
+    :param journal: the file of the parameter `journal` of `<backbone>-upper`
+    :param to: the file to write
     """
     trace = trace_of(journal)
     to.write_text(json.dumps(trace) + "\n", "utf-8")
@@ -139,15 +119,7 @@ def timeline(journal: Path, /, *, to: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        app(arguments)
-    except HplmError as error:
-        print(f"papers: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"papers: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+    return run(app, arguments)
 
 
 if __name__ == "__main__":

@@ -9,79 +9,47 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.rows import EngineDtype, Size, expect_text
+from bench.rows import expect_text
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder, Prepared
-from hplm.engine.engine import Engine, computed
+from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.passage import Computed
 from hplm.engine.process import Process
-from hplm.engine.request import Request, Text
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staged import StagedBatch
-from hplm.engine.staging import Stager, StagingSettings
 from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
-from research.options import expect_numbers_above_zero
 from testing.random_store import SIZES
 
-Answered = Callable[["list | Exception"], None]
-
 ROUNDS = 5
-COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
+BATCH_TEXTS = 32  # more for short texts, because a batch must hold the longest text
 BATCHES = 3  # whose texts wait or run
-STAGED = 12  # batches that measure which share of a batch's time staging takes
+TENANTS, SLOTS = 256, 64
 WAYS = ("pipelined", "no_retrieval", "no_swapping", "coarse_swapping", "synchronous")
 
 
-@dataclass(frozen=True)
-class Load:
-    size: Size = "minilm"
-    "Size of the model."
-    tokens: int = 32
-    "Tokens of a text."
-    batch_texts: int = 32
-    "Texts of a batch; more for short texts, because a batch must hold the longest text."
-    tenants: int = 256
-    "Tenants: more than slots."
-    slots: int = 64
-    "Adapters on the device."
-    seconds: float = 10.0
-    "Seconds of each variant."
-    dtype: EngineDtype = "auto"
-    "Precision of the engine."
-
-    def __post_init__(self) -> None:
-        expect_numbers_above_zero(self)
-        expect_text(self.tokens, self.size)
-
-    def quick(self) -> Load:
-        return replace(self, size="toy", tokens=16, seconds=0.3, dtype="fp32")
-
-
-def figures(load: Load) -> dict[str, Any]:
+def figures(size: str, tokens: int, seconds: float, dtype: str) -> dict[str, Any]:
     """Saturates the upper half in each way of overlapping staging and computing. Returns requests a second, and ratios.
 
     On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
     """
-    batch = max(load.batch_texts, -(-SIZES[load.size].positions // load.tokens))
-    options = ServingOptions(dtype=load.dtype, slots=load.slots, batch_tokens=batch * load.tokens, batch_ms="0")
-    with random_export(SIZES[load.size], load.tenants, options) as backbone:
-        folder, given = backbone / "1", parameters_of(upper_config(backbone.parent, backbone.name))
-        texts = texts_of(SIZES[load.size], [load.tokens] * max(4 * load.tenants, STAGED * batch))
-        traffic = Traffic(folder, texts, BATCHES * batch)
-        commits = dict.fromkeys(WAYS, EARLIEST) | {f"commit_{ms}_ms": str(ms) for ms in COMMITS}
-        services = {name: Service([(folder, Settings.read(given | {"commit_ms": commit}))]) for name, commit in commits.items()}
+    expect_text(tokens, size)
+    batch = max(BATCH_TEXTS, -(-SIZES[size].positions // tokens))
+    options = ServingOptions(dtype=dtype, slots=SLOTS, batch_tokens=batch * tokens, batch_ms="0", commit_ms=EARLIEST)
+    with random_export(SIZES[size], TENANTS, options) as backbone:
+        folder, settings = backbone / "1", Settings.read(parameters_of(upper_config(backbone.parent, backbone.name)))
+        traffic = Traffic(folder, texts_of(SIZES[size], [tokens] * 4 * TENANTS), BATCHES * batch)
+        services = {name: Service([(folder, settings)]) for name in WAYS}
         for name, service in services.items():
             change(service, name)
         processes = {name: Process(service) for name, service in services.items()}
@@ -89,10 +57,9 @@ def figures(load: Load) -> dict[str, Any]:
         try:
             for turn in range(ROUNDS + 1):
                 for name, service in services.items():
-                    rate = traffic.rate(service, processes[name], load.seconds / ROUNDS if turn else 0.5)
+                    rate = traffic.rate(service, processes[name], seconds / ROUNDS if turn else 0.5)
                     if turn:  # the first turn warms up
                         rates[name].append(rate)
-            staging = _staging_share(folder, traffic, Settings.read(given), batch)
         finally:
             for name, service in services.items():
                 processes[name].close()
@@ -103,8 +70,7 @@ def figures(load: Load) -> dict[str, Any]:
         **median,
         "pipelined_to_synchronous": median["pipelined"] / median["synchronous"],
         "pipelined_to_coarse_swapping": median["pipelined"] / median["coarse_swapping"],
-        "staging_share": staging,
-        "device": Settings.read(given).device.type,
+        "device": settings.device.type,
     }
 
 
@@ -164,76 +130,37 @@ class Traffic:
     """Sends looked-up requests, so that a fixed number of them wait or run at any time."""
 
     def __init__(self, folder: Path, texts: list[str], in_flight: int) -> None:
-        self._backbone, self._in_flight = Backbone(folder), in_flight
-        lookup, view = Lookup(self._backbone), self._backbone.view
+        self._in_flight, backbone = in_flight, Backbone(folder)
+        lookup, view = Lookup(backbone), backbone.view
         chosen = np.random.default_rng(3).choice(len(view.snapshot.tenants), len(texts)).tolist()
-        tenants = [view.snapshot.tenants[number] for number in chosen]
-        self._asked = [
-            (tenant, lookup.resolve(view, tenant, [text], None, False)) for tenant, text in zip(tenants, texts, strict=True)
-        ]
-
-    def texts(self) -> list[Text]:
-        found = []
-        for tenant, form in self._asked:
-            found += Request(form, self._backbone.view, tenant, lambda request, answer: None).texts_from(form)
-        return found
+        asked = zip((view.snapshot.tenants[number] for number in chosen), texts, strict=True)
+        self._forms = [lookup.resolve(view, tenant, [text], None, False) for tenant, text in asked]
 
     def rate(self, service: Service, process: Process, seconds: float) -> float:
-        def send(number: int, answered: Answered) -> None:
-            _, form = self._asked[number % len(self._asked)]
+        """Returns answers a second. Raises if an answer is an error."""
+        forms, answers, failures = cycle(self._forms), count(), []
+        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
+
+        def send() -> None:
+            form = next(forms)
             form.head = form.head._replace(arrival_ns=time.monotonic_ns())
             service.submit(form, answered)
             process.wake()
 
-        return saturated(send, self._in_flight, seconds)
+        def answered(answer: list | Exception) -> None:
+            if isinstance(answer, Exception):
+                failures.append(answer)
+            elif time.perf_counter() < end and not failures:
+                next(answers)
+                send()
+                return
+            left.release()
 
-
-def saturated(send: Callable[[int, Answered], object], in_flight: int, seconds: float) -> float:
-    """Returns answers a second. Raises if an answer is an error.
-
-    `send` sends the request of a number, which calls the function when it is answered.
-    """
-    numbers, answers, failures = count(), count(), []
-    end, left = time.perf_counter() + seconds, threading.Semaphore(0)
-
-    def answered(answer: list | Exception) -> None:
-        if isinstance(answer, Exception):
-            failures.append(answer)
-        elif time.perf_counter() < end and not failures:
-            next(answers)
-            send(next(numbers), answered)
-            return
-        left.release()
-
-    start = time.perf_counter()
-    for _ in range(in_flight):
-        send(next(numbers), answered)
-    for _ in range(in_flight):
-        left.acquire()
-    if failures:
-        raise failures[0]
-    return (next(answers) + in_flight) / (time.perf_counter() - start)
-
-
-def _staging_share(folder: Path, traffic: Traffic, settings: Settings, batch_texts: int) -> float:
-    """Returns the share of staging in the time of staging and computing one after the other. At most this can be hidden."""
-    backbone = Backbone(folder)
-    precision = settings.precision
-    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits)
-    few_sizes = engine.takes_few_sizes
-    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, precision.dtype, few_sizes=few_sizes))
-    texts, staging, whole = traffic.texts(), [], []
-    for number in range(STAGED):
         start = time.perf_counter()
-        batch = stager.stage(texts[number * batch_texts :][:batch_texts], broken=_raise)
-        staged = time.perf_counter()
-        assert batch is not None  # or `_raise` has raised
-        computed(engine, batch)
-        whole.append(time.perf_counter() - start)
-        staging.append(staged - start)
-        stager.release(batch.held)
-    return float(np.median(staging) / np.median(whole))
-
-
-def _raise(text: Text, error: Exception) -> None:
-    raise error
+        for _ in range(self._in_flight):
+            send()
+        for _ in range(self._in_flight):
+            left.acquire()
+        if failures:
+            raise failures[0]
+        return (next(answers) + self._in_flight) / (time.perf_counter() - start)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.cascade_material import Judged, Part, Question, judged, questions_in
+from bench.cascade_material import Judged, Part, Question, Way, described, judged, questions_in
 from bench.curves import Curve, Curves
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import LOOK, costs_of
@@ -49,25 +49,20 @@ Ways = dict[str, dict[str, dict[str, float]]]  # figures by way, and by drop or 
 Choosing = Callable[[Part, Part], Iterable[Leaves]]  # by the first part, where texts of the second leave
 
 
-class Point(NamedTuple):
-    work: float
-    lost: Estimate
-
-
 def figures(folder: Path, dtype: str, tenants: int) -> Ways:
     """Returns means over the tenants, by way and drop (or the share of words that stay)."""
     asked = questions_in(folder, tenants)
     store = Store(folder / "store")
     precision = served_precision(store, dtype, resolve_device("auto"))
-    found: dict[str, dict[str, list[Point]]] = {}
+    found: dict[str, dict[str, list[Way]]] = {}
     for id, question in asked.items():
         own = judged(store, id, question, precision)
         for name, ways in WAYS.items():
             for drop, leaves in zip(_names(name), ways(own.choosing, own.test), strict=True):
-                found.setdefault(name, {}).setdefault(drop, []).append(_point(own, leaves))
-        for keep, point in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
-            found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(point)
-    return {name: {drop: mean_of(points) for drop, points in own.items()} for name, own in found.items()}
+                found.setdefault(name, {}).setdefault(drop, []).append(_way(own, leaves))
+        for keep, way in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
+            found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(way)
+    return {name: {drop: described(ways) for drop, ways in own.items()} for name, own in found.items()}
 
 
 def curves_of(found: Ways) -> Curves:
@@ -81,20 +76,14 @@ def _names(way: str) -> Sequence[str]:
     return ("-",) if way in ("vote", "oracle") else [f"{drop:g}" for drop in DROPS]
 
 
-def _point(own: Judged, leaves: Leaves) -> Point:
+def _way(own: Judged, leaves: Leaves) -> Way:
     right = leaves.part.right[leaves.left, np.arange(len(leaves.left))]
-    return Point(_work(leaves), Estimate.of(own.test.right[-1] - right))
+    return Way(_work(leaves), Estimate.of(own.test.right[-1] - right))
 
 
 def _work(leaves: Leaves) -> float:
     answered = leaves.part.answered
     return float((answered.costs[leaves.left] + LOOK * leaves.looks) @ answered.weights / answered.weights.sum())
-
-
-def mean_of(points: Sequence[Point]) -> dict[str, float]:
-    off = sqrt(sum(point.lost.off**2 for point in points)) / len(points)
-    work, lost = np.mean([(point.work, point.lost.points) for point in points], axis=0).tolist()
-    return {"work": work, "points_lost": lost, "points_lost_off": off}
 
 
 def served(choosing: Part, judged: Part) -> Iterable[Leaves]:
@@ -213,19 +202,19 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
     return replace(part, labels=labels, answered=replace(part.answered, losses=losses)), chosen
 
 
-def pruned(store: Store, id: str, question: Question, precision: Precision, own: Judged) -> list[Point]:
+def pruned(store: Store, id: str, question: Question, precision: Precision, own: Judged) -> list[Way]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
     tenant, task = find_tenant(store, id), training_task(question.task)
     opening = opened(
         store, tenant, store.tenant_weights(tenant), task.read(question.test), resolve_device("auto"), precision, False
     )
     costs = costs_of(store.config, 1 / own.tokens)
-    points: list[Point] = []
+    ways: list[Way] = []
     for keep in KEEPS:
         right = _pruned_labels(*opening, keep) == own.test.wanted_numbers
         work = float(costs[1] + keep * (1 - costs[1]))
-        points.append(Point(work, Estimate.of(own.test.right[-1] - right)))
-    return points
+        ways.append(Way(work, Estimate.of(own.test.right[-1] - right)))
+    return ways
 
 
 @torch.inference_mode()

@@ -11,17 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App
-
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from hplm.errors import HplmError
-from research.options import FLAT, JSON
+from research.options import FLAT, JSON, command, run
 from research.schemes.export import export_scheme
 
-app = App(
-    name="python -m research.schemes", help=__doc__, help_format="plaintext", version_flags=[], result_action="return_value"
-)
+app = command("research.schemes", __doc__)
 USUAL = ServingOptions()
 
 
@@ -40,24 +35,14 @@ def write(
 ) -> None:
     """Writes Triton's model folders.
 
-    Parameters
-    ----------
-    scheme
-        The way to serve the tenants.
-    store
-        The folder that `hplm build` wrote.
-    repository
-        The model repository to write.
-    options
-        As of `hplm export`.
-    resident
-        Models to keep in memory, of a scheme with a model for each tenant.
-    replace
-        Remove exported tenants that the store does not have.
-    while_served
-        Replace the backbone even though a running server serves it: restart that server at once.
-    as_json
-        End with one line of JSON.
+    :param scheme: the way to serve the tenants
+    :param store: the folder that `hplm build` wrote
+    :param repository: the model repository to write
+    :param options: as of `hplm export`
+    :param resident: models to keep in memory, of a scheme with a model for each tenant
+    :param replace: remove exported tenants that the store does not have
+    :param while_served: replace the backbone even though a running server serves it: restart that server at once
+    :param as_json: end with one line of JSON
     """
     exported = export_scheme(Store(store), repository, options, scheme, resident, replace, while_served)
     figures = {"scheme": scheme, "backbone": exported.backbone, "tenants": exported.tenants, "repository": str(repository)}
@@ -66,12 +51,7 @@ def write(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        app(arguments)
-    except HplmError as error:
-        print(f"schemes: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run(app, arguments)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from builder.store.store import Store
 from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
 from research.baselines.models import WholeConfig
-from research.schemes.flat import flat_store
-from research.schemes.pretrained import pretrained
+from research.schemes.pretrained import flat_store, pretrained
 from research.schemes.whole import write_whole
 
 FLAT = ("adapter", "shared")

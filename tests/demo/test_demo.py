@@ -11,8 +11,7 @@ import pytest
 from builder.store.store import TenantFile
 from demo.building import fingerprint
 from demo.data import DemoTenant
-from demo.picture import draw, megabytes
-from demo.serving import add_live, evaluate, first_answer, live_server
+from demo.serving import add_live, draw, evaluate, first_answer, live_server, megabytes
 from testing.random_store import TOY, random_store, random_table, random_tenant, random_tenants
 
 

@@ -26,8 +26,7 @@ from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
-from testing.exits import random_exits
-from testing.random_store import random_store
+from testing.random_store import random_exits, random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS, Toy, random_text
 from tests.engine.asker import Asker, stages_of, texts_of

@@ -30,7 +30,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 def loaded(server: SmallServer, **limits: object) -> Report:
-    return Load("127.0.0.1", server.port, **({"requests": numbered(5), "patience": 30.0} | limits)).run()
+    return Load(f"127.0.0.1:{server.port}", **({"requests": numbered(5), "patience": 30.0} | limits)).run()
 
 
 def test_a_closed_loop_sends_every_request_once_in_turn() -> None:
@@ -101,7 +101,7 @@ def test_a_missing_server_is_named_in_the_error() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{port}")):
-            Load("127.0.0.1", port, numbered(1)).run()
+            Load(f"127.0.0.1:{port}", numbered(1)).run()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_an_open_loop_sends_requests_in_order_and_not_before_they_are_due(times,
 
 def test_a_load_has_a_rate_or_arrivals() -> None:
     with pytest.raises(ValueError, match=mentioning("rate", "arrivals")):
-        Load("127.0.0.1", 1, numbered(1), rate=1.0, arrivals=np.zeros(1))
+        Load("127.0.0.1:1", numbered(1), rate=1.0, arrivals=np.zeros(1))
 
 
 def test_an_open_loop_counts_the_wait_for_a_slow_server() -> None:

@@ -47,7 +47,7 @@ def test_a_run_that_cannot_be_watched_or_changed_or_is_too_short_is_no_result(mo
     monkeypatch.setattr(soak, "CHURN_SECONDS", 0.01)
     monkeypatch.setattr(soak, "send", lambda load: [REPORT])
     with pytest.raises(HplmError, match=named):
-        soak._beside_guests(served, Load("", 0, [b""]), seconds)
+        soak._beside_guests(served, Load("", [b""]), seconds)
 
 
 @pytest.mark.slow

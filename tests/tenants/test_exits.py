@@ -15,7 +15,7 @@ from hplm.tenants.commands import Commands
 from hplm.tenants.exits import Plan
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
-from testing.exits import random_exits
+from testing.random_store import random_exits
 from tests.places import answer, knowledge
 
 WRONG = [

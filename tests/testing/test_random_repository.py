@@ -18,13 +18,9 @@ def test_what_it_writes_is_whole_and_has_as_many_tenants(tmp_path, capsys) -> No
     assert "minilm" in capsys.readouterr().out
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path) -> None:
+def test_a_folder_with_something_in_it_is_left_alone_and_no_tenants_are_refused(tmp_path) -> None:
     (tmp_path / "mine").write_text("")
-    with pytest.raises(SystemExit, match="--to"):
-        main(["--to", str(tmp_path)])
+    for to, tenants, named in ((tmp_path, "3", "--to"), (tmp_path / "random", "0", "--tenants 0")):
+        with pytest.raises(SystemExit, match=named):
+            main(["--to", str(to), "--tenants", tenants])
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
-
-
-def test_no_tenants_are_refused(tmp_path) -> None:
-    with pytest.raises(SystemExit, match="--tenants 0"):
-        main(["--to", str(tmp_path / "random"), "--tenants", "0"])

@@ -14,8 +14,7 @@ from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.request.answers import outputs_of
 from hplm.server.held import Held
 from hplm.tasks import TextAnswer
-from research.baselines.models import Question, WholeModels
-from research.baselines.worker import Worker
+from research.baselines.models import Question, WholeModels, Worker
 
 
 class TritonPythonModel:

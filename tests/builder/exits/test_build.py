@@ -26,8 +26,7 @@ from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import Broken, InvalidInput
 from hplm.tenants.manager import Manager
-from testing.exits import random_exits
-from testing.random_store import random_tenant
+from testing.random_store import random_exits, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.stores import cut

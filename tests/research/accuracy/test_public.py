@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from demo.public import MAILS, stored_public_data
+from demo.public import stored_public_data
 from research.accuracy.report import named_options
-from research.accuracy.tiers import TIERS
+from research.accuracy.studies import TIERS
 from research.result_file import ResultFile
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
 
@@ -67,22 +67,6 @@ def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(files, tmp_path)
     assert task.train.stat().st_mtime_ns == before
     stored_public_data(tmp_path / "data", [files], SIZES, 9, further)
     assert len(json.loads(lines_of(task.train)[0])["text"].split()) == 9
-
-
-def test_a_mail_is_its_subject_and_its_words(tmp_path):
-    for kind in MAILS:
-        (tmp_path / "mails" / "data" / kind).mkdir(parents=True)
-        for number in range(9):
-            about = " ".join(f"{kind.replace('-', '')}x{in_letters(number)}x{in_letters(place)}" for place in range(20))
-            page = f"<html><style>p {{ color: red }}</style><p>Buy&nbsp;now</p> from me@here.org {about}</html>"
-            head = "From: secret@sender.org\nX-Spam: yes\nSubject: Offer\nContent-Type: text/html\n\n"
-            (tmp_path / "mails" / "data" / kind / f"{number}.txt").write_text(head + page)
-    task = stored_public_data(tmp_path / "data", [tmp_path / "mails"], SIZES, 9, {}).data.tenants[0]
-    rows = [json.loads(line) for line in lines_of(task.test)]
-    assert task.id == "mail-spam" and {row["label"] for row in rows} == {"ham", "spam"}
-    assert all(row["text"].startswith("Offer Buy now from ") and "color" not in row["text"] for row in rows)
-    assert not any("@" in row["text"] or "secret" in row["text"] for row in rows)
-    assert all(("spam" in row["text"]) == (row["label"] == "spam") for row in rows)
 
 
 def test_new_options_of_training_do_not_void_the_results():

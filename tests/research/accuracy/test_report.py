@@ -9,8 +9,8 @@ from demo.data import DemoData, DemoDomain, DemoTenant
 from research.accuracy import report as reports
 from research.accuracy.__main__ import main
 from research.accuracy.report import Report
+from research.accuracy.studies import Tier
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of
-from research.accuracy.tiers import Tier
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import CPU, some_lines

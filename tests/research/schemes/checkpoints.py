@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel
 
 from builder.store.store import Store, TenantFile
 from hplm.model.checkpoint import load_checkpoint, split
-from testing.random_store import random_table, random_tenant, tokenizer_json
+from testing.random_store import random_table, random_tenant
+from tests.builder.checkpoints import SIZES, save_tokenizer
 
 TENANTS = [
     TenantFile("acme", 1, "root", 1, "classify", ["red", "green", "blue"], 4),
@@ -22,17 +22,9 @@ TENANTS = [
 
 def save_bert(folder: Path) -> BertModel:
     torch.manual_seed(3)
-    config = BertConfig(
-        vocab_size=200, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.2,
-    )  # fmt: skip
-    model = BertModel(config, add_pooling_layer=False).eval()
+    model = BertModel(BertConfig(**SIZES, initializer_range=0.2), add_pooling_layer=False).eval()
     model.save_pretrained(folder)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer_json(200)), cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]",
-        pad_token="[PAD]", mask_token="[MASK]",
-    )  # fmt: skip
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(folder, 200)
     return model
 
 

@@ -15,8 +15,7 @@ import torch
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import Broken, Draining, InvalidInput, NoTenant, QueueFull
-from research.baselines.models import WholeModels
-from research.baselines.worker import Worker
+from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
 from testing.reference import Reference
