@@ -41,7 +41,7 @@ class TritonPythonModel:
         versions = [folder / "1" for folder in folders]
         self._client = EngineClient(versions, parameters, replies.state_folder(versions), [*meters.values()])
         self._publishers = [
-            Publisher(pb_utils.MetricFamily, own.meter, name, keeps=own.keeps)
+            Publisher(pb_utils.MetricFamily, own.meter, name, before=own.settle, keeps=own.keeps)
             for name, own in zip(backbones, self._client.outcomes, strict=True)
         ]
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]

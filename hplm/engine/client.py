@@ -266,18 +266,19 @@ class EngineClient:
     def _answer(self, unsent: Unsent) -> None:
         """Sends answers, and counts what their clients got, and when."""
         sent = [(one, answer, one.send(answer), time.monotonic_ns()) for one, answer in unsent]
-        counted: list[list[Outcome]] = [[] for _ in self.outcomes]
+        counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self.outcomes]
         for one, answer, error, now_ns in sent:
-            head = one.head
+            if one.is_lost:
+                continue
+            head, (requests, allowed) = one.head, counted[one.backbone]
             if error is None and isinstance(answer, tuple):
                 error = error_in(answer[1]) or Internal
             outcome = error.word if error is not None else names.outcome(head.deadline_ns, now_ns)
-            allowed_s = (head.deadline_ns - head.arrival_ns) / 1e9 if head.deadline_ns else 0.0
-            if not one.is_lost:
-                counted[one.backbone].append((head.domain, head.tenant, outcome, allowed_s))
+            requests.append((head.domain, head.tenant, outcome))
+            if head.deadline_ns:
+                allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
         for outcomes, of_backbone in zip(self.outcomes, counted, strict=True):
-            if of_backbone:
-                outcomes.count(of_backbone)
+            outcomes.count(*of_backbone)
 
     def _answer_next(self) -> bool:
         unsent = self._answers.get()
