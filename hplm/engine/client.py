@@ -47,7 +47,7 @@ Respond = Callable[[Answer], HplmError | None]  # sends an answer; returns the e
 class Pending:
     """A request without an answer."""
 
-    __slots__ = ("backbone", "defer", "form", "head", "id", "is_lost", "passed_on", "respond", "wanted")
+    __slots__ = ("_defer", "backbone", "form", "head", "id", "is_deferred", "is_lost", "passed_on", "respond", "wanted")
 
     def __init__(
         self, form: bytes, id: str, wanted: int, respond: Respond, defer: Callable[[], None], backbone: int = 0
@@ -57,10 +57,15 @@ class Pending:
         `defer` is called before another thread than that of `submit` may answer.
         """
         self.form, self.id, self.wanted, self.backbone = form, id, wanted, backbone
-        self.respond, self.defer = respond, defer
+        self.respond, self._defer = respond, defer
+        self.is_deferred = False
         self.head = read_head(form)
         self.passed_on = 0.0  # when the engine got it; it no longer has its form then
         self.is_lost = False  # the engine has ended; it is counted as that, and not by its outcome
+
+    def defer(self) -> None:
+        self.is_deferred = True
+        self._defer()
 
     def send(self, answer: Answer) -> HplmError | None:
         """Returns the error that was sent instead."""
@@ -123,7 +128,6 @@ class EngineClient:
             numbers = range(self._numbers, self._numbers + len(requests))
             self._numbers += len(requests)
             if worker is not None:
-                waits = waits and not self._held
                 if waits:
                     worker.ring(False)
                 else:
@@ -152,21 +156,23 @@ class EngineClient:
                 if (lost := self._taken(number)) is not None:
                     self._lose(lost, for_client(error, "passing the request on"))
         if waits:
-            self._wait(worker, requests)
+            self._wait(worker, requests, numbers)
 
-    def _wait(self, worker: Worker, requests: Sequence[Pending]) -> None:
+    def _wait(self, worker: Worker, requests: Sequence[Pending], numbers: range) -> None:
         """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
         now, now_ns = time.monotonic(), time.monotonic_ns()
         left_ns = min((deadline for one in requests if (deadline := one.head.deadline_ns)), default=sys.maxsize) - now_ns
         until = now + min(SOON_SECONDS, left_ns / 1e9)
+        unanswered = self._held.keys()
         try:
-            while self._held and (messages := worker.channel.arrived(until - time.monotonic())):
-                if not self._take_in(worker, messages, returned=True):
+            while not unanswered.isdisjoint(numbers):
+                messages = worker.channel.arrived(until - time.monotonic())
+                if not messages or not self._take_in(worker, messages):
                     break
         except Exception:
             log.exception("what the engine said cannot be read")
             worker.end()  # so that the keeping thread answers its requests
-        _defer(list(self._held.values()))
+        _defer(one for number, one in zip(numbers, requests, strict=True) if number in unanswered)
         worker.ring(True)
 
     def close(self) -> None:
@@ -185,14 +191,14 @@ class EngineClient:
             with self._receiving:
                 is_open = self._take_in(worker, worker.channel.arrived())
 
-    def _take_in(self, worker: Worker, messages: Sequence[object], returned: bool = False) -> bool:
-        """Takes messages. Returns False when the engine has gone. `returned`: this thread returns the answers."""
+    def _take_in(self, worker: Worker, messages: Sequence[object]) -> bool:
+        """Takes messages. Returns False when the engine has gone."""
         for message in messages:
             if isinstance(message, Beat):
                 self._count(worker, message)
             elif isinstance(message, bytearray):
                 for reply in replies_in(message):
-                    self._answer_all(reply, returned, len(messages) == 1)
+                    self._answer_all(reply, len(messages) == 1)
         return not messages or messages[-1] is not None
 
     def _count(self, worker: Worker, beat: Beat) -> None:
@@ -202,34 +208,35 @@ class EngineClient:
             outcomes.meter.set_all(beaten.levels)
             outcomes.look()
 
-    def _answer_all(self, reply: Reply, returned: bool, alone: bool) -> None:
+    def _answer_all(self, reply: Reply, alone: bool) -> None:
         """Answers requests. `alone`: nothing else waits for this thread."""
         requests, outputs, failure = reply
         held, are_apart, now = self._held, self._separation.apart.alone, time.monotonic()
-        unsent: Unsent = []
+        here: Unsent = []
+        later: Unsent = []
         start = 0
         try:
             for number, texts in requests:
                 stop = start + texts
                 answer = failure or {name: values[start:stop] for name, values in outputs.items()}
                 start = stop
-                pending = held.pop(number, None)  # without the lock: nobody else receives, or finds that the engine has ended
-                if pending is None:
+                one = held.pop(number, None)  # without the lock: nobody else receives, or finds that the engine has ended
+                if one is None:
                     continue
-                self._took_s += LEARNING * (now - pending.passed_on - self._took_s)
+                self._took_s += LEARNING * (now - one.passed_on - self._took_s)
                 if are_apart and not failure:
-                    self._separation.answered(number_of(pending.backbone, pending.head.uid))
-                unsent.append((pending, answer))
+                    self._separation.answered(number_of(one.backbone, one.head.uid))
+                is_here = not one.is_deferred or (alone and len(requests) == 1)
+                (here if is_here else later).append((one, answer))
         finally:
-            if returned or (alone and len(unsent) == 1):
-                self._answer(unsent)
-            else:
-                self._share(unsent)
+            if later:
+                self._share(later)
+            self._answer(here)
 
     def _share(self, unsent: Unsent) -> None:
         """Lets several threads answer: each answer is a round trip to the server process."""
         most = -(-len(unsent) // ANSWERING_THREADS)
-        for start in range(0, len(unsent), most or 1):
+        for start in range(0, len(unsent), most):
             self._answers.put(unsent[start : start + most])
 
     def _ended(self, worker: Worker, closed: bool) -> None:
@@ -249,8 +256,8 @@ class EngineClient:
             self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
             pending.is_lost = True
             unsent.append((pending, lost.failure()))
-        self._share(unsent)
         if left:
+            self._share(unsent)
             log.error("the engine had %d requests when it ended", len(left))
 
     def _taken(self, number: int) -> Pending | None:
@@ -277,8 +284,9 @@ class EngineClient:
             requests.append((head.domain, head.tenant, outcome))
             if head.deadline_ns:
                 allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
-        for outcomes, of_backbone in zip(self.outcomes, counted, strict=True):
-            outcomes.count(*of_backbone)
+        for outcomes, (requests, allowed) in zip(self.outcomes, counted, strict=True):
+            if requests:
+                outcomes.count(requests, allowed)
 
     def _answer_next(self) -> bool:
         unsent = self._answers.get()
