@@ -38,6 +38,8 @@ class Call:
 
     def __init__(self, requests: Sequence[pb_utils.InferenceRequest], held: Held) -> None:
         self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
+        self._held = held
+        held.take(len(requests))
         self.senders = [Sender(request, held, self) for request in requests]
 
     def takes(self, size: int) -> bool:
@@ -49,8 +51,12 @@ class Call:
 
     def responses(self) -> list[pb_utils.InferenceResponse | None]:
         """Ends the call. Nothing holds its requests any longer, nor the memory that they share with the server process."""
-        senders, self.senders = self.senders, []
-        return [sender.returned() for sender in senders]
+        responses = [sender.returned() for sender in self.senders]
+        both = zip(self.senders, responses, strict=True)
+        if returned := sum(response is not None and not sender.is_probe for sender, response in both):
+            self._held.answered(returned)
+        self.senders = []
+        return responses
 
 
 class Sender:
@@ -62,18 +68,21 @@ class Sender:
     only one thread at a time talks to Triton about a request.
     """
 
+    __slots__ = ("_call", "_ended", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
+
     def __init__(self, request: pb_utils.InferenceRequest, held: Held, call: Call | None = None) -> None:
+        """`held` counts the request until its last response. That of a `call` is counted by the call."""
         self._request: pb_utils.InferenceRequest | None = request
         self._call = call
         self._sender: pb_utils.InferenceResponseSender | None = None
         self._response: pb_utils.InferenceResponse | None = None  # that the call returns
-        if call is None:
-            self.defer()
         self._held = held
         self.is_probe = False
         self._talking = threading.Lock()
         self._ended = False
-        held.take()
+        if call is None:
+            self.defer()
+            held.take()
 
     def take_for_probe(self) -> None:
         """Says that the request is only a probe."""
@@ -96,16 +105,23 @@ class Sender:
 
     def make_room(self, size: int) -> None:
         """Defers the request if an answer of `size` bytes cannot be returned with the others of its call."""
-        if self._call is not None and not self.is_deferred and not self._call.takes(size):
+        if self._sender is None and self._call is not None and not self._call.takes(size):
             self.defer()
 
+    def answer(self, answer: Outputs | tuple[str, str]) -> HplmError | None:
+        """Sends outputs, or the status and message of a failure. Returns the error that was sent instead."""
+        if not isinstance(answer, tuple):
+            return send_outputs(self, answer)
+        self.send(failure_with(*answer))
+        return None
+
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
+        if self._sender is None:
+            self._response = response
+            return
         try:
             with self._talking:
                 self._ended |= is_last
-                if self._sender is None:
-                    self._response = response
-                    return
                 self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
         finally:
             if is_last and not self.is_probe:
@@ -251,11 +267,6 @@ def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
     return decoded
 
 
-def tensor(name: str, values: Array) -> pb_utils.Tensor:
-    """Makes an output tensor. Not through numpy's DLPack: this stub takes a used capsule for a fresh one."""
-    return pb_utils.Tensor(name, values)
-
-
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
     """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`.
 
@@ -275,13 +286,17 @@ def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
 def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = True) -> HplmError | None:
     """Sends the answer to a request or a part of it, or returns the error that was sent instead, and is its end."""
     try:
-        response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
+        # Not through numpy's DLPack: this stub takes a used capsule for a fresh one.
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in outputs.items()])
+        size = size_of(outputs)
     except Exception as error:
         sender.send(failure(error, "making the answer"))
         return for_client(error, "making the answer")
+    sender.make_room(size)
+    if size < LARGE:
+        sender.send(response, is_last)
+        return None
     try:
-        size = size_of(outputs)
-        sender.make_room(size)
         with SHARED_MEMORY.taken(size):
             sender.send(response, is_last)
     except OutOfCapacity as error:  # nothing was sent

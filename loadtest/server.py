@@ -148,13 +148,13 @@ class ServedCopy(Running):
         manager = self.manager()
         tenant = manager.current().tenants[0]
         banks = self.folder / EXPORTED_BANKS
-        head, adapter = Bank(banks / tenant.head_record.bank), None
+        head, adapter = Bank(banks / tenant.weights.head.bank), None
         if tenant.adapter is not None:
             bank = Bank(banks / tenant.adapter.bank)
             adapter = bank.layout, bank.weights(tenant.adapter)
         # The record has room for more labels than the tenant has.
         layout = replace(head.layout, size=len(tenant.labels))
-        tensors = {name: tensor[: layout.size] for name, tensor in head.weights(tenant.head_record)[0].items()}
+        tensors = {name: tensor[: layout.size] for name, tensor in head.weights(tenant.weights.head)[0].items()}
         labels, domain = tuple(tenant.labels), (tenant.domain, tenant.domain_version)
         manager.add(GUEST, Knowledge(*domain, task=tenant.task, labels=labels, head=(layout, tensors), adapter=adapter))
         manager.settle_now()

@@ -145,8 +145,8 @@ class Reference:
             if (left := self._at_exit(number, x, tenant, read)) is not None:
                 return left
 
-        bank = self.backbone.bank(tenant.head_record.bank)
-        (head,) = bank.weights(tenant.head_record)
+        bank = self.backbone.bank(tenant.weights.head.bank)
+        (head,) = bank.weights(tenant.weights.head)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]

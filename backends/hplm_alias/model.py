@@ -165,7 +165,7 @@ class TritonPythonModel:
             try:
                 if forwarded.sender.is_cancelled:
                     given = {**self._mark.parameters(forwarded.arrival_ns), CANCEL: name}
-                    none = [replies.tensor("text_input", np.array([b""], dtype=object))]
+                    none = [pb_utils.Tensor("text_input", np.array([b""], dtype=object))]
                     _only_response(ask(forwarded, forwarded.backbone, none, ["text_output"], given, 0))
             except Exception:  # the places of others must still be freed
                 log.exception("cannot cancel a prompt")
@@ -207,17 +207,17 @@ def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
         return refusal(answer, backbone)
     tensors = answer.output_tensors()  # already in shared memory
     if is_prompt:
-        tensors = [replies.tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
+        tensors = [pb_utils.Tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
     return pb_utils.InferenceResponse(tensors)
 
 
 def _prompt(inputs: list[pb_utils.Tensor], parameters: dict[str, Any]) -> tuple[list[pb_utils.Tensor], dict[str, Any]]:
     """Returns inputs and parameters as a decoder takes them: without a batch, and with the settings of sampling in JSON."""
-    own = [replies.tensor(one.name(), one.as_numpy().reshape(-1)) for one in inputs]
+    own = [pb_utils.Tensor(one.name(), one.as_numpy().reshape(-1)) for one in inputs]
     settings = {name: value for name, value in parameters.items() if name in READERS}
     if not settings or any(one.name() == "sampling_parameters" for one in inputs):
         return own, parameters
-    own.append(replies.tensor("sampling_parameters", np.array([json.dumps(settings).encode()], dtype=object)))
+    own.append(pb_utils.Tensor("sampling_parameters", np.array([json.dumps(settings).encode()], dtype=object)))
     return own, {name: value for name, value in parameters.items() if name not in settings}
 
 

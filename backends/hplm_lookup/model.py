@@ -52,7 +52,7 @@ class TritonPythonModel:
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         upper = HeldBy(upper_of(folder.parent.parent, name))
         self._refusals = replies.Refusals("lookup")
-        self._service = LookupService(self._lookup, meter, self._charge, self._allow, ahead=lambda: upper.count)
+        self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
@@ -67,6 +67,7 @@ class TritonPythonModel:
         received = time.monotonic_ns()
         call = replies.Call(requests, self._held)
         taken: list[LookupRequest] = []
+        before: list[float] = []  # seconds
         for request, sender in zip(requests, call.senders, strict=True):
             try:
                 parameters = replies.taken(request, sender)
@@ -74,21 +75,29 @@ class TritonPythonModel:
                     self._service.check()
                     _send(sender, PROBE, 1)
                 else:
-                    taken.append(self._admitted(request, parameters, sender, received))
+                    taken.append(self._admitted(request, parameters, sender, received, before))
             except Exception as error:
                 if not sender.is_probe:
                     self._service.count(word_of(error))
                 self._refusals.put(sender, error)
+        if before:
+            self._service.meter.observe(names.BEFORE_SECONDS, before)
         self._service.submit(taken)
         return call.responses()
 
     def _admitted(
-        self, request: pb_utils.InferenceRequest, parameters: dict[str, Any], sender: replies.Sender, received_ns: int
+        self,
+        request: pb_utils.InferenceRequest,
+        parameters: dict[str, Any],
+        sender: replies.Sender,
+        received_ns: int,
+        before: list[float],
     ) -> LookupRequest:
+        """Adds to `before` the seconds from its arrival until now."""
         view = self._views.view
         tenant = admit(view.snapshot, parameters, time.time())
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
-        self._service.meter.observe(names.BEFORE_SECONDS, [(received_ns - arrival_ns) / 1e9])
+        before.append((received_ns - arrival_ns) / 1e9)
         timeout_us = replies.timeout_us(request, parameters) or tenant.deadline_us or self._deadline_us
         timeout_us = min(timeout_us, LONGEST_TIMEOUT_US)
         deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
@@ -126,13 +135,6 @@ class TritonPythonModel:
         self._publisher.close()
         self._watch.close()
         self._held.close()
-
-    def _allow(self, request: LookupRequest) -> None:
-        """Refuses a request if the tenant's requests before it in the line have used up its texts or tokens."""
-        self._quotas.check(request.reading.tenant)
-
-    def _charge(self, request: LookupRequest) -> None:
-        self._quotas.charge(request.reading.tenant, len(request.reading.texts), request.reading.tokens)
 
     def _look(self) -> None:
         self._service.look()

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import partial
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.client import EngineClient, Failure, Pending
-from hplm.errors import HplmError
+from hplm.engine.client import EngineClient, Pending
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.request.answers import Outputs, bits_of
+from hplm.request.answers import bits_of
 from hplm.request.form import PROBE, check
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
@@ -43,7 +41,7 @@ class TritonPythonModel:
         versions = [folder / "1" for folder in folders]
         self._client = EngineClient(versions, parameters, replies.state_folder(versions), [*meters.values()])
         self._publishers = [
-            Publisher(pb_utils.MetricFamily, own.meter, name, keeps=own.keeps)
+            Publisher(pb_utils.MetricFamily, own.meter, name, before=own.settle, keeps=own.keeps)
             for name, own in zip(backbones, self._client.outcomes, strict=True)
         ]
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
@@ -56,15 +54,16 @@ class TritonPythonModel:
         for request, sender in zip(requests, call.senders, strict=True):
             try:
                 # A copy, before it is checked: Triton frees the memory later, and a client may share it.
-                form = replies.required(request, "TICKET").as_numpy().tobytes()
+                (ticket,) = request.inputs()
+                form = ticket.as_numpy().tobytes()
                 wanted = request.requested_output_names()
                 if form == PROBE:
                     sender.take_for_probe()
                     self._client.workers.check()
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
-                    backbone, respond = check(form, self._secrets), partial(_respond, sender)
-                    pending.append(Pending(form, replies.request_id(request), bits_of(wanted), respond, sender.defer, backbone))
+                    backbone, id = check(form, self._secrets), replies.request_id(request)
+                    pending.append(Pending(form, id, bits_of(wanted), sender.answer, sender.defer, backbone))
             except Exception as error:
                 sender.send(replies.failure(error, "taking the request"))
         self._client.submit(pending)
@@ -75,11 +74,3 @@ class TritonPythonModel:
         for publisher in self._publishers:
             publisher.close()
         self._held.close()
-
-
-def _respond(sender: replies.Sender, answer: Outputs | Failure) -> HplmError | None:
-    """Sends an answer. Returns the error that was sent instead, if there was no shared memory for it."""
-    if not isinstance(answer, tuple):
-        return replies.send_outputs(sender, answer)
-    sender.send(replies.failure_with(*answer))
-    return None

@@ -81,12 +81,12 @@ class InPlace(InRuns):
     def __init__(self, slots: Array, counts: Array | None = None) -> None:
         super().__init__(slots, CPU, counts)
         starts = self._bounds[:-1]
-        rows = self._bounds[1:] - starts
-        if rows.max() > MOST_ROWS:
+        if self._bounds[-1] > MOST_ROWS and (rows := self._bounds[1:] - starts).max() > MOST_ROWS:
             pieces = -(-rows // MOST_ROWS)  # of each run
             number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
             cuts = np.repeat(starts, pieces) + np.repeat(rows, pieces) * number // np.repeat(pieces, pieces)
             self._bounds, self._slot_of = np.append(cuts, self._bounds[-1]), np.repeat(self._slot_of, pieces)
+        self._at = self._bounds.ctypes.data, self._slot_of.ctypes.data, len(self._slot_of)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = spread.new_empty(len(spread), weight.shape[1])
@@ -127,10 +127,7 @@ class InPlace(InRuns):
         assert compiled is not None and out.stride(1) == 1
         if x.stride(1) != 1:
             x = x.contiguous()
-        rows = _Rows(
-            self._bounds.ctypes.data, self._slot_of.ctypes.data, len(self._slot_of),
-            x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0),
-        )  # fmt: skip
+        rows = _Rows(*self._at, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0))
         work = len(x) * maps.rank * (maps.inputs + maps.outputs)
         compiled.map(maps, rows, min(torch.get_num_threads(), len(self._slot_of)) if work >= WORTH else 1)
 

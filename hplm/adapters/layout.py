@@ -66,8 +66,12 @@ class Layout:
             raise InvalidInput(f"the projections {', '.join(self.places)} contain one twice: name each once")
         activation(self.function)  # raises if it is unknown
 
-    def __hash__(self) -> int:  # of few fields: every text of a batch is sorted by its layout
-        return hash((self.kind, self.size, self.places))
+    def __hash__(self) -> int:  # computed once: every batch looks up layouts many times
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # of numbers, so that it is the same in other processes
+        return hash((self.size, self.hidden, self.layers, len(self.places)))
 
     @property
     def projections(self) -> dict[str, str]:
@@ -180,6 +184,11 @@ class Layout:
         """The products whose outputs it changes."""
         return frozenset(self.projections[place] for place in self.places)
 
+    @cached_property
+    def maps(self) -> list[tuple[str, list[str]]]:
+        """The places of a bottleneck, each with the names of its tensors."""
+        return [(place, [f"{place}/{name}" for name in ("down", "up", "down_bias", "up_bias")]) for place in self.places]
+
     def touches(self, at: str) -> bool:
         return at in self.touched
 
@@ -188,13 +197,25 @@ class Layout:
 
         `counts`: how many rows have each of the slots, at least one; None: one.
         """
-        shapes = self.in_slots.shapes.values()
-        if kernel.fits(device, dtype, shapes):
+        way = self._ways.get((device, dtype))
+        if way is None:
+            way = self._ways[device, dtype] = self._way(device, dtype)
+        if way is kernel.InPlace:
             return kernel.InPlace(slots, counts)
-        widths = [width for shape in shapes if len(shape) > 1 for width in shape]
-        if runs.fits(device, dtype, widths):
+        if way is runs.Runs:
             return runs.Runs(slots, device, counts)
         return Tiles(slots if counts is None else np.repeat(slots, counts), device)
+
+    @cached_property
+    def _ways(self) -> dict[tuple[torch.device, torch.dtype], type[Groups]]:
+        return {}
+
+    def _way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:
+        shapes = self.in_slots.shapes.values()
+        if kernel.fits(device, dtype, shapes):
+            return kernel.InPlace
+        widths = [width for shape in shapes if len(shape) > 1 for width in shape]
+        return runs.Runs if runs.fits(device, dtype, widths) else Tiles
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""
@@ -246,13 +267,13 @@ class Bottleneck(Kind):
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        for place in layout.places:
+        for place, names in layout.maps:
             if layout.projections[place] == at:
                 spread = groups.spread(_part(layout, at, place, after))
                 if torch.is_grad_enabled():
                     after = after.clone()  # the backward pass needs the input of the map
-                base, names = _part(layout, at, place, after), ("down", "up", "down_bias", "up_bias")
-                groups.add_low_rank(base, spread, *(weights[f"{place}/{name}"] for name in names), function=layout.function)
+                base = _part(layout, at, place, after)
+                groups.add_low_rank(base, spread, *map(weights.__getitem__, names), function=layout.function)
         return after
 
 

@@ -42,6 +42,9 @@ class Homes:
 
     @classmethod
     def of(cls, placed: Sequence[Placed | None]) -> Homes:
+        first = placed[0]
+        if first is not None and all(one is not None and one[0] is first[0] for one in placed):
+            return cls([first[0]], None, np.array([one[1] for one in placed if one is not None], dtype=np.int64))
         numbers: dict[Layout, int] = {}
         found = [(numbers.setdefault(one[0], len(numbers)), one[1]) if one is not None else (-1, 0) for one in placed]
         layout_of, slots = np.array(found, dtype=np.int64).reshape(-1, 2).T
@@ -49,6 +52,8 @@ class Homes:
 
     def some(self, texts: Array) -> Homes:
         """Returns the homes of some texts, in their order. One may be there several times."""
+        if not self.layouts:
+            return self
         return Homes(self.layouts, None if self.layout_of is None else self.layout_of[texts], self.slots[texts])
 
 
@@ -64,10 +69,11 @@ def parts_of(
     parts: list[Part] = []
     for number, layout in enumerate(homes.layouts):
         own, own_counts, rows = homes.slots, counts, None
-        mine = counts > 0 if homes.layout_of is None else (homes.layout_of == number) & (counts > 0)
+        mine = counts if homes.layout_of is None else counts * (homes.layout_of == number)  # rows of this layout
         if not mine.all():
             if not mine.any():
                 continue
+            mine = mine > 0
             own, own_counts = own[mine], counts[mine]
             if homes.layout_of is not None:
                 rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)

@@ -39,6 +39,10 @@ class InRuns(Groups):
         """`counts`: how many rows have each of the slots, at least one; None: one."""
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
+        if len(slots) == 1:
+            self._slot_of = slots.astype(np.int64, copy=False)
+            self._bounds = np.array([0, 1 if counts is None else counts[0]])
+            return
         starts = starts_of_runs(slots)
         if len(starts) > MANY and len(starts) > min(MANY * len(np.unique(slots)), MOST):
             slots, counts = slots if counts is None else np.repeat(slots, counts), None
@@ -47,11 +51,12 @@ class InRuns(Groups):
             self._back = sent(tensor_of(np.argsort(order)), device)
             slots = slots[order]
             starts = starts_of_runs(slots)
-        self._slot_of = slots[starts].astype(np.int64)  # of each run
+        self._slot_of = slots[starts].astype(np.int64, copy=False)  # of each run
         if counts is None:
             self._bounds = np.append(starts, len(slots))  # of the runs
         else:
-            self._bounds = np.append(0, np.add.reduceat(counts, starts).cumsum())
+            self._bounds = np.zeros(len(starts) + 1, dtype=np.int64)
+            np.add.reduceat(counts, starts).cumsum(out=self._bounds[1:])
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
@@ -39,8 +40,7 @@ class Child:
         self._channel = channel
         self._shown = shown
         self._outbox = Outbox(channel)
-        # Requests whose generation is not open yet: what submits them, and what answers them.
-        self._unopened: SimpleQueue[tuple[partial[None], partial[None]]] = SimpleQueue()
+        self._unopened: SimpleQueue[Callable[[], None]] = SimpleQueue()  # submits requests whose generation is not open yet
 
     def run(self) -> None:
         begin = self._channel.receive()
@@ -68,7 +68,7 @@ class Child:
         if isinstance(message, bytearray):
             with self._outbox.together():  # what is refused
                 for request in requests_in(message):
-                    self._submit(*request)
+                    self._take(*request)
         elif isinstance(message, Apart):
             self._service.separate(message)
         elif isinstance(message, End):
@@ -76,26 +76,25 @@ class Child:
         else:
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
-    def _submit(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
-        respond = partial(self._outbox.put, number, wanted, 0)
+    def _take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
         try:
             form = Form(given)
-            respond = partial(self._outbox.put, number, wanted, form.head.version)
-            with_confidence = CONFIDENCE in names_of(wanted)
-            submit = partial(self._service.submit, form, respond, id, with_confidence, backbone, number)
             if self._service.has_open(form, backbone):
-                submit()
+                self._submit(number, backbone, wanted, id, form)
             else:
-                self._unopened.put((submit, respond))  # others do not wait for it
+                self._unopened.put(partial(self._submit, number, backbone, wanted, id, form))  # others do not wait for it
+        except Exception as error:
+            self._outbox.put(number, wanted, 0, error)
+
+    def _submit(self, number: int, backbone: int, wanted: int, id: str, form: Form) -> None:
+        respond = partial(self._outbox.put, number, wanted, form.head.version)
+        try:
+            self._service.submit(form, respond, id, CONFIDENCE in names_of(wanted), backbone, number)
         except Exception as error:
             respond(error)
 
     def _open_next(self) -> bool:
-        submit, respond = self._unopened.get()
-        try:
-            submit()
-        except Exception as error:
-            respond(error)
+        self._unopened.get()()
         self._process.wake()
         return True
 

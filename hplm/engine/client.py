@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hplm.engine.channel import Beat, Begin, request_parts
 from hplm.engine.in_flight import number_of, read
@@ -24,8 +23,8 @@ from hplm.engine.worker import RESTARTING, Worker, Workers
 from hplm.errors import Crashed, Draining, HplmError, Internal, error_in, for_client
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.metrics.outcomes import Outcomes
-from hplm.request.answers import FAILURE, REQUESTS, Outputs, replies_in
+from hplm.metrics.outcomes import Outcome, Outcomes
+from hplm.request.answers import Outputs, Reply, replies_in
 from hplm.request.form import read_head
 
 log = logging.getLogger(__name__)
@@ -41,13 +40,14 @@ CRASHED = Crashed(
 )
 
 Failure = tuple[str, str]  # the status, and the message for the wire
-Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
+Answer = Outputs | Failure
+Respond = Callable[[Answer], HplmError | None]  # sends an answer; returns the error that was sent instead
 
 
 class Pending:
     """A request without an answer."""
 
-    __slots__ = ("backbone", "defer", "form", "head", "id", "passed_on", "respond", "wanted")
+    __slots__ = ("backbone", "defer", "form", "head", "id", "is_lost", "passed_on", "respond", "wanted")
 
     def __init__(
         self, form: bytes, id: str, wanted: int, respond: Respond, defer: Callable[[], None], backbone: int = 0
@@ -60,14 +60,18 @@ class Pending:
         self.respond, self.defer = respond, defer
         self.head = read_head(form)
         self.passed_on = 0.0  # when the engine got it; it no longer has its form then
+        self.is_lost = False  # the engine has ended; it is counted as that, and not by its outcome
+
+    def send(self, answer: Answer) -> HplmError | None:
+        """Returns the error that was sent instead."""
+        try:
+            return self.respond(answer)
+        except Exception:
+            log.exception("cannot send an answer")
+            return None
 
 
-class Unsent(NamedTuple):
-    """An answer that a thread shall send."""
-
-    pending: Pending
-    answer: Outputs | Failure
-    is_counted: bool = True  # by its outcome. If not, the engine lost it, and it is counted as that
+Unsent = list[tuple[Pending, Answer]]
 
 
 class EngineClient:
@@ -148,14 +152,12 @@ class EngineClient:
                 if (lost := self._taken(number)) is not None:
                     self._lose(lost, for_client(error, "passing the request on"))
         if waits:
-            self._wait(worker)
+            self._wait(worker, requests)
 
-    def _wait(self, worker: Worker) -> None:
+    def _wait(self, worker: Worker, requests: Sequence[Pending]) -> None:
         """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
         now, now_ns = time.monotonic(), time.monotonic_ns()
-        left_ns = (
-            min((one.head.deadline_ns for one in self._held.values() if one.head.deadline_ns), default=sys.maxsize) - now_ns
-        )
+        left_ns = min((deadline for one in requests if (deadline := one.head.deadline_ns)), default=sys.maxsize) - now_ns
         until = now + min(SOON_SECONDS, left_ns / 1e9)
         try:
             while self._held and (messages := worker.channel.arrived(until - time.monotonic())):
@@ -200,30 +202,35 @@ class EngineClient:
             outcomes.meter.set_all(beaten.levels)
             outcomes.look()
 
-    def _answer_all(self, reply: Outputs, returned: bool, alone: bool) -> None:
-        """Answers requests. What is not returned is a round trip to the server process each, so several threads share them."""
-        requests: list[tuple[int, int]] = reply.pop(REQUESTS).tolist()
-        failure = reply.pop(FAILURE, None)
-        here = returned or (alone and len(requests) == 1)  # nothing else waits for this thread
-        start, now = 0, time.monotonic()
-        for number, texts in requests:
-            stop = start + texts
-            answer = {name: values[start:stop] for name, values in reply.items()}
-            start = stop
-            if (pending := self._taken(number)) is None:
-                continue
-            self._took_s += LEARNING * (now - pending.passed_on - self._took_s)
-            if failure is not None:
-                status, message = failure
-                unsent = Unsent(pending, (status.decode(), message.decode()))
-            else:
-                if self._separation.apart.alone:
+    def _answer_all(self, reply: Reply, returned: bool, alone: bool) -> None:
+        """Answers requests. `alone`: nothing else waits for this thread."""
+        requests, outputs, failure = reply
+        held, are_apart, now = self._held, self._separation.apart.alone, time.monotonic()
+        unsent: Unsent = []
+        start = 0
+        try:
+            for number, texts in requests:
+                stop = start + texts
+                answer = failure or {name: values[start:stop] for name, values in outputs.items()}
+                start = stop
+                pending = held.pop(number, None)  # without the lock: nobody else receives, or finds that the engine has ended
+                if pending is None:
+                    continue
+                self._took_s += LEARNING * (now - pending.passed_on - self._took_s)
+                if are_apart and not failure:
                     self._separation.answered(number_of(pending.backbone, pending.head.uid))
-                unsent = Unsent(pending, answer)
-            if here:
+                unsent.append((pending, answer))
+        finally:
+            if returned or (alone and len(unsent) == 1):
                 self._answer(unsent)
             else:
-                self._answers.put(unsent)
+                self._share(unsent)
+
+    def _share(self, unsent: Unsent) -> None:
+        """Lets several threads answer: each answer is a round trip to the server process."""
+        most = -(-len(unsent) // ANSWERING_THREADS)
+        for start in range(0, len(unsent), most or 1):
+            self._answers.put(unsent[start : start + most])
 
     def _ended(self, worker: Worker, closed: bool) -> None:
         """Answers what the process still had."""
@@ -236,10 +243,13 @@ class EngineClient:
             self._separation.ended(computed)
         except Exception:  # the requests must still be answered, and another engine started
             log.exception("cannot find out which requests may have ended the engine")
+        unsent: Unsent = []
         for number, pending in left.items():
             lost = CRASHED if number in lost_in_batches else ENDED
             self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
-            self._answers.put(Unsent(pending, lost.failure(), is_counted=False))
+            pending.is_lost = True
+            unsent.append((pending, lost.failure()))
+        self._share(unsent)
         if left:
             log.error("the engine had %d requests when it ended", len(left))
 
@@ -251,20 +261,24 @@ class EngineClient:
     def _lose(self, one: Pending, error: HplmError) -> None:
         """Answers a request that no engine got."""
         self._meters[one.backbone].add(names.LOST_REQUESTS, 1, error.word)
-        _sent(one.respond, error.failure())
+        one.send(error.failure())
 
     def _answer(self, unsent: Unsent) -> None:
-        """Sends an answer, and counts what its client got, and when."""
-        pending, answer, is_counted = unsent
-        error: HplmError | type[HplmError] | None = _sent(pending.respond, answer)
-        if not is_counted:
-            return
-        if error is None and isinstance(answer, tuple):
-            error = error_in(answer[1]) or Internal
-        head = pending.head
-        outcome = error.word if error is not None else names.outcome(head.deadline_ns, time.monotonic_ns())
-        allowed_s = (head.deadline_ns - head.arrival_ns) / 1e9 if head.deadline_ns else 0.0
-        self.outcomes[pending.backbone].count(head.domain, head.tenant, outcome, allowed_s)
+        """Sends answers, and counts what their clients got, and when."""
+        sent = [(one, answer, one.send(answer), time.monotonic_ns()) for one, answer in unsent]
+        counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self.outcomes]
+        for one, answer, error, now_ns in sent:
+            if one.is_lost:
+                continue
+            head, (requests, allowed) = one.head, counted[one.backbone]
+            if error is None and isinstance(answer, tuple):
+                error = error_in(answer[1]) or Internal
+            outcome = error.word if error is not None else names.outcome(head.deadline_ns, now_ns)
+            requests.append((head.domain, head.tenant, outcome))
+            if head.deadline_ns:
+                allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
+        for outcomes, of_backbone in zip(self.outcomes, counted, strict=True):
+            outcomes.count(*of_backbone)
 
     def _answer_next(self) -> bool:
         unsent = self._answers.get()
@@ -276,12 +290,3 @@ class EngineClient:
 def _defer(requests: Iterable[Pending]) -> None:
     for one in requests:
         one.defer()
-
-
-def _sent(respond: Respond, answer: Outputs | Failure) -> HplmError | None:
-    """Sends an answer. Returns the error that was sent instead."""
-    try:
-        return respond(answer)
-    except Exception:
-        log.exception("cannot send an answer")
-        return None

@@ -11,10 +11,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
+
+import torch
 
 from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
@@ -124,28 +126,30 @@ class Encoder:
         """Computes a batch in a stage. Returns whether it goes on to the next one. If not, its texts are answered."""
         batch, staged = prepared
         own, is_last, goes_on = self._served[batch.backbone], stage == self._stages[-1], False
-        end = Computed([], [])
+        end, name = Computed([], []), f"compute_{stage + 1}" if stage else "compute"
         try:
             if stage == 0:
                 self._begin(batch, staged)
-            with self._timed(staged, stage):
+            with staged.timed(name), torch.inference_mode():
                 for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
                     if computed.exit is None:
                         end = computed
                     else:
                         self._leave(batch, staged, computed)
+            start, now = staged.stages[name]
+            staged.computing_ns.append(max(1, now - start))
             if is_last:
+                ended_ns = self._now_ns()
+                self._note(own.instruments.reached, staged.left)
+                self._answer(batch, staged, end)  # first: clients wait for it, and for nothing of what follows
                 self._hand_back(batch, staged)  # before the scheduler hears of it, and lets a batch be staged in their place
                 with self._lock:
                     learned = staged.brought, staged.computing_ns if stage else ()
-                    self._scheduler.finished(batch, self._now_ns(), *learned)
+                    self._scheduler.finished(batch, ended_ns, *learned)
+                self._note(own.instruments.computed, batch, staged)
             goes_on = not is_last
         except Exception as error:
             self._give_up(batch, staged.left, error, staged)
-        else:
-            if is_last:
-                self._note(own.instruments.computed, staged)
-                self._answer(batch, staged, end)
         finally:
             if stage == 0:
                 self._may_choose = True
@@ -200,7 +204,7 @@ class Encoder:
         own = self._served[batch.backbone]
         with self._lock:
             self._scheduler.started(batch, self._now_ns())
-        self._note(own.instruments.started, batch, staged)
+        self._note(own.instruments.started, staged)
         self._may_choose = True  # the next batch may be chosen and staged while this one computes
 
     def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
@@ -210,15 +214,6 @@ class Encoder:
             self._scheduler.left(batch, texts, self._now_ns())
         self._note(self._served[batch.backbone].instruments.reached, texts)
         self._answer(batch, staged, leaving)
-
-    @contextmanager
-    def _timed(self, staged: StagedBatch, stage: int) -> Generator[None]:
-        """Measures how long a stage computes a batch."""
-        name = f"compute_{stage + 1}" if stage else "compute"
-        with staged.timed(name):
-            yield
-        start, end = staged.stages[name]
-        staged.computing_ns.append(max(1, end - start))
 
     @staticmethod
     def _note(instrument: Callable[..., None], *args: object) -> None:

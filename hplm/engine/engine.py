@@ -21,7 +21,7 @@ from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
-from hplm.model.stacks import UpperStack, entered, through
+from hplm.model.stacks import UpperStack, through
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
@@ -101,6 +101,9 @@ class Engine:
         self.takes_few_sizes = can_prepack(device, dtype)
         if device.type == "cpu":
             keep_freed_memory()
+        # What a token's position and segment add, in one table. It has the positions of the first segment first.
+        places = (upper.segments.weight.detach()[:, None] + upper.positions.weight.detach()).flatten(0, 1)
+        self._places = places.to(device, dtype)
         self._upper = self._ready(upper, eight_bits)
         self.watch = Watch()
         self._after_layer: Callable[[], object] = lambda: None
@@ -133,9 +136,11 @@ class Engine:
 
         self._after_layer = waited
 
-    @torch.inference_mode()
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
-        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others."""
+        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others.
+
+        Whoever iterates does so in inference mode.
+        """
         batch.ready.wait()
         try:
             for sheet in batch.sheets:
@@ -149,7 +154,6 @@ class Engine:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
 
-    @torch.inference_mode()
     def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
         """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
 
@@ -168,8 +172,7 @@ class Engine:
             x = sheet.taken().to(stage.device)
         else:
             assert sheet.sums is not None  # staging has gathered them
-            sums, positions, segments = (part.to(stage.device) for part in (sheet.sums, sheet.positions, sheet.segments))
-            x = entered(sums, positions, segments, self._upper.positions.weight, self._upper.segments.weight, self._norm)
+            x = self._norm(torch.embedding(self._places, sheet.places.to(stage.device)).add_(sheet.sums.to(stage.device)))
         passage = Passage(sheet, number, stage.device, self.watch, self._after_layer)
         return passage.run(x, self._layers[number], stage.first, stage is self.stages[-1])
 
@@ -214,6 +217,7 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
+@torch.inference_mode()
 def computed(engine: Engine, batch: StagedBatch) -> list[Array]:
     """Computes a batch in the last stage or the only one. Returns the logits of each text, also of those that left."""
     found: dict[int, Array] = {}

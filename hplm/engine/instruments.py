@@ -39,16 +39,15 @@ class Instruments:
         """Notes a request that was answered or refused. Called once for each request. The model process counts it."""
         self._journal.request(request, word_of(answer) if isinstance(answer, Exception) else "", time.monotonic_ns())
 
-    def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
-        now = time.monotonic_ns()
+    def started(self, staged: StagedBatch) -> None:
+        """Notes when a batch starts to compute."""
+        staged.started_ns = now = time.monotonic_ns()
         self._batches += 1
         staged.number = self._batches
         for text in staged.texts:
             request = text.request
             request.started_ns = request.started_ns or now
             request.batch = staged.number
-        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
-        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
     def reached(self, texts: Iterable[Text]) -> None:
         """Notes when texts were computed, before their requests are answered."""
@@ -56,10 +55,12 @@ class Instruments:
         for text in texts:
             text.request.computed_ns = now
 
-    def computed(self, staged: StagedBatch) -> None:
-        """Counts a computed batch, before the last of its requests are answered."""
-        self.reached(staged.left)
-        tokens = staged.tokens
+    def computed(self, batch: Batch[Text], staged: StagedBatch) -> None:
+        """Counts a computed batch. Its requests are answered."""
+        started, tokens = staged.started_ns, staged.tokens
+        self.meter.observe(names.WAIT_SECONDS, [(started - text.arrival_ns) / 1e9 for text in batch.texts])
+        if slack := [(text.deadline_ns - started) / 1e9 for text in batch.texts if text.deadline_ns]:
+            self.meter.observe(names.SLACK_SECONDS, slack)
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,
             (names.BATCH_TEXTS, ()): len(staged.texts),

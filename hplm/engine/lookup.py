@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -10,16 +11,19 @@ from hplm.arrays import Array
 from hplm.engine.views import View, Views
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
+from hplm.model.words import ITEM
 from hplm.plot.forest import Chain
 from hplm.plot.kernel import kernel
 from hplm.plot.levels import Tally
 from hplm.request.form import Form, Head, write
+from hplm.tasks import first_tokens_of
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
 LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_TOKENS = 1 << 19  # of a request: 1,024 texts of 512 tokens
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
+Found = bytes | Encoded | InvalidInput  # what tokenising a text gives; bytes: its tokens, as int64
 
 
 class Reading:
@@ -37,8 +41,10 @@ class Reading:
         """`asked`: what else the head of its form says (`arrival_ns`, `deadline_ns`, ...)."""
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
-        for index, text in enumerate(texts):
-            check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
+        characters = [*map(len, texts), *map(len, pairs or ())]
+        if max(characters, default=0) > LONGEST_TEXT:
+            for index, text in enumerate(texts):
+                check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
         self.view = view
         self.tenant = tenant
         snapshot = view.snapshot
@@ -47,11 +53,15 @@ class Reading:
         self.texts = texts
         self.pairs = pairs
         self.truncate = truncate
-        self.in_windows = tenant.task_object.needs_pair
-        self.tokens = 0  # of the texts that were read
-        self.encoded: list[Encoded] = []
+        self.task = tenant.task_object
+        self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
+        self.ids: list[bytes] = []  # the tokens of each text that was read, as int64
+        self.tokens = 0  # of these texts
+        self.windows: list[int] = []  # tokens of each window of these texts
+        self.counts: list[int] = []  # answer rows of each
+        self.segments: list[Array] = []  # of one or more of these texts, as are the spans
         self.spans: list[Array] = []
-        self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
+        self.characters_left = sum(characters)
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
                 f"the request has {self.characters_left:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send "
@@ -60,45 +70,80 @@ class Reading:
 
     @property
     def texts_left(self) -> int:
-        return len(self.texts) - len(self.encoded)
+        return len(self.texts) - len(self.ids)
 
     @property
     def chain(self) -> Chain:
         return self.view.forest.chain(self.tenant.domain, self.tenant.domain_version)
 
-    def next_texts(self, characters: int) -> list[tuple[str, str | None]]:
-        """Returns the next texts with their pairs, as many as have these characters but at least one."""
-        found: list[tuple[str, str | None]] = []
-        for index in range(len(self.encoded), len(self.texts)):
-            text, pair = self.texts[index], self.pairs[index] if self.pairs is not None else None
-            found.append((text, pair))
-            characters -= len(text) + len(pair or "")
-            if characters <= 0:
-                break
-        return found
+    def next_texts(self, characters: int) -> range:
+        """Returns the numbers of the next texts, as many as have these characters but at least one."""
+        first = len(self.ids)
+        if self.characters_left > characters:
+            for index in range(first, len(self.texts)):
+                characters -= self._characters(index, index + 1)
+                if characters <= 0:
+                    return range(first, index + 1)
+        return range(first, len(self.texts))
 
-    def take(self, text: str, pair: str | None, encoded: Encoded | InvalidInput) -> None:
-        """Adds the next text after it was tokenised. Raises if it cannot be read."""
+    def given(self, index: int) -> Given:
+        return Given(self.texts[index], self._pair(index), self.truncate, self.task.needs_pair)
+
+    def take(self, found: Sequence[Found]) -> None:
+        """Adds the next texts after they were tokenised. Raises if one of them cannot be read."""
+        ids = [one for one in found if isinstance(one, bytes)]
+        if len(ids) == len(found):
+            self._take_words(ids)
+            return
+        for one in found:
+            if isinstance(one, bytes):
+                self._take_words([one])
+            else:
+                self._take_encoded(one)
+
+    def _take_words(self, ids: Sequence[bytes]) -> None:
+        sizes = [len(own) // ITEM for own in ids]
+        spans = first_tokens_of(self.texts[len(self.ids) : len(self.ids) + len(ids)])
+        self._add(ids, sizes, np.zeros(sum(sizes), dtype=np.uint8), spans, [1] * len(ids))
+
+    def _take_encoded(self, encoded: Encoded | InvalidInput) -> None:
+        index = len(self.ids)
         try:
             if isinstance(encoded, InvalidInput):
                 raise encoded
-            self.spans.append(self.tenant.task_object.rows(text, pair, encoded))
+            spans = self.task.rows(self.texts[index], self._pair(index), encoded)
         except InvalidInput as error:
-            raise InvalidInput(f"text {len(self.encoded) + 1} of {len(self.texts)}: {error}") from None
-        encoded.forget()
-        self.encoded.append(encoded)
-        self.tokens += len(encoded.tokens)
+            raise InvalidInput(f"text {index + 1} of {len(self.texts)}: {error}") from None
+        self._add([encoded.tokens.tobytes()], encoded.lengths.tolist(), encoded.segments, spans, [len(spans)])
+
+    def _add(self, ids: Sequence[bytes], windows: Sequence[int], segments: Array, spans: Array, counts: Sequence[int]) -> None:
+        first = len(self.ids)
+        self.ids += ids
+        self.tokens += sum(windows)
+        self.windows += windows
+        self.counts += counts
+        self.segments.append(segments)
+        self.spans.append(spans)
+        self.characters_left -= self._characters(first, len(self.ids))
         if self.tokens > MOST_TOKENS:
+            totals = accumulate(len(own) // ITEM for own in self.ids)
+            count, tokens = next((count, tokens) for count, tokens in enumerate(totals, 1) if tokens > MOST_TOKENS)
             raise InvalidInput(
-                f"the first {len(self.encoded)} of {len(self.texts)} texts have {self.tokens:,} tokens in all their windows, "
+                f"the first {count} of {len(self.texts)} texts have {tokens:,} tokens in all their windows, "
                 f"but at most {MOST_TOKENS:,} are allowed: send several requests"
             )
-        self.characters_left -= len(text) + len(pair or "")
+
+    def _pair(self, index: int) -> str | None:
+        return self.pairs[index] if self.pairs is not None else None
+
+    def _characters(self, first: int, last: int) -> int:
+        """Returns the characters of these texts and their pairs."""
+        return sum(map(len, self.texts[first:last])) + (sum(map(len, self.pairs[first:last])) if self.pairs else 0)
 
     def form(self, secret: bytes, addresses: Array) -> bytearray:
         """Returns the signed form, with the addresses of all tokens."""
-        counts = [len(spans) for spans in self.spans]
-        if not self.in_windows and len(counts) * max(counts) > MOST_ROWS:  # else the answer has one row a text
+        in_windows, counts = self.task.needs_pair, self.counts
+        if not in_windows and len(counts) * max(counts) > MOST_ROWS:  # else the answer has one row a text
             raise InvalidInput(
                 f"the answer to {len(counts)} texts, the longest with {max(counts):,} words, would have more than "
                 f"{MOST_ROWS:,} rows: send long texts in separate requests"
@@ -106,12 +151,12 @@ class Reading:
         return write(
             secret,
             self.head,
-            lengths=[len(text.tokens) for text in self.encoded],
+            lengths=[len(own) // ITEM for own in self.ids],
             counts=counts,
             addresses=addresses,
-            segments=_end_to_end([text.segments for text in self.encoded]),
+            segments=_end_to_end(self.segments),
             spans=_end_to_end(self.spans),
-            passages=self.pairs if self.pairs is not None and self.in_windows else (),
+            passages=self.pairs if self.pairs is not None and in_windows else (),
         )
 
 
@@ -144,55 +189,60 @@ class Lookup:
         Returns for each request its form after its last text, or what is wrong with it, or None if more texts are left. All
         are read together, because a call costs more than a text.
         """
-        failed: dict[int, Exception] = {}
-        given = [(number, *text) for number, reading in enumerate(readings) for text in reading.next_texts(characters)]
+        results: list[bytearray | Exception | None] = [None] * len(readings)
         try:
-            encoded = self._tokenizer.encode_all(
-                [Given(text, pair, readings[number].truncate, readings[number].in_windows) for number, text, pair in given]
-            )
+            tokenised = self._tokenised(readings, characters)
         except Exception as error:
             if len(readings) == 1:
                 return [error]
             return [self.read([reading], characters)[0] for reading in readings]  # only those at fault fail
-        for (number, text, pair), tokens in zip(given, encoded, strict=True):
-            if number not in failed:
-                try:
-                    readings[number].take(text, pair, tokens)
-                except Exception as error:
-                    failed[number] = error
-        complete = {number: reading for number, reading in enumerate(readings) if not reading.texts_left}
-        found = self._find({number: reading for number, reading in complete.items() if number not in failed})
-        return [failed.get(number) or found.get(number) for number in range(len(readings))]
-
-    def _find(self, readings: dict[int, Reading]) -> dict[int, bytearray | Exception]:
-        """Looks up the requests of each chain together."""
         by_chain: dict[Chain, list[int]] = {}
-        results: dict[int, bytearray | Exception] = {}
-        for number, reading in readings.items():
+        for number, (reading, found) in enumerate(zip(readings, tokenised, strict=True)):
             try:
-                by_chain.setdefault(reading.chain, []).append(number)
-            except Exception as error:  # a table is broken
+                reading.take(found)
+                if not reading.texts_left:
+                    by_chain.setdefault(reading.chain, []).append(number)
+            except Exception as error:
                 results[number] = error
         for chain, numbers in by_chain.items():
-            try:
-                results.update(zip(numbers, self._find_in(chain, [readings[number] for number in numbers]), strict=True))
-            except Exception as error:
-                if len(numbers) == 1:
-                    results[numbers[0]] = error
-                else:  # each alone, so that only those at fault fail
-                    for number in numbers:
-                        results.update(self._find({number: readings[number]}))
+            for number, form in zip(numbers, self._find(chain, [readings[number] for number in numbers]), strict=True):
+                results[number] = form
         return results
 
-    def _find_in(self, chain: Chain, readings: list[Reading]) -> list[bytearray]:
-        encoded = [text for reading in readings for text in reading.encoded]
-        lengths = _end_to_end([text.lengths for text in encoded])
-        hits = chain.lookup(_end_to_end([text.tokens for text in encoded]), lengths)
-        sizes = [sum(len(text.tokens) for text in reading.encoded) for reading in readings]
-        ends = np.cumsum(sizes).tolist()
+    def _tokenised(self, readings: Sequence[Reading], characters: int) -> list[list[Found]]:
+        """Returns for each request its next texts."""
+        tokenised: list[list[Found]] = []
+        others: list[tuple[list[Found], int, Given]] = []  # that cannot be read by words, and their places
+        for reading in readings:
+            numbers = reading.next_texts(characters)
+            texts = reading.texts[numbers.start : numbers.stop]
+            found: list[Found] = [*self._tokenizer.by_words(texts)] if reading.by_words else [b""] * len(texts)
+            if not all(found):
+                others += [(found, at, reading.given(numbers[at])) for at, one in enumerate(found) if not one]
+            tokenised.append(found)
+        if others:
+            encoded = self._tokenizer.encode_all([given for _, _, given in others])
+            for (found, at, _), one in zip(others, encoded, strict=True):
+                found[at] = one
+        return tokenised
+
+    def _find(self, chain: Chain, readings: Sequence[Reading]) -> Sequence[bytearray | Exception]:
+        """Returns the forms of requests of one chain. If they fail together, only those at fault fail."""
+        try:
+            return self._find_all(chain, readings)
+        except Exception as error:
+            if len(readings) == 1:
+                return [error]
+            return [self._find(chain, [reading])[0] for reading in readings]
+
+    def _find_all(self, chain: Chain, readings: Sequence[Reading]) -> list[bytearray]:
+        ids = b"".join([own for reading in readings for own in reading.ids])
+        windows = np.array([length for reading in readings for length in reading.windows], dtype=np.int64)
+        hits = chain.lookup(np.frombuffer(ids, dtype=np.int64), windows)
+        ends = accumulate(reading.tokens for reading in readings)
         found = [
-            reading.form(self._secret, hits.addresses[end - size : end])
-            for reading, size, end in zip(readings, sizes, ends, strict=True)
+            reading.form(self._secret, hits.addresses[end - reading.tokens : end])
+            for reading, end in zip(readings, ends, strict=True)
         ]
         self.tally.add(readings[0].tenant.domain, chain, hits)
         return found

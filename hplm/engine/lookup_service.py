@@ -10,8 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import ParamSpec
 
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.refused import Refused
@@ -21,9 +19,9 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
+from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
 PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
@@ -54,40 +52,26 @@ class LookupRequest:
         self.respond = respond
         self.refuse_at_once = refuse_at_once
         self.defer = defer
-
-    @property
-    def tenant(self) -> int:
-        return self.reading.tenant.uid
-
-    @property
-    def deadline_ns(self) -> int:
-        """By when it must leave the line. Later it would be looked up in vain, because the engine needs time too."""
-        head = self.reading.head
-        return head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
+        self.tenant = reading.tenant.uid
+        head = reading.head
+        # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
+        self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
 
     @property
     def left(self) -> int:
         return self.reading.characters_left + A_TEXT * self.reading.texts_left
 
 
+Answered = tuple[LookupRequest, bytearray | Exception]
+
+
 class LookupService:
-    def __init__(
-        self,
-        lookup: Lookup,
-        meter: Meter,
-        looked_up: Callable[[LookupRequest], None],
-        allow: Callable[[LookupRequest], None] = lambda request: None,
-        ahead: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """All are called by a thread that looks up: `looked_up` with each request that was read, before its form is sent, and
-        `allow` before a request or its next piece is read and before its form is taken, to refuse it by raising. `ahead` says
-        how many looked-up requests are not answered yet.
-        """
+    def __init__(self, lookup: Lookup, meter: Meter, quotas: Quotas, ahead: Callable[[], int] = lambda: 0) -> None:
+        """`ahead` says how many looked-up requests are not answered yet. Requests were counted with `Quotas.spend`."""
         self._ahead = ahead
         self._lookup = lookup
         self.meter = meter
-        self._allow = allow
-        self._looked_up = looked_up
+        self._quotas = quotas
         self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
@@ -99,37 +83,46 @@ class LookupService:
 
     def submit(self, requests: Sequence[LookupRequest]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`."""
-        at_once: list[LookupRequest] = []
+        later = requests
         if requests and self._reading.acquire(timeout=SOON_SECONDS):
             try:
-                at_once, now = self._at_once(requests), time.monotonic_ns()
-                late = [request for request in at_once if request.deadline_ns and request.deadline_ns <= now]
-                self._expire(late)
-                if in_time := [request for request in at_once if request not in late]:
-                    self._look_up(in_time)
+                at_once, later = self._divided(requests)
+                if at_once := self._in_time(at_once):
+                    self._look_up(at_once)
             finally:
                 self._reading.release()
-        for request in requests:
-            if request not in at_once:
-                request.defer()
-                self._wait_in_line(request)
+        for request in later:
+            request.defer()
+            self._wait_in_line(request)
 
-    def _at_once(self, requests: Sequence[LookupRequest]) -> list[LookupRequest]:
-        """Returns those which the calling thread may read: none if others wait, else few that are short."""
+    def _divided(self, requests: Sequence[LookupRequest]) -> tuple[list[LookupRequest], list[LookupRequest]]:
+        """Returns those which the calling thread may read, none if others wait, else few that are short; and the others."""
         room = 0 if len(self._line) or self._closing else MOST_AHEAD - self._ahead()
-        found: list[LookupRequest] = []
+        at_once: list[LookupRequest] = []
+        later: list[LookupRequest] = []
         work = AT_ONCE
         for request in requests:
-            if len(found) < room and request.left <= work:
-                found.append(request)
-                work -= request.left
-        return found
+            if len(at_once) < room and (left := request.left) <= work:
+                at_once.append(request)
+                work -= left
+            else:
+                later.append(request)
+        return at_once, later
+
+    def _in_time(self, requests: list[LookupRequest]) -> list[LookupRequest]:
+        """Answers those that are late, and returns the others."""
+        now = time.monotonic_ns()
+        late = [request for request in requests if 0 < request.deadline_ns <= now]
+        if not late:
+            return requests
+        self._expire(late)
+        return [request for request in requests if request not in late]
 
     def _wait_in_line(self, request: LookupRequest) -> None:
         try:
             displaced = self._line.offer(request)
         except Exception as error:  # the line is closed
-            self._answer(request, error)
+            self._answer([(request, error)])
             return
         for refused in displaced:
             if refused.refuse_at_once:
@@ -151,15 +144,15 @@ class LookupService:
             f"too many requests wait for lookup, most of them of tenant {refused.reading.tenant.id!r}: retry after "
             f"{self._waiting_s():.1f} s, or send fewer texts in a request"
         )
-        self._answer(refused, full)
+        self._answer([(refused, full)])
 
     def _waiting_s(self) -> float:
         """Returns in how many seconds those who wait now are looked up, as far as one can tell."""
         return min(max(len(self._line) * self._pace, LEAST_PAUSE), LONGEST_PAUSE)
 
-    def count(self, outcome: str) -> None:
-        """Counts a request that is answered."""
-        self.meter.add(names.LOOKUPS, 1, outcome)
+    def count(self, outcome: str, requests: int = 1) -> None:
+        """Counts requests that are answered."""
+        self.meter.add(names.LOOKUPS, requests, outcome)
 
     def look(self) -> None:
         """Updates the meter's levels."""
@@ -205,18 +198,13 @@ class LookupService:
     def _look_up(self, taken: list[LookupRequest]) -> int:
         """Reads a piece of each request and answers those that are finished. Returns how many that are."""
         started = self._working_since = time.perf_counter()
-        finished = 0
         try:
-            for request, answer in self._read(taken):
-                if answer is None:
-                    self._line.give_back(request)
-                else:
-                    self._answer(request, answer)
-                    finished += 1
+            answers = self._read(taken)
+            self._answer(answers)
         finally:
             self._working_since = None
         self.meter.add(names.LOOKUP_SECONDS, time.perf_counter() - started)
-        return finished
+        return len(answers)
 
     def _keep_pace(self, started: float, finished: int) -> None:
         now, since = time.perf_counter(), self._paced_since or started
@@ -226,45 +214,50 @@ class LookupService:
         self._paced_since = since if len(self._line) else None
 
     def _expire(self, late: list[LookupRequest]) -> None:
-        for request in late:
-            self._answer(request, DeadlineMissed.after(request.reading.head.arrival_ns, request.reading.head.deadline_ns))
+        heads = [request.reading.head for request in late]
+        self._answer(
+            [(one, DeadlineMissed.after(head.arrival_ns, head.deadline_ns)) for one, head in zip(late, heads, strict=True)]
+        )
 
-    def _read(self, taken: list[LookupRequest]) -> list[tuple[LookupRequest, bytearray | Exception | None]]:
-        """Returns the requests with their answers, or None where texts are left."""
-        answers: list[tuple[LookupRequest, bytearray | Exception | None]] = []
+    def _read(self, taken: list[LookupRequest]) -> list[Answered]:
+        """Returns the finished requests. Those of which texts are left wait again."""
+        answers: list[Answered] = []
         allowed: list[LookupRequest] = []
         for request in taken:
-            refused = _raised(self._allow, request)
-            if refused is None:
+            try:  # the requests before it in the line may have used up its tenant's texts or tokens
+                self._quotas.check(request.reading.tenant)
                 allowed.append(request)
-            else:
-                answers.append((request, refused))
+            except Exception as error:
+                answers.append((request, error))
         try:
             found = self._lookup.read([request.reading for request in allowed], PIECE)
         except Exception as error:
             found = [error] * len(allowed)
         for request, answer in zip(allowed, found, strict=True):
-            refused = _raised(self._take, request) if isinstance(answer, bytearray) else None
-            answers.append((request, refused or answer))
+            if answer is None:
+                self._line.give_back(request)
+            else:
+                answers.append((request, self._charged(request, answer)))
         return answers
 
-    def _take(self, request: LookupRequest) -> None:
-        self._allow(request)  # again, because requests that were read with it are charged by now
-        self._looked_up(request)
-
-    def _answer(self, request: LookupRequest, answer: bytearray | Exception) -> None:
-        outcome = word_of(answer) if isinstance(answer, Exception) else PASSED_ON
-        for step in (partial(self.count, outcome), partial(request.respond, answer)):
+    def _charged(self, request: LookupRequest, answer: bytearray | Exception) -> bytearray | Exception:
+        """Charges its tenant for a request that was read. Returns the answer, or why the tenant may not have it."""
+        if isinstance(answer, bytearray):
+            reading = request.reading
             try:
-                step()
+                self._quotas.check(reading.tenant)  # again, because requests that were read with it are charged by now
+                self._quotas.charge(reading.tenant, len(reading.texts), reading.tokens)
+            except Exception as error:
+                return error
+        return answer
+
+    def _answer(self, answers: Sequence[Answered]) -> None:
+        """Counts requests and answers them."""
+        outcomes = [word_of(answer) if isinstance(answer, Exception) else PASSED_ON for _, answer in answers]
+        for outcome in set(outcomes):
+            self.count(outcome, outcomes.count(outcome))
+        for request, answer in answers:
+            try:
+                request.respond(answer)
             except Exception:  # the others must still be answered
-                log.exception("cannot count or send the result of a lookup")
-
-
-def _raised(hook: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """Calls a hook and returns what it raises."""
-    try:
-        hook(*args, **kwargs)
-    except Exception as error:
-        return error
-    return None
+                log.exception("cannot send the result of a lookup")

@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Generator, Hashable
-from contextlib import contextmanager
+from collections.abc import Hashable
 from typing import NamedTuple
-
-import numpy as np
 
 from hplm.engine.channel import Channel
 from hplm.engine.request import Answer
 from hplm.errors import HplmError, for_client, kind_of
-from hplm.request.answers import FAILURE, REQUESTS, Outputs, names_of, outputs_of, parts_of, strings
+from hplm.request.answers import Reply, names_of, outputs_of, packed
 from hplm.tasks import TextAnswer
 
 log = logging.getLogger(__name__)
+
+
+class _Gathered(threading.local):
+    """Of each thread: its answers that have not left, and how many `together` it is within."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answered] = []
+        self.depth = 0
 
 
 class Outbox:
@@ -25,24 +30,24 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._gathered = threading.local()
+        self._gathered = _Gathered()
 
-    @contextmanager
-    def together(self) -> Generator[None]:
-        if hasattr(self._gathered, "answers"):
-            yield  # within another one
-            return
-        answers = self._gathered.answers = list[Answered]()
-        try:
-            yield
-        finally:
-            del self._gathered.answers
-            if answers:
-                self._send(answers)
+    def together(self) -> Outbox:
+        return self
+
+    def __enter__(self) -> None:
+        self._gathered.depth += 1
+
+    def __exit__(self, *raised: object) -> None:
+        gathered = self._gathered
+        gathered.depth -= 1
+        if gathered.answers and not gathered.depth:
+            answers, gathered.answers = gathered.answers, []
+            self._send(answers)
 
     def put(self, number: int, wanted: int, version: int, answer: Answer) -> None:
         answered = Answered(number, wanted, version, answer)
-        if hasattr(self._gathered, "answers"):
+        if self._gathered.depth:
             self._gathered.answers.append(answered)
         else:
             self._send([answered])
@@ -52,7 +57,7 @@ class Outbox:
             alike: dict[Hashable, list[Answered]] = {}
             for answered in answers:
                 alike.setdefault(answered.shape, []).append(answered)
-            self._channel.send_bytes([part for some in alike.values() for part in parts_of(_reply(some))])
+            self._channel.send_bytes([packed([_reply(some) for some in alike.values()])])
         except Exception as error:
             if isinstance(error, OSError) or (len(answers) == 1 and isinstance(answers[0].answer, Exception)):
                 log.exception("cannot send answers")
@@ -74,12 +79,12 @@ class Answered(NamedTuple):
     def shape(self) -> Hashable:
         """Equal for answers that can be outputs of one reply."""
         answer = self.answer
-        if not isinstance(answer, Exception) and all(text.is_one_label for text in answer):
+        if not isinstance(answer, Exception) and all([text.is_one_label for text in answer]):
             return self.wanted, answer[0].logits.shape[1]
         return self.number
 
 
-def _reply(answers: list[Answered]) -> Outputs:
+def _reply(answers: list[Answered]) -> Reply:
     """Returns the reply to requests whose answers have one shape."""
     texts: list[TextAnswer] = []
     versions: list[int] = []
@@ -90,14 +95,12 @@ def _reply(answers: list[Answered]) -> Outputs:
         texts += answer
         versions += [version] * len(answer)
         requests.append((number, len(answer)))
-    outputs = outputs_of(texts, names_of(answers[0].wanted), versions)
-    outputs[REQUESTS] = np.array(requests, np.int64)
-    return outputs
+    return Reply(requests, outputs_of(texts, names_of(answers[0].wanted), versions))
 
 
-def _failed(number: int, error: Exception) -> Outputs:
+def _failed(number: int, error: Exception) -> Reply:
     if not isinstance(error, HplmError):  # its message may hold what the client sent
         raised = "".join(traceback.format_tb(error.__traceback__))
         log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
-    failure = [part.encode(errors="replace") for part in for_client(error, "the engine").failure()]
-    return {REQUESTS: np.array([(number, 1)], np.int64), FAILURE: strings(failure)}
+    status, message = for_client(error, "the engine").failure()
+    return Reply([(number, 1)], {}, (status, message.encode(errors="replace").decode()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,21 +20,19 @@ from hplm.scheduling.selection import Places
 PACKED = "packed"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arrangement:
     """One tensor: texts end to end, each followed by its padding. A text attends to itself only."""
 
     texts: Array  # indexes of texts of the batch, in their order in the tensor
     lengths: Array  # tokens of each text
     rooms: Array  # tokens of each text with its padding
+    rows: int = field(init=False)
+    starts: Array = field(init=False)
 
-    @cached_property
-    def rows(self) -> int:
-        return int(self.rooms.sum())
-
-    @cached_property
-    def starts(self) -> Array:
-        return np.cumsum(self.rooms) - self.rooms
+    def __post_init__(self) -> None:
+        ends = self.rooms.cumsum()
+        self.rows, self.starts = int(ends[-1]), ends - self.rooms
 
     @property
     def tokens(self) -> Array:
@@ -46,13 +43,16 @@ class Arrangement:
     @property
     def offsets(self) -> Array:
         """The place of each token in its text."""
-        ends = np.cumsum(self.lengths)
-        return np.arange(int(ends[-1])) - np.repeat(ends - self.lengths, self.lengths)
+        lengths = self.lengths
+        if len(lengths) == 1:
+            return np.arange(int(lengths[0]))
+        starts = self.starts if self.rooms is lengths else np.cumsum(lengths) - lengths
+        return np.arange(int(starts[-1] + lengths[-1])) - np.repeat(starts, lengths)
 
     @property
     def is_scattered(self) -> bool:
         """Whether there is padding elsewhere than behind the last text."""
-        return bool((self.rooms[:-1] != self.lengths[:-1]).any())
+        return self.rooms is not self.lengths and bool((self.rooms[:-1] != self.lengths[:-1]).any())
 
     def rounded_up(self) -> Arrangement:
         """Returns it with rows behind the last text, so that there are few different sizes."""
@@ -80,7 +80,8 @@ def end_to_end(lengths: Array, owners: Array | None = None) -> Arrangement:
     Texts of equal length are neighbours too, which makes attention on a CPU faster.
     """
     order = np.lexsort((-lengths,) if owners is None else (-lengths, owners))
-    return Arrangement(order, lengths[order], lengths[order])
+    lengths = lengths[order]
+    return Arrangement(order, lengths, lengths)
 
 
 def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing | None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from queue import SimpleQueue
 
 from hplm.engine.channel import Channel
@@ -35,6 +35,11 @@ COMPUTING, HELPING = 0, -1
 _libc = ctypes.PyDLL(None, use_errno=True)  # the calls are short, so they keep the interpreter's lock
 
 
+@lru_cache(16)
+def _times(seconds: float) -> ctypes.Array[ctypes.c_long]:
+    return (ctypes.c_long * 4)(0, 0, *divmod(round(1e9 * seconds), 10**9))
+
+
 class Timer:
     """Wakes a thread after a time. Nobody is woken when it starts, or when it is stopped before."""
 
@@ -45,7 +50,7 @@ class Timer:
 
     def start(self, seconds: float) -> None:
         """Starts it anew."""
-        _libc.timerfd_settime(self._descriptor, 0, (ctypes.c_long * 4)(0, 0, *divmod(round(1e9 * seconds), 10**9)), None)
+        _libc.timerfd_settime(self._descriptor, 0, _times(seconds), None)
 
     def stop(self) -> None:
         self.start(0)

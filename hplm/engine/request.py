@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hplm.adapters.record import Record
 from hplm.arrays import Array
 from hplm.engine.in_flight import Mark, number_of
 from hplm.engine.views import View
@@ -72,19 +71,22 @@ class Request:
         return self._answered
 
     def texts_from(self, form: Form) -> list[Text]:
-        """Returns the texts one by one, a long one window by window. Only texts with passages have windows."""
+        """Returns the texts one by one, a long one window by window. Only texts with passages have windows.
+
+        They read the form where it lies, and keep all of it in memory.
+        """
+        reads_first = len(form.spans) == self.texts and not form.spans[:, 0].any()
         if self.texts == 1 and not form.passages:
-            return [Text(self, 0, form.addresses, form.segments, form.spans)]
+            return [Text(self, 0, form.addresses, form.segments, form.spans, reads_first=reads_first)]
         token = row = 0
         texts: list[Text] = []
         for index, (tokens, rows) in enumerate(zip(form.lengths, form.counts, strict=True)):
-            # Copies: a waiting text keeps only its own part of the request in memory.
-            addresses = form.addresses[token : token + tokens].copy()
-            segments = form.segments[token : token + tokens].copy()
-            spans = form.spans[row : row + rows].copy()
+            addresses = form.addresses[token : token + tokens]
+            segments = form.segments[token : token + tokens]
+            spans = form.spans[row : row + rows]
             token, row = token + tokens, row + rows
             if not form.passages:
-                texts.append(Text(self, index, addresses, segments, spans))
+                texts.append(Text(self, index, addresses, segments, spans, reads_first=reads_first and rows == 1))
                 continue
             windows = list(windows_of(spans, tokens))
             texts += [
@@ -127,14 +129,8 @@ class Request:
 
 
 FIRST = np.zeros(1, dtype=np.int64)
-
-
-class Records(NamedTuple):
-    """Where a tenant's weights are."""
-
-    head: Record
-    adapter: Record | None
-    exits: Record | None
+ROW_BYTES = 12  # of a span
+TOKEN_BYTES = 9  # of an address and a segment
 
 
 class Guess(NamedTuple):
@@ -149,8 +145,7 @@ class Text:
 
     __slots__ = (
         *("addresses", "arrival_ns", "backbone", "bytes", "deadline_ns", "guess", "index", "is_one_row", "passage", "plan"),
-        *("priority", "read", "reading", "records", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window"),
-        "windows",
+        *("priority", "read", "reading", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window", "windows"),
     )
 
     def __init__(
@@ -163,10 +158,12 @@ class Text:
         passage: str = "",
         window: int = 0,
         windows: int = 1,
+        reads_first: bool = False,
     ) -> None:
         """`spans` are answer rows x 3: token to read (-1: none), and the first and last code point that the row is about.
 
-        `passage` is the text with these code points, if the task answers from a pair.
+        `passage` is the text with these code points, if the task answers from a pair. `reads_first`: it is known that there is
+        one row, which reads the first token.
         """
         self.request = request
         self.index = index
@@ -176,24 +173,24 @@ class Text:
         self.passage = passage
         self.window = window  # which of the text's windows it is
         self.windows = windows
-        self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + sys.getsizeof(passage) // windows
+        self.bytes = TOKEN_BYTES * len(addresses) + ROW_BYTES * len(spans)
+        if passage:
+            self.bytes += sys.getsizeof(passage) // windows
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns
         self.priority = request.priority
         self.tenant: int = request.tenant_number
         self.backbone = request.backbone
-        tenant = request.tenant
-        self.slot_key: tuple[Record, Record | None] = tenant.head_record, tenant.adapter
-        self.records = Records(*self.slot_key, tenant.exits.record if tenant.exits is not None else None)
-        self.plan = tenant.exits.plans[request.rung] if tenant.exits is not None else None
+        self.slot_key, exits = request.tenant.weights, request.tenant.exits
+        self.plan = exits.plans[request.rung] if exits is not None else None
         self.guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute
         if self.plan is not None:
             self.tokens = max(1, round(self.tokens * self.plan.cost))
-        self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
-        if self.is_one_row and not spans[0, 0]:
-            self.read, self.reading = FIRST, FIRST
+        if reads_first:
+            self.is_one_row, self.read, self.reading = True, FIRST, FIRST
             return
+        self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
         rows = np.flatnonzero(spans[:, 0] >= 0)
         # A text without a token that is read reads its first token, for its first row.
         self.read = rows if len(rows) else FIRST  # the rows that read a token

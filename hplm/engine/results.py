@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hplm.arrays import Array
+from hplm.arrays import Array, together
 from hplm.engine.failures import failure
 from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
@@ -27,14 +27,14 @@ def read_answers(
     """
     alike: dict[tuple[ReadEach, int], list[int]] = {}
     for index, text in enumerate(texts):
-        tenant = text.request.tenant
-        task = tenant.task_object
-        if task.read_each is not None and not text.request.top_k and text.is_one_row:
-            alike.setdefault((task.read_each, len(tenant.labels)), []).append(index)
+        request = text.request
+        read_each = request.tenant.task_object.read_each
+        if read_each is not None and text.is_one_row and not request.top_k:
+            alike.setdefault((read_each, len(request.tenant.labels)), []).append(index)
         else:
             yield from _answer(text, logits[index], exit)
     for (read_each, labels), indexes in alike.items():
-        own = np.concatenate([logits[index][:, :labels] for index in indexes])
+        own = together([logits[index][:, :labels] for index in indexes])
         if not np.isfinite(own).all():
             for index in indexes:
                 yield from _answer(texts[index], logits[index], exit)
@@ -44,10 +44,10 @@ def read_answers(
 
 def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer]]:
     """Yields the answers to texts with one row each."""
-    spans = np.concatenate([text.spans for text in texts])
     labels = [text.request.tenant.labels for text in texts]
-    answers = read_each(own, spans, labels, [_calibration(text, exit) for text in texts])
-    yield from zip(texts, (_at(exit, *pair) for pair in zip(texts, answers, strict=True)), strict=True)
+    answers = read_each(own, together([text.spans for text in texts]), labels, [_calibration(text, exit) for text in texts])
+    for text, answer in zip(texts, answers, strict=True):
+        yield text, answer if text.plan is None else _at(exit, text, answer)
 
 
 def _calibration(text: Text, exit: int | None) -> Calibration | None:

@@ -16,7 +16,7 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Homes, Part, parts_of
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
+from hplm.arrays import Array, together
 from hplm.engine.packing import Arrangement, Packing, end_to_end
 from hplm.engine.request import Text
 from hplm.model.layer import Attend
@@ -31,6 +31,7 @@ class Laying:
 
     packing: Packing | None  # None: texts end to end
     attention_heads: int
+    positions: int  # that the model has
     dtype: torch.dtype
     devices: Sequence[torch.device]  # of the engine's stages
     few_sizes: bool  # round the number of rows up, because the device prepares products for each size
@@ -56,25 +57,26 @@ class Sheet:
     hidden: Tensor | None = None  # of the texts that have not left: what the layers so far have computed
 
     def __init__(self, laying: Laying, arrangement: Arrangement, texts: Sequence[Text], weights: Weights) -> None:
-        """`texts` and `weights` are those of the whole batch."""
+        """`texts` are those of the whole batch, `weights` those of its own texts."""
         self.laying = laying
         self.indexes: list[int] = arrangement.texts.tolist()  # of its texts in the batch
         self.texts = [texts[index] for index in self.indexes]
-        self.addresses = np.concatenate([text.addresses for text in self.texts])
+        self.addresses = together([text.addresses for text in self.texts])
         self.lengths = arrangement.lengths  # of all its texts, also of those that have left
         self.rows = arrangement.rows  # of its tensors, padding included
         tokens = arrangement.tokens if arrangement.is_scattered else slice(len(self.addresses))
-        lie = np.zeros((2, self.rows), dtype=np.int64)
-        lie[0, tokens] = arrangement.offsets
-        lie[1, tokens] = np.concatenate([text.segments for text in self.texts])
+        places = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(laying.positions)
+        if len(places) < self.rows:
+            own, places = places, np.zeros(self.rows, dtype=np.int64)
+            places[tokens] = own
         first = laying.devices[0]
-        self.positions, self.segments = sent(tensor_of(lie), first)
-        # The place of each token in the tensor; None: in order, with padding behind the last one only.
-        self.places = None if isinstance(tokens, slice) else sent(tensor_of(tokens), first)
+        self.places = sent(tensor_of(places), first)  # of each token: its row in the engine's table of positions and segments
+        # The row of each token in the tensor; None: in order, with padding behind the last one only.
+        self.scattered = None if isinstance(tokens, slice) else sent(tensor_of(tokens), first)
         self._exits = None  # of each text: where it may leave; None: none does
         if any(text.plan is not None for text in self.texts):
             self._exits = np.array([text.exit for text in self.texts])
-        self._lie(arrangement, weights.some(arrangement.texts))
+        self._lie(arrangement, weights)
         if self._exits is None:
             _ = self.ending  # all come to the end, so that it can be prepared ahead
 
@@ -94,7 +96,7 @@ class Sheet:
     def ending(self) -> tuple[Tensor, list[Part], list[Part]]:
         """The token that each answer row reads, and the adapters and heads of these rows."""
         last, starts = self.laying.devices[-1], np.repeat(self._arrangement.starts, self.rows_of)
-        reading = np.concatenate([text.reading for text in self.texts]) + starts
+        reading = together([text.reading for text in self.texts]) + starts
         adapter, head = (self._parts(own, self.rows_of, last) for own in (self._weights.adapter, self._weights.head))
         return sent(tensor_of(reading), last), adapter, head
 
@@ -137,9 +139,9 @@ NOBODY = np.empty(0, dtype=np.int64)
 
 
 def lay(laying: Laying, texts: Sequence[Text], owners: Array, weights: Weights, places: Places | None = None) -> list[Sheet]:
-    """Returns sheets of the texts of a batch. `owners` are equal for texts with the same weights."""
+    """Returns sheets of the texts of a batch. `owners` are the numbers of their weights."""
     lengths = np.array([len(text.addresses) for text in texts])
     arrangements = [end_to_end(lengths, owners)] if laying.packing is None else laying.packing.lay(lengths, places)
     if laying.few_sizes:
         arrangements = [one.rounded_up() for one in arrangements]
-    return [Sheet(laying, one, texts, weights) for one in arrangements]
+    return [Sheet(laying, one, texts, weights.some(owners[one.texts])) for one in arrangements]

@@ -24,7 +24,7 @@ from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
 from hplm.engine.packing import Packing
-from hplm.engine.request import Records, Text
+from hplm.engine.request import Text
 from hplm.engine.sheets import Laying, Sheet, Weights, lay
 from hplm.engine.staged import StagedBatch
 from hplm.engine.stages import Stage
@@ -34,6 +34,7 @@ from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
+from hplm.tenants.snapshot import Weights as TenantWeights
 
 log = logging.getLogger(__name__)
 NO_SLOTS = "the device has no memory for slots of another layout: give it fewer with the parameter slots"
@@ -65,6 +66,7 @@ class Stager:
         self._laying = Laying(
             settings.packing,
             backbone.config.heads,
+            backbone.config.positions,
             settings.dtype,
             [stage.device for stage in settings.stages] or [settings.device],
             settings.few_sizes,
@@ -119,8 +121,8 @@ class Stager:
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
         sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
-        if sheet.places is not None:
-            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.places, sums)
+        if sheet.scattered is not None:
+            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.scattered, sums)
         elif len(sums) < sheet.rows:
             sums = with_rows(sums, sheet.rows)
         sheet.sums = sums
@@ -130,7 +132,7 @@ class Stager:
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
-        pinned: dict[Records, int | HplmError] = {}  # the number of each tenant's weights, or why they cannot be used
+        pinned: dict[TenantWeights, int | HplmError] = {}  # the number of each tenant's weights, or why they cannot be used
         placed: list[list[Placed | None]] = []  # by this number: where the weights are
         kept: list[int] = []
         owners: list[int] = []
@@ -138,9 +140,9 @@ class Stager:
             forest = self._backbone.view.forest
             for number in self._readable(forest, texts, broken):
                 text = texts[number]
-                owner = pinned.get(text.records)
+                owner = pinned.get(text.slot_key)
                 if owner is None:
-                    owner = pinned[text.records] = self._pin(text, placed, held)
+                    owner = pinned[text.slot_key] = self._pin(text, placed, held)
                 if isinstance(owner, HplmError):
                     broken(text, owner)
                     continue
@@ -155,7 +157,7 @@ class Stager:
                     self._slots[layout].hits += count - 1  # further texts of a tenant find its weights there
             slots = {layout: self._slots[layout] for own in placed for layout, _ in filter(None, own)}
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
-            weights = Weights(*map(Homes.of, zip(*placed, strict=True)), slots=slots, arrived=arrived).some(np.array(owners))
+            weights = Weights(*map(Homes.of, zip(*placed, strict=True)), slots=slots, arrived=arrived)
             sheets = lay(self._laying, staged, np.array(owners), weights, places and places.of(kept))
             return StagedBatch(staged, forest, sheets, arrived, held)
         except BaseException:
@@ -165,8 +167,10 @@ class Stager:
     def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
         """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""
         try:
+            of = text.slot_key
             own = [
-                self._hold(self._bank(text, record), record, held) if record is not None else None for record in text.records
+                self._hold(self._bank(text, record), record, held) if record is not None else None
+                for record in (of.head, of.adapter, of.exits)
             ]
         except HplmError as error:
             return error

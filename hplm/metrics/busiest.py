@@ -21,13 +21,15 @@ class Busiest:
         self._asked: Counter[str] = Counter()
         self._chosen: frozenset[str] = frozenset()
 
-    def name(self, tenant: str) -> str:
-        """Counts a request. Returns the name of the series that it belongs to."""
+    def name(self, tenant: str, requests: int = 1) -> str:
+        """Counts requests. Returns the name of the series that they belong to."""
         with self._lock:
-            self._asked[tenant] += 1
-            if len(self._chosen) < self._most:
+            self._asked[tenant] += requests
+            if tenant not in self._chosen:
+                if len(self._chosen) == self._most:
+                    return OTHERS
                 self._chosen |= {tenant}
-            return tenant if tenant in self._chosen else OTHERS
+            return tenant
 
     @property
     def chosen(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hplm.model.attention import PackedAttention, SinkAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Function, Layer, Layers, Plain, norm_of, unchanged
+from hplm.model.layer import Adapt, Attend, Layer, Layers, Plain, norm_of, unchanged
 from hplm.model.rotary import Turn
 from hplm.model.tensors import array_of
 from hplm.model.windows import ABSENT
@@ -115,7 +115,7 @@ class UpperStack(nn.Module):
 
     def enter(self, sums: Tensor, positions: Tensor, segments: Tensor | None = None) -> Tensor:
         if segments is not None:
-            return entered(sums, positions, segments, self.positions.weight, self.segments.weight, self.norm)
+            return self.norm(sums + self.positions(positions) + self.segments(segments))
         return sums + self.positions(positions) if self.config.has_places else sums
 
     def forward(
@@ -141,13 +141,6 @@ class UpperStack(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Returns a decoder's logits of the token behind each row: rows x vocabulary, fp32."""
         return self.next_token(self.final_norm(x)).float()
-
-
-def entered(
-    sums: Tensor, positions: Tensor, segments: Tensor, of_positions: Tensor, of_segments: Tensor, norm: Function
-) -> Tensor:
-    """Returns what enters an encoder's layers. `of_positions` and `of_segments` are the vectors of all of them."""
-    return norm(sums + torch.embedding(of_positions, positions) + torch.embedding(of_segments, segments))
 
 
 def through(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
 from hplm.model.prompts import started
-from hplm.model.words import Words
+from hplm.model.words import ITEM, Words
 
 WORD = re.compile(r"\S+")
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
@@ -37,41 +37,22 @@ class Given(NamedTuple):
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
-    def __init__(self, tokens: Array, segments: Array, encoding: Callable[[], Encoding], lengths: Sequence[int] = ()) -> None:
-        """`lengths`: of windows; none: the tokens are one window."""
-        self.tokens = tokens  # including special tokens
-        self.segments = segments
-        self.lengths = np.array(lengths or [len(tokens)], dtype=np.int64)  # the model reads each window for itself
-        self._encode = encoding
-
-    @classmethod
-    def of(cls, encoding: Encoding) -> Encoded:
-        tokens, segments = np.array(encoding.ids, dtype=np.int32), np.array(encoding.type_ids, dtype=np.uint8)
-        return cls(tokens, segments, lambda: encoding)
-
-    def cut(self, kept: Array, lengths: Sequence[int] = ()) -> Encoded:
-        """Returns the same text with these tokens only, without what was cut off."""
-        left = Encoded(self.tokens[kept], self.segments[kept], self._encode, lengths)
-        left.offsets, left.special = self.offsets[kept], self.special[kept]
-        return left
-
-    def forget(self) -> None:
-        """Frees what fields are computed from. Those that were not used cannot be computed any more."""
-        self.__dict__.pop("_encoding", None)
-        del self._encode
-
-    @cached_property
-    def _encoding(self) -> Encoding:
-        return self._encode()
+    def __init__(self, encoding: Encoding, kept: Array | slice = slice(None), lengths: Sequence[int] = ()) -> None:
+        """`kept`: the tokens that the model reads. `lengths`: of windows; none: the tokens are one window."""
+        self._encoding = encoding
+        self._kept = kept
+        self.tokens: Array = np.array(encoding.ids, dtype=np.int64)[kept]  # including special tokens
+        self.segments: Array = np.array(encoding.type_ids, dtype=np.uint8)[kept]
+        self.lengths = np.array(lengths or [len(self.tokens)], dtype=np.int64)  # the model reads each window for itself
 
     @cached_property
     def offsets(self) -> Array:
         """tokens x 2, int32: the first and the last code point of each token, in the text or its pair."""
-        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)[self._kept]
 
     @cached_property
     def special(self) -> Array:
-        return np.array(self._encoding.special_tokens_mask, dtype=bool)
+        return np.array(self._encoding.special_tokens_mask, dtype=bool)[self._kept]
 
 
 class Tokenizer:
@@ -103,28 +84,24 @@ class Tokenizer:
 
     def encode_all(self, given: Sequence[Given]) -> list[Encoded | InvalidInput]:
         """Encodes texts. Returns for each what is wrong with it, if it cannot be encoded."""
-        right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
         results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
-        by_words = self._by_words({index: given[index].text for index in right if given[index].pair is None})
-        others = [index for index in right if index not in by_words]
-        inputs = [self._input(given[index]) for index in others]
-        for index, read, encoding in zip(others, inputs, self._tokenizer.encode_batch(inputs), strict=True):
+        right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
+        inputs = [self._input(given[index]) for index in right]
+        for index, read, encoding in zip(right, inputs, self._tokenizer.encode_batch(inputs), strict=True):
             results[index] = self._encoded(given[index], read, encoding)
-        for index, encoded in by_words.items():
-            results[index] = encoded
         return results
 
-    def _by_words(self, texts: dict[int, str]) -> dict[int, Encoded]:
-        """Returns those texts with their tokens that can be read word by word, and are neither too long nor without a token."""
+    def by_words(self, texts: Sequence[str]) -> list[bytes]:
+        """Returns the tokens of each text, as bytes of int64. All are of segment 0.
+
+        None at all: read the text with `encode_all`. It has no token, or may have too many, or the tokenizer reads no words.
+        """
         if self._words is None:
-            return {}
-        short = {index: text for index, text in texts.items() if len(text) <= CHARACTERS_A_TOKEN * self.positions}
-        tokens = dict(zip(short, self._words.tokens(list(short.values())), strict=True))
-        return {
-            index: Encoded(own, np.zeros(len(own), dtype=np.uint8), partial(self._tokenizer.encode, texts[index]))
-            for index, own in tokens.items()
-            if self._special_tokens[False] < len(own) <= self.positions
-        }
+            return [b""] * len(texts)
+        longest = CHARACTERS_A_TOKEN * self.positions
+        tokens = self._words.tokens([text if len(text) <= longest else "" for text in texts])
+        least, most = ITEM * self._special_tokens[False], ITEM * self.positions
+        return [own if least < len(own) <= most else b"" for own in tokens]
 
     def _input(self, given: Given) -> str | tuple[str, str]:
         first = self._beginning(given.text)
@@ -137,7 +114,7 @@ class Tokenizer:
         if length == self._special_tokens[pair is not None]:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
-            return Encoded.of(encoding)
+            return Encoded(encoding)
         if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
             return self._windows(encoding if read == (text, pair) else self._tokenizer.encode(text, pair))
         if not truncate:
@@ -146,7 +123,7 @@ class Tokenizer:
                 f"the text has {count} tokens, but the model takes {self.positions}: "
                 "shorten it, or send the parameter truncate=true"
             )
-        return Encoded.of(encoding).cut(self._kept(encoding, len(text), None if pair is None else len(pair)))
+        return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
 
     def _leaves_half(self, encoding: Encoding) -> bool:
         """Whether the text leaves its pair half of the positions. The beginning that was read of a long text does not."""
@@ -161,7 +138,7 @@ class Tokenizer:
         step = room - min(OVERLAP, room // 2)
         starts = range(0, max(len(pair) - room, 0) + step, step)
         windows = [np.sort(np.concatenate([around, pair[start : start + room]])) for start in starts]
-        return Encoded.of(encoding).cut(np.concatenate(windows), [len(window) for window in windows])
+        return Encoded(encoding, np.concatenate(windows), [len(window) for window in windows])
 
     def _beginning(self, text: str) -> str:
         """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from hplm.plot.table import Table
 NULL = 0
 
 
-@dataclass(frozen=True)
-class Hits:
+class Hits(NamedTuple):
     """The result of a lookup, for each token."""
 
     addresses: Array  # int64
@@ -57,7 +56,7 @@ class Chain:
         if self._search is None:
             return self.lookup_by_arrays(tokens, lengths)
         addresses, tries = self._search.find(tokens, lengths)
-        if not addresses.all():
+        if np.count_nonzero(addresses) < len(addresses):
             raise _nowhere(int(tokens[np.flatnonzero(addresses == 0)[0]]))
         return Hits(addresses, tries, len(self.links))
 
@@ -121,6 +120,8 @@ class Forest:
 
     def tables_of(self, addresses: Array) -> list[tuple[Table, int]]:
         """Returns the tables that contain these addresses, with their bases. The addresses belong to opened chains."""
+        if len(self._ordered) == 1:
+            return [(self._opened(self._ordered[0]), self._ordered[0].base)]
         first, last = (bisect_right(self._bases, address) - 1 for address in (addresses.min(), addresses.max()))
         numbers = list(range(first, last + 1))
         if last - first > 1:  # tables in between may have no address

@@ -18,7 +18,7 @@ from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
 from hplm.plot.kernel import kernel
 from hplm.plot.rows import disk_faults
-from hplm.plot.summing import can_gather, gather
+from hplm.plot.summing import Sums, can_sum
 from hplm.plot.table import Table
 
 log = logging.getLogger(__name__)
@@ -42,12 +42,18 @@ class Gatherer:
         self._resident = resident
         self._compiled = compiled and device.type == "cpu" and not resident and kernel() is not None
         self._said = False
+        self._tables: list[tuple[Table, int]] = []  # of the last batch
+        self._sums: Sums | None = None  # of these; None: the kernel cannot sum them
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
 
     def broken(self, forest: Forest, addresses: Array) -> Array:
         """Reads the rows into memory, all at once. Returns the addresses of rows that do not match their checksum."""
+        tables = forest.tables_of(addresses)
+        if len(tables) == 1:
+            ((table, base),) = tables
+            return table.rows.touch(addresses - base) + base
         bad: list[Array] = []
-        for table, base in forest.tables_of(addresses):
+        for table, base in tables:
             rows = addresses - base
             bad.append(table.rows.touch(rows[(rows >= 0) & (rows < table.size)]) + base)
         return np.concatenate(bad)
@@ -56,13 +62,15 @@ class Gatherer:
         """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""
         total: Tensor | None = None
         tables = forest.tables_of(addresses)
-        compiled = self._compiled and can_gather(tables, self._dtype)
+        if tables != self._tables:
+            self._tables = tables
+            self._sums = Sums(tables, self._dtype) if self._compiled and can_sum(tables, self._dtype) else None
         if not self._said:
-            log.info("the first rows are gathered by %s", "the compiled kernel" if compiled else "torch")
+            log.info("the first rows are gathered by %s", "torch" if self._sums is None else "the compiled kernel")
             self._said = True
-        if compiled:
+        if self._sums is not None:
             faults = disk_faults()
-            total = gather(tables, addresses, lengths, self._dtype)
+            total = self._sums.of(addresses, lengths)
             if disk_faults() != faults:
                 for table, _ in tables:
                     table.rows.count_as_cold()

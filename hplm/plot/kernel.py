@@ -40,6 +40,9 @@ class _Link(ctypes.Structure):
     _fields_ = (("starts", c_void_p), ("keys", c_void_p), ("rows", c_void_p), ("bits", c_int64), ("base", c_int64))
 
 
+_Start = ctypes.c_char * 0  # of a buffer of any size
+
+
 class Kernel:
     def __init__(self, path: Path) -> None:
         others = ctypes.CDLL(str(path))
@@ -56,9 +59,9 @@ class Kernel:
     def lookup(self, space: int, links: ctypes.Array[_Link], tokens: Array, lengths: Array, found: Array) -> int:
         # A short lookup takes microseconds and keeps the interpreter's lock: to get that back can take milliseconds.
         call = self._lookup if len(tokens) <= SHORT else self._long_lookup
-        return call(
-            space, links, len(links), address_of(tokens), len(tokens), address_of(lengths), len(lengths), address_of(found)
-        )
+        # Bytes and buffers are passed in less time than numpy takes to say where an array is.
+        into = _Start.from_buffer(found.data)
+        return call(space, links, len(links), tokens.tobytes(), len(tokens), lengths.tobytes(), len(lengths), into)
 
 
 @cache

@@ -29,7 +29,39 @@ class _Rows(ctypes.Structure):
     _fields_ = (("values", c_void_p), ("base", c_int64), ("size", c_int64))
 
 
-def can_gather(tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> bool:
+class Sums:
+    """The rows of some tables, ready to be summed. The kernel takes their addresses."""
+
+    def __init__(self, tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> None:
+        """`tables` are those that `can_sum`, with their bases."""
+        compiled, meta, window = kernel(), tables[0][0].meta, tables[0][0].space.window
+        assert compiled is not None
+        self._tables, self._dtype, self._hidden = tables, dtype, meta.hidden
+        self._gather, count = compiled.gather, len(tables)
+        rows = (_Rows * count)(*((table.rows.typed.data_ptr(), base, table.size) for table, base in tables))
+        self._rows = rows, count
+        self._window = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
+        self._into = SUM_TYPES[dtype], compiled.instructions
+
+    def of(self, addresses: Array, lengths: Array) -> Tensor:
+        """Returns the sums of packed texts: tokens x hidden. The tables have all addresses."""
+        addresses, lengths = as_int64(addresses), as_int64(lengths)
+        sums = torch.empty(len(addresses), self._hidden, dtype=self._dtype)
+        if cuts := _cuts(lengths, len(addresses)):
+            pieces = [(addresses[tokens], lengths[texts], sums[tokens]) for texts, tokens in cuts]
+            failed = any(list(_threads().map(self._sum, *zip(*pieces, strict=True))))
+        else:
+            failed = self._sum(addresses, lengths, sums)
+        if failed:
+            raise ValueError(f"{len(addresses)} addresses are not those of texts of {lengths} tokens, or are in no table")
+        return sums
+
+    def _sum(self, addresses: Array, lengths: Array, sums: Tensor) -> int:
+        mine = address_of(addresses), len(addresses), address_of(lengths), len(lengths)
+        return self._gather(*self._rows, *mine, *self._window, sums.data_ptr(), *self._into)
+
+
+def can_sum(tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> bool:
     """Whether the kernel can sum rows of these tables in this type."""
     compiled, meta = kernel(), tables[0][0].meta
     return (
@@ -41,34 +73,11 @@ def can_gather(tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> bool:
     )
 
 
-def gather(tables: Sequence[tuple[Table, int]], addresses: Array, lengths: Array, dtype: torch.dtype) -> Tensor:
-    """Returns the sums of packed texts: tokens x hidden. Only where `can_gather`. The tables have all addresses."""
-    compiled, meta, window = kernel(), tables[0][0].meta, tables[0][0].space.window
-    assert compiled is not None
-    addresses, lengths = as_int64(addresses), as_int64(lengths)
-    sums = torch.empty(len(addresses), meta.hidden, dtype=dtype)
-    rows = (_Rows * len(tables))(*((table.rows.typed.data_ptr(), base, table.size) for table, base in tables))
-    constants = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
-
-    def gather_piece(piece: tuple[slice, slice]) -> int:
-        mine, its_lengths, into = addresses[piece[1]], lengths[piece[0]], sums[piece[1]]
-        return compiled.gather(
-            rows, len(rows), address_of(mine), len(mine), address_of(its_lengths), len(its_lengths), *constants,
-            into.data_ptr(), SUM_TYPES[dtype], compiled.instructions,
-        )  # fmt: skip
-
-    pieces = _pieces(lengths, len(addresses))
-    results = map(gather_piece, pieces) if len(pieces) == 1 else _threads().map(gather_piece, pieces)
-    if any(list(results)):
-        raise ValueError(f"{len(addresses)} addresses are not those of texts of {lengths} tokens, or are in none of the tables")
-    return sums
-
-
-def _pieces(lengths: Array, tokens: int) -> list[tuple[slice, slice]]:
-    """Cuts a large batch between texts into a piece for each thread of torch: its texts, and their tokens."""
+def _cuts(lengths: Array, tokens: int) -> list[tuple[slice, slice]]:
+    """Cuts a large batch between texts into a piece for each thread of torch: its texts, and their tokens. None if small."""
     count = min(tokens // PIECE, torch.get_num_threads())
     if count < 2:
-        return [(slice(None), slice(None))]
+        return []
     ends = np.cumsum(lengths)
     cuts = np.unique(np.searchsorted(ends, np.linspace(0, tokens, count + 1)[1:-1]) + 1)
     texts = [0, *cuts[cuts < len(lengths)].tolist(), len(lengths)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import marshal
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,17 +17,12 @@ _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the ans
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
 OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
-REQUESTS, FAILURE = "requests", "failure"  # of replies: number and texts of each request; status and message of a failure
-_NAMES = (*OUTPUTS, REQUESTS, FAILURE)
-_KINDS = "Ofil"  # numpy's letters: strings, fp32, int32, int64
-_COUNT = struct.Struct("<Q")  # arrays of a reply
-# Name, kind, dimensions, shape, bytes of strings. Behind it is the array, or the strings' sizes and the strings; then zeros.
-_ARRAY = struct.Struct("<BBHIIIQ")
+_BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
 
 
-def bits_of(wanted: Collection[str]) -> int:
+def bits_of(wanted: Set[str]) -> int:
     """Returns requested outputs as a number."""
-    return sum(1 << number for number, name in enumerate(OUTPUTS) if name in wanted)
+    return sum([_BITS[name] for name in wanted])
 
 
 @lru_cache
@@ -43,7 +37,8 @@ def outputs_of(texts: Sequence[TextAnswer], wanted: Collection[str], versions: S
     """
     outputs: Outputs = {}
     rows = 1
-    if all(text.is_one_label for text in texts):
+    if all([text.is_one_label for text in texts]):
+        labels = [text.labels[0] for text in texts]
         for name, field in _FIELDS.items():
             if name in wanted:
                 outputs[name] = np.concatenate([getattr(text, field) for text in texts])[:, None]
@@ -57,10 +52,10 @@ def outputs_of(texts: Sequence[TextAnswer], wanted: Collection[str], versions: S
             scores[i, :used] = text.scores
             logits[i, : len(text.logits)] = text.logits
             spans[i, :used] = text.spans
+        labels = [label for text in texts for label in (*text.labels, *[""] * (rows - len(text.labels)))]
         outputs = {name: values for name, values in zip(_FIELDS, (scores, logits, spans), strict=True) if name in wanted}
     if "LABEL" in wanted:
-        labels = [label.encode() for text in texts for label in (*text.labels, *[""] * (rows - len(text.labels)))]
-        outputs["LABEL"] = strings(labels).reshape(-1, rows)
+        outputs["LABEL"] = strings([label.encode() for label in labels]).reshape(-1, rows)
     if CONFIDENCE in wanted:
         outputs[CONFIDENCE] = np.array([[text.confidence] for text in texts], dtype=np.float32)
     if LEVEL in wanted:
@@ -79,41 +74,40 @@ def strings(values: Sequence[bytes]) -> Array:
 
 def size_of(outputs: Mapping[str, Array]) -> int:
     """Returns the bytes of outputs on the way to the server process."""
-    return sum(
-        sum(4 + len(one) for one in values.flat) if values.dtype == object else values.nbytes for values in outputs.values()
+    size = 0
+    for values in outputs.values():
+        size += 4 * values.size + sum(map(len, values.flat)) if values.dtype.hasobject else values.nbytes
+    return size
+
+
+class Reply(NamedTuple):
+    """Answers requests with outputs of one shape, or one request with a failure: its status and message."""
+
+    requests: list[tuple[int, int]]  # number and texts of each
+    outputs: Outputs
+    failure: tuple[str, str] | None = None
+
+
+def packed(replies: Sequence[Reply]) -> bytes:
+    """Returns the bytes of replies. Only a process of ours may read them: others could end their reader."""
+    return marshal.dumps(
+        [(own.requests, [(name, *_packed(v)) for name, v in own.outputs.items()], own.failure) for own in replies]
     )
 
 
-def parts_of(reply: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """Yields the parts of the bytes of a reply."""
-    yield _COUNT.pack(len(reply))
-    for name, values in reply.items():
-        head = _NAMES.index(name), _KINDS.index(values.dtype.char), values.ndim, *values.shape, *[0] * (3 - values.ndim)
-        text, data = b"", values
-        if values.dtype == object:
-            text, data = b"".join(values.flat), np.array([len(one) for one in values.flat], np.uint32)
-        yield _ARRAY.pack(*head, len(text))
-        yield np.ascontiguousarray(data).data
-        yield text
-        yield bytes(-(data.nbytes + len(text)) % 8)
+def replies_in(frame: bytearray) -> list[Reply]:
+    """Returns the replies that were packed."""
+    return [
+        Reply(requests, {name: _unpacked(*values) for name, *values in outputs}, failure)
+        for requests, outputs, failure in marshal.loads(frame)
+    ]
 
 
-def replies_in(frame: bytearray) -> Iterator[dict[str, Array]]:
-    """Yields replies. Their numbers are views of the frame."""
-    at = 0
-    while at < len(frame):
-        reply: dict[str, Array] = {}
-        (count,) = _COUNT.unpack_from(frame, at)
-        at += _COUNT.size
-        for _ in range(count):
-            name, kind, dimensions, *shape, size = _ARRAY.unpack_from(frame, at)
-            at += _ARRAY.size
-            shape, has_strings = shape[:dimensions], not kind
-            values = np.frombuffer(frame, np.uint32 if has_strings else _KINDS[kind], prod(shape), at)
-            end = at + values.nbytes + size
-            if has_strings:
-                places = pairwise(accumulate(values.tolist(), initial=at + values.nbytes))
-                values = strings([bytes(frame[start:stop]) for start, stop in places])
-            reply[_NAMES[name]] = values.reshape(shape)
-            at = end + -end % 8
-        yield reply
+def _packed(values: Array) -> tuple[str, tuple[int, ...], list[bytes] | Array]:
+    """Returns kind, shape and the values in a row."""
+    row = values.ravel()
+    return values.dtype.char, values.shape, row.tolist() if values.dtype.hasobject else row
+
+
+def _unpacked(kind: str, shape: tuple[int, ...], row: Any) -> Array:
+    return (strings(row) if kind == "O" else np.frombuffer(row, kind)).reshape(shape)

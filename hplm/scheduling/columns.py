@@ -42,7 +42,7 @@ class Numbers:
     def value_of(self, number: int) -> Hashable:
         return self._value[number]
 
-    def take(self, value: Hashable) -> int:
+    def take(self, value: Hashable, times: int = 1) -> int:
         number = self._number.get(value)
         if number is None:
             if self._free and self._free[0] < len(self._value):
@@ -54,7 +54,7 @@ class Numbers:
                 self._value.append(value)
                 self._held.append(0)
             self._number[value] = number
-        self._held[number] += 1
+        self._held[number] += times
         return number
 
     def give_back(self, numbers: Iterable[int]) -> None:
@@ -146,25 +146,25 @@ class Columns(Generic[T]):
             end = first
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request."""
+        """Adds the texts of one request. They differ in their tokens and bytes only."""
         while self._length + len(texts) > len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._requests += 1
-        for text in texts:
-            tokens, size, tenant, slot_key = text.tokens, text.bytes, self._tenants.take(text.tenant), text.slot_key
-            self._entries += 1
-            self._texts[self._entries] = text
-            self._rows[self._length] = (
-                *(text.arrival_ns, text.deadline_ns or NEVER, self._requests, self._entries),
-                *(tokens, text.priority, self._slot_keys.take(slot_key), tenant),
-            )
-            self._length += 1
-            if tenant == len(self._demand):
-                self._demand = np.concatenate([self._demand, np.zeros_like(self._demand)])
-            self._demand[tenant] += tokens
-            self.all_tokens += tokens
-            self.bytes += size
-            self.shares.add(text.tenant, 1, size)
+        first, count = texts[0], len(texts)
+        tenant, slot_key = self._tenants.take(first.tenant, count), self._slot_keys.take(first.slot_key, count)
+        same = first.arrival_ns, first.deadline_ns or NEVER, self._requests
+        row, tokens, size = self._length, 0, 0
+        for number, text in enumerate(texts, self._entries + 1):
+            self._texts[number] = text
+            self._rows[row] = (*same, number, text.tokens, first.priority, slot_key, tenant)
+            row, tokens, size = row + 1, tokens + text.tokens, size + text.bytes
+        self._length, self._entries = row, self._entries + count
+        if tenant == len(self._demand):
+            self._demand = np.concatenate([self._demand, np.zeros_like(self._demand)])
+        self._demand[tenant] += tokens
+        self.all_tokens += tokens
+        self.bytes += size
+        self.shares.add(first.tenant, count, size)
 
     def remove(self, indexes: Array) -> list[T]:
         """Removes these texts and returns them in the order given."""
@@ -173,9 +173,13 @@ class Columns(Generic[T]):
         gone = self._rows[indexes]
         out = [self._texts.pop(number) for number in gone["number"].tolist()]
         self.all_tokens -= sum(gone["tokens"].tolist())
+        left: dict[Hashable, tuple[int, int]] = {}  # texts and bytes of each tenant
         for text in out:
-            self.bytes -= text.bytes
-            self.shares.remove(text.tenant, 1, text.bytes)
+            texts, size = left.get(text.tenant, (0, 0))
+            left[text.tenant] = texts + 1, size + text.bytes
+        for tenant, (texts, size) in left.items():
+            self.bytes -= size
+            self.shares.remove(tenant, texts, size)
         if len(out) == self._length:  # nothing stays
             self._length = 0
             self._demand[: len(self._tenants)] = 0

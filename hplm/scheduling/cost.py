@@ -18,6 +18,7 @@ BELIEF = 0.01  # weight of SHAPE: a hundredth of one batch
 OUTLIER = 3.0  # mean deviations; a batch that is further off counts as if it were only so far off
 FIRST = 8  # batches before predictions are used: a process starts slowly
 LEARNING = 0.05  # rate of the running mean of the deviation
+SETTLED, SELDOM = 64, 8  # after so many batches, the terms are computed again only after each so many
 LEARNING_STAGES = 0.1  # rate of the running means of the stages' shares, after the first batches
 
 Numbers = Array | float
@@ -93,7 +94,8 @@ class CostModel(Cost):
         self._products = forget * self._products + weight * scaled
         self._took = forget * self._took + weight
         self._believed = forget * self._believed + weight * float(features.dot(SHAPE)) / took_ns
-        self._solve()
+        if self.observed < SETTLED or self.observed % SELDOM == 0:
+            self._solve()
 
     def _solve(self) -> None:
         shape = SHAPE * (self._took / self._believed)

@@ -64,9 +64,9 @@ class Governor:
         number = self._number(tenant, len(costs))
         if self._loads.shape[1] == 1:
             self._loads[number, 0] += tokens * costs[0]
-        else:
-            self._loads[number, : len(costs)] += tokens * np.array(costs)
-            self._loads[number, len(costs) :] += tokens * costs[-1]
+            return 0
+        self._loads[number, : len(costs)] += tokens * np.array(costs)
+        self._loads[number, len(costs) :] += tokens * costs[-1]
         if not self.rung:
             return 0
         only = slice(number, number + 1)

@@ -35,14 +35,14 @@ class Held:
         self._path = SHARED_MEMORY / f"{server}{_HELD}{os.getpid()}@{model}" if server else None
         self._shown = _map(self._path) if self._path else bytearray(_COUNT.size)
 
-    def take(self) -> None:
+    def take(self, requests: int = 1) -> None:
         with self._lock:
-            self._count += 1
+            self._count += requests
             self._show()
 
-    def answered(self) -> None:
+    def answered(self, requests: int = 1) -> None:
         with self._lock:
-            self._count -= 1
+            self._count -= requests
             self._answered_ns = time.monotonic_ns()
             self._show()
 

@@ -32,7 +32,7 @@ class Mark:
         return {FORWARDED: self._secret, ARRIVAL: arrival_ns}
 
     def is_on(self, parameters: Mapping[str, object]) -> bool:
-        return compare_digest(str(parameters.get(FORWARDED, "")).encode(), self._secret.encode())
+        return FORWARDED in parameters and compare_digest(str(parameters[FORWARDED]).encode(), self._secret.encode())
 
 
 class Arrivals:

@@ -37,6 +37,15 @@ LIMITS = (*QUOTAS, "deadline_us", *PROMISES)  # of a tenant; each 0: none
 NO_LONGER_SERVED = ("levels", "ladder", "link")  # fields of a tenant in formats up to 8
 
 
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The places of all weights of a tenant that the upper half needs. There is one for each tenant of a snapshot."""
+
+    head: Record
+    adapter: Record | None
+    exits: Record | None
+
+
 @dataclass(frozen=True)
 class Tenant:
     """One hPLM: a domain, an adapter and a head. A tenant that generates text has no head."""
@@ -64,18 +73,18 @@ class Tenant:
     exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
-    @property
+    @cached_property
     def task_object(self) -> Task:
         """The tenant's task. Raises if a later version of hplm wrote the snapshot, with a task that is new."""
         if self.task not in TASKS:
             raise Broken(f"tenant {self.id!r} has the task {self.task!r}, which this server does not know: update hplm here")
         return TASKS[self.task]
 
-    @property
-    def head_record(self) -> Record:
+    @cached_property
+    def weights(self) -> Weights:
         if self.head is None:
             raise InvalidInput(f"tenant {self.id!r} generates text and has no head: ask its backbone to generate")
-        return self.head
+        return Weights(self.head, self.adapter, self.exits.record if self.exits is not None else None)
 
     @cached_property
     def costs(self) -> tuple[float, ...]:

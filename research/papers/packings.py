@@ -30,7 +30,7 @@ COUNTS = (1, 4, 16, 64)  # measured numbers of texts in a group
 WIDTHS = (4, 16, 48, 128)  # measured tokens of a text
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rows(Arrangement):
     """Rows of equal width, each with whole texts."""
 

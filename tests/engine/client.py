@@ -55,6 +55,11 @@ class Client:
             assert self._arrived.wait_for(lambda: answers, 300)
         return answers[0]
 
+    def counts(self):
+        """Returns what was counted since the last call."""
+        self.own.outcomes[0].settle()
+        return self.meter.take()[0]
+
     def ask_until_served(self, tenant_id, texts):
         said = []
 

@@ -263,7 +263,7 @@ def test_each_request_is_counted_once_by_what_its_client_got(toy, monkeypatch):
     expected, counts = Counter((*one, outcome) for one in series for outcome in outcomes), Counter()
 
     def counted():
-        for (metric, labels), count in client.meter.take()[0].items():
+        for (metric, labels), count in client.counts().items():
             if metric in (names.REQUESTS, names.TENANT_REQUESTS):
                 counts[(metric.name, *labels)] += count
         return {one: count for one, count in counts.items() if count} == expected
@@ -377,7 +377,7 @@ def test_a_request_that_ends_the_engine_does_so_twice_and_others_are_served(toy,
     assert counts[names.LOST_REQUESTS, ("crashed",)] == 3
     assert levels[names.QUARANTINED_TENANTS, ()] == 1
     client.wait(client.ask("acme", [WORDS[0]]))
-    eventually(lambda: (names.TENANT_REQUESTS, ("acme", "quarantined")) in client.meter.take()[0])
+    eventually(lambda: (names.TENANT_REQUESTS, ("acme", "quarantined")) in client.counts())
 
     # Its file outlives the process.
     client.close()

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from hplm.engine import lookup_service
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, Reading
-from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, PIECE, LookupRequest, LookupService
+from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, LookupRequest, LookupService
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.metrics.meter import Meter
 from hplm.request.form import Form, Head
 from hplm.scheduling.limits import Limits
 from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Tenant
 from testing.toy import WORDS
 from tests.support.wait import eventually
 
@@ -52,20 +53,28 @@ class Gated:
         return FOUND if not reading.characters_left else None
 
 
+def tenant_of(name):
+    return SimpleNamespace(id=name, uid=hash(name), rate=0, texts_rate=0, tokens_rate=0)
+
+
+def reading_of(tenant, head, characters, fails=None):
+    more = {"texts": ["a text"], "texts_left": 0, "tokens": 100}
+    return SimpleNamespace(tenant=tenant, head=head, characters_left=characters, fails=fails, **more)
+
+
 class Desk:
     """Submits requests to a service, and keeps all answers to each."""
 
-    def __init__(self, lookup, looked_up=lambda request: None, **hooks):
+    def __init__(self, lookup, quotas=None, ahead=lambda: 0):
         self.meter, self.answers = Meter(), {}
-        self.service = LookupService(lookup, self.meter, looked_up, **hooks)
+        self.service = LookupService(lookup, self.meter, Quotas() if quotas is None else quotas, ahead)
 
     def submit(self, tenant, characters=AT_ONCE + 1, deadline_ns=0, fails=None, respond=None, received_ns=0, **more):
         """Its thread reads only what has fewer characters. `received_ns`: 0 is now."""
         number = len(self.answers)
         self.answers[number] = []
-        who = SimpleNamespace(id=tenant, uid=hash(tenant))
         head = Head(0, 0, 0, 0, "law", "acme", arrival_ns=received_ns or time.monotonic_ns(), deadline_ns=deadline_ns)
-        reading = SimpleNamespace(tenant=who, head=head, characters_left=characters, texts_left=0, fails=fails)
+        reading = reading_of(tenant if isinstance(tenant, Tenant) else tenant_of(tenant), head, characters, fails)
         respond = respond or self.answers[number].append
         self.service.submit([LookupRequest(reading, respond, **more)])
         return number
@@ -113,9 +122,8 @@ def test_short_requests_are_read_by_the_thread_that_brings_them_unless_others_wa
     threads, deferred = {}, []
 
     def bring(name, characters=1):
-        who, head = SimpleNamespace(id=name, uid=0), Head(0, 0, 0, 0, "law", "acme")
         return LookupRequest(
-            SimpleNamespace(tenant=who, head=head, characters_left=characters, texts_left=0, fails=None),
+            reading_of(tenant_of(name), Head(0, 0, 0, 0, "law", "acme"), characters),
             lambda answer: threads.update({name: threading.current_thread()}),
             defer=lambda: deferred.append(name),
         )
@@ -152,14 +160,10 @@ def test_a_short_request_waits_while_another_is_read():
 def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
     tenant = replace(backbone.view.snapshot.find("acme"), tokens_rate=0.01)
     quotas, lookup = Quotas(), Gated()
-    desk = Desk(
-        lookup,
-        looked_up=lambda request: quotas.charge(tenant, 1, 100),
-        allow=lambda request: quotas.check(tenant),
-    )
+    desk = Desk(lookup, quotas)
     for _ in range(3):
         quotas.spend(tenant)  # nothing is charged yet, so all three may wait
-        desk.submit("acme")
+        desk.submit(tenant)
     lookup.may_read.release(3)
     first, *others = desk.close()
     assert first is FOUND
@@ -202,22 +206,6 @@ def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
     assert pieces <= max(0, len(texts) - 1)
     if characters == 1:
         assert pieces == len(texts) - 1
-
-
-def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch):
-    lookup, view = Lookup(backbone), backbone.view
-    tenant, encode_all = view.snapshot.find("acme"), lookup._tokenizer.encode_all
-
-    def breaks(given):
-        if any(one.text == WORDS[1] for one in given):
-            raise RuntimeError("a bug")
-        return encode_all(given)
-
-    monkeypatch.setattr(lookup._tokenizer, "encode_all", breaks)
-    good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in range(3)], PIECE)
-    assert isinstance(bad, RuntimeError)
-    for found, word in ((good, WORDS[0]), (other, WORDS[2])):
-        np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
 
 
 @pytest.mark.parametrize(("pace", "said"), [(0.0, "0.1 s"), (0.5, "1.5 s"), (60.0, "10.0 s")])

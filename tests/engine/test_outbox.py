@@ -6,7 +6,7 @@ import pytest
 from hplm.engine import outbox
 from hplm.engine.outbox import Outbox
 from hplm.errors import InvalidInput
-from hplm.request.answers import FAILURE, REQUESTS, bits_of, replies_in
+from hplm.request.answers import bits_of, replies_in
 from hplm.tasks import TextAnswer
 
 WANTED = bits_of({"LABEL", "SCORE", "VERSION"})
@@ -22,7 +22,7 @@ class Sent(list):
         if self.full:
             self.full -= 1
             raise MemoryError
-        self.append(list(replies_in(frame)))
+        self.append(replies_in(frame))
 
     def shut(self):
         self.is_open = False
@@ -42,12 +42,8 @@ def answer(label):
     return TextAnswer([label], np.ones(1, np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int32))
 
 
-def failure_in(reply):
-    return tuple(part.decode() for part in reply[FAILURE])
-
-
 def numbers_in(replies):
-    return [reply[REQUESTS][:, 0].tolist() for reply in replies]
+    return [[number for number, _ in reply.requests] for reply in replies]
 
 
 def test_answers_of_one_shape_leave_as_one_reply(sent):
@@ -59,11 +55,11 @@ def test_answers_of_one_shape_leave_as_one_reply(sent):
         outbox.put(3, WANTED, 0, InvalidInput("no"))
     outbox.put(4, WANTED, 7, [answer("d")])
     (together, alone), (later,) = sent
-    assert together[REQUESTS].tolist() == [[1, 1], [2, 2]]
-    assert together["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
-    assert together["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
-    assert (alone[REQUESTS].tolist(), failure_in(alone)) == ([[3, 1]], InvalidInput("no").failure())
-    assert later[REQUESTS].tolist() == [[4, 1]]
+    assert together.requests == [(1, 1), (2, 2)] and together.failure is None
+    assert together.outputs["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
+    assert together.outputs["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
+    assert alone == ([(3, 1)], {}, InvalidInput("no").failure())
+    assert later.requests == [(4, 1)]
 
 
 def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
@@ -73,12 +69,12 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
             outbox.put(number, WANTED, 1, [answer(label)])
     first, bad, last = (replies for (replies,) in sent)
     assert numbers_in([first, bad, last]) == [[0], [1], [2]]
-    assert first["LABEL"].tolist() == [[b"a"]] and last["LABEL"].tolist() == [[b"c"]]
-    status, message = failure_in(bad)
+    assert first.outputs["LABEL"].tolist() == [[b"a"]] and last.outputs["LABEL"].tolist() == [[b"c"]]
+    status, message = bad.failure
     assert status == "INTERNAL" and "UnicodeEncodeError" in message
 
 
-@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "parts_of"])
+@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "packed"])
 def test_whatever_fails_while_answers_are_made_each_request_gets_one(sent, monkeypatch, broken):
     """Otherwise they would wait until the engine ends."""
     outbox_, whole, calls = Outbox(sent), getattr(outbox, broken), []
@@ -100,7 +96,7 @@ def test_without_memory_a_short_failure_is_the_answer(sent, put):
     sent.full = 1
     put(1, WANTED, 1, [answer("a")])
     ((reply,),) = sent
-    assert reply[REQUESTS].tolist() == [[1, 1]] and "[capacity]" in failure_in(reply)[1]
+    assert reply.requests == [(1, 1)] and "[capacity]" in reply.failure[1]
 
 
 @pytest.mark.parametrize("error", [MemoryError, BrokenPipeError])

@@ -19,7 +19,7 @@ from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager
 from hplm.errors import DeadlineMissed, Draining, QueueFull
-from hplm.request.answers import FAILURE, REQUESTS, replies_in
+from hplm.request.answers import replies_in
 from hplm.request.form import Head, write
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
@@ -208,8 +208,8 @@ def test_a_form_that_cannot_be_read_fails_only_its_own_request():
     good = form_of(1)
     requests = [(1, good), (2, good[:9]), (3, good)]
     child._take_in(bytearray().join(part for number, form in requests for part in request_parts(number, 0, 0, "", form)))
-    ((reply,),) = [list(replies_in(frame)) for frame in child._channel]
-    assert len(submitted) == 2 and reply[REQUESTS].tolist() == [[2, 1]] and b"[internal]" in reply[FAILURE][1]
+    ((reply,),) = [replies_in(frame) for frame in child._channel]
+    assert len(submitted) == 2 and reply.requests == [(2, 1)] and "[internal]" in reply.failure[1]
 
 
 def test_the_model_process_ends_the_engine():

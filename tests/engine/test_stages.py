@@ -55,6 +55,7 @@ def expected(deep):
     return cache(lambda dtype, tenant, text: references[dtype == "int8"].forward(text, tenant, truncate=True).numpy())
 
 
+@torch.inference_mode()
 def served_by(backbone, texts, cut, packing="packed", dtype="fp32"):
     """Returns the logits of each text, computed in one thread."""
     stages, precision = stages_of(*cut), resolve_precision(dtype, CPU)

@@ -55,7 +55,7 @@ def test_a_tenant_is_pinned_once_a_batch(reference):
     stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
     texts = [text for tenant in TENANTS[:2] * 3 for text in texts_of(backbone, tenant.id, [WORDS[0]])]
     batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
-    records = {record for text in texts for record in text.records if record is not None}
+    records = {record for text in texts for record in text.request.tenant.records()}
     assert len(batch.held) == len(records) == batch.brought
     assert sum(slots.hits for slots in stager.slots().values()) == 2 * len(records)  # of each text but the first
     stager.release(batch.held)

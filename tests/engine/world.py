@@ -181,7 +181,7 @@ class World:
             self.offer("echo", [WORDS[0]])
             self.run_all()
             view = self._backbone.view
-            own = view.banks[view.snapshot.find("echo").head_record.bank].layout
+            own = view.banks[view.snapshot.find("echo").weights.head.bank].layout
             held = {layout for layout, slots in self._served.stager.slots().items() if slots.pinned}
             assert held == {own}, "slots are held"
         assert self.taken == 0, "a request has left twice or never"

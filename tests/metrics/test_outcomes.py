@@ -12,10 +12,15 @@ def outcomes():
     return Outcomes(Meter())
 
 
+def settled(outcomes):
+    outcomes.settle()
+    return outcomes.meter.take()[0]
+
+
 def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
-    for outcome, allowed_s in (("on_time", 0.05), ("deadline", 0.15), ("draining", 0.15), ("answered", 0.0)):
-        outcomes.count("law", "acme", outcome, allowed_s)
-    counts, _ = outcomes.meter.take()
+    ended = ("on_time", "deadline", "draining", "answered")
+    outcomes.count([("law", "acme", outcome) for outcome in ended], [0.05, 0.15, 0.15])
+    counts = settled(outcomes)
     bucket, total, number = names.DEADLINE_SECONDS.parts
     assert counts[number, ()] == 3
     assert counts[total, ()] == pytest.approx(0.35)
@@ -24,9 +29,8 @@ def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
 
 
 def test_only_the_busiest_tenants_have_series(outcomes):
-    for number in range(BUSIEST + 2):
-        outcomes.count("law", f"t{number}", "answered", 0.0)
-    counts, _ = outcomes.meter.take()
+    outcomes.count([("law", f"t{number}", "answered") for number in range(BUSIEST + 2)], [])
+    counts = settled(outcomes)
     assert counts[names.TENANT_REQUESTS, ("", "answered")] == 2 and counts[names.REQUESTS, ("law", "answered")] == BUSIEST + 2
     of_tenants = [names.TENANT_REQUESTS, ("t0", "answered")], [names.EXIT_AGREEMENT, (f"t{BUSIEST}", "1")]
     assert [outcomes.keeps((metric, labels)) for metric, labels in of_tenants] == [True, False]

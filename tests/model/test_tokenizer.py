@@ -218,6 +218,10 @@ def test_a_text_that_cannot_be_cut_safely_is_tokenised_whole(kind):
     assert counting.characters == len(LONG)
 
 
+def numbers(tokens: bytes) -> list[int]:
+    return np.frombuffer(tokens, np.int64).tolist()
+
+
 READ_BY_WORDS = [name for name, kind in KINDS.items() if Tokenizer(kind, 64)._words is not None]
 UNUSUAL = ["…", ",", "\u0301", "\x1c", "\u200b", "\ufffd", "\0", "水水", "é", "ΑΣ", "İ", "\t", "\n", "x" * 40]
 PARTS = st.one_of(st.sampled_from([*PIECES, *SPECIAL, LONG_TOKEN, *UNUSUAL]), st.text(max_size=6))
@@ -234,7 +238,7 @@ def test_tokens_are_those_of_the_library(kind, texts):
     read = words.Words(library)
     for _ in range(2):  # the second time from memory
         for text, tokens in zip(texts, read.tokens(texts), strict=True):
-            assert tokens.tolist() == library.encode(text).ids
+            assert numbers(tokens) == library.encode(text).ids
 
 
 def test_tokens_that_take_spaces_are_left_to_the_library():
@@ -248,7 +252,48 @@ def test_few_words_are_remembered_and_frequent_ones_come_back(monkeypatch):
     read = words.Words(library)
     for number in range(20):
         text = f"the a{number} there{number} the"
-        assert read.tokens([text])[0].tolist() == library.encode(text).ids
+        assert numbers(read.tokens([text])[0]) == library.encode(text).ids
         assert len(read._known) <= 4
-    assert read.tokens(["x" * 50])[0].tolist() == library.encode("x" * 50).ids
+    assert numbers(read.tokens(["x" * 50])[0]) == library.encode("x" * 50).ids
     assert "x" * 50 not in read._known
+
+
+EDGES = [
+    "",
+    "  ",
+    "\x00",
+    "the",
+    " the  a ",
+    "the unthere",
+    "Xylophone 日本",
+    "[MASK] the",
+    "x" * 40,
+    "the " * 9,
+    "the " * 10,
+    "the " * 200,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_read_by_words_as_long_as_the_model_takes_them(kind):
+    """The others are left to the library, which may refuse or cut them."""
+    tokenizer = Tokenizer(KINDS[kind], POSITIONS)
+    library = HuggingFaceTokenizer.from_str(KINDS[kind])
+    for text, tokens in zip(EDGES, tokenizer.by_words(EDGES), strict=True):
+        own = library.encode(text).ids
+        read = kind in READ_BY_WORDS and 2 < len(own) <= POSITIONS
+        assert numbers(tokens) == (own if read else [])
+
+
+def test_a_long_text_is_not_read_by_words():
+    tokenizer = Tokenizer(KINDS["no added tokens"], POSITIONS)
+    assert tokenizer.by_words(["x " * 5 * POSITIONS, "a"])[0] == b""
+    assert "a" in tokenizer._words._known and "x" not in tokenizer._words._known
+
+
+def test_new_words_may_come_beside_known_ones_while_others_are_forgotten(monkeypatch):
+    monkeypatch.setattr(words, "MOST", 3)
+    library = HuggingFaceTokenizer.from_str(KINDS["no added tokens"])
+    read = words.Words(library)
+    for texts in (["the a"], ["the \x00 b", "\x00 the"], ["the c d e", "a \x00"]):
+        assert [numbers(tokens) for tokens in read.tokens(texts)] == [library.encode(text).ids for text in texts]

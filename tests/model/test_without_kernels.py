@@ -23,7 +23,7 @@ from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from tests.plot.tables import make_table
 
-CPU, LAYOUT = torch.device("cpu"), Layout("bottleneck", 32, 64, 1, ("attention_out",))
+CPU = torch.device("cpu")
 
 
 def of_a_table(folder):
@@ -35,13 +35,14 @@ def of_a_table(folder):
 
 
 def of_an_adapter(folder):
-    groups = LAYOUT.group(np.zeros(3, dtype=np.int64), CPU, torch.float32)
+    layout = Layout("bottleneck", 32, 64, 1, ("attention_out",))  # a new one: a layout remembers which kernel takes it
+    groups = layout.group(np.zeros(3, dtype=np.int64), CPU, torch.float32)
     generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.randn(1, *shape, generator=generator) for name, shape in LAYOUT.shapes.items()}
+    weights = {name: torch.randn(1, *shape, generator=generator) for name, shape in layout.shapes.items()}
     weights |= {name: weights[name].mT.contiguous().mT for name in weights if weights[name].ndim == 3}  # as slots have them
     x = torch.randn(3, 64, generator=generator)
     assert isinstance(groups, Tiles) == (of_adapters.kernel() is None)
-    return LAYOUT.adapt("attention_out", x, x.clone(), groups, weights)
+    return layout.adapt("attention_out", x, x.clone(), groups, weights)
 
 
 def of_a_layer(folder):

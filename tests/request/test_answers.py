@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hplm.request.answers import (
-    FAILURE,
     OUTPUTS,
-    REQUESTS,
+    Reply,
     bits_of,
     names_of,
     outputs_of,
-    parts_of,
+    packed,
     replies_in,
     size_of,
     strings,
@@ -58,17 +57,23 @@ words = shapes.flatmap(
         lambda values: strings(values).reshape(shape)
     )
 )
-replies = st.dictionaries(st.sampled_from([*OUTPUTS, REQUESTS, FAILURE]), numbers | words)
+replies = st.builds(
+    Reply,
+    st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 9))),
+    st.dictionaries(st.sampled_from(OUTPUTS), numbers | words),
+    st.none() | st.tuples(st.text(), st.text()),
+)
 
 
 @given(st.lists(replies, max_size=4))
 def test_replies_are_read_as_they_were_written(written):
-    read = list(replies_in(bytearray().join(part for reply in written for part in parts_of(reply))))
-    assert [own.keys() for own in read] == [own.keys() for own in written]
+    read = replies_in(bytearray(packed(written)))
     for own, expected in zip(read, written, strict=True):
-        for name, values in own.items():
-            assert values.dtype == expected[name].dtype
-            np.testing.assert_array_equal(values, expected[name])
+        assert (own.requests, own.failure) == (expected.requests, expected.failure)
+        assert [*own.outputs] == [*expected.outputs]
+        for name, values in own.outputs.items():
+            assert values.dtype == expected.outputs[name].dtype
+            np.testing.assert_array_equal(values, expected.outputs[name])
 
 
 @given(st.sets(st.sampled_from(OUTPUTS)))

@@ -50,6 +50,7 @@ def answering(model, monkeypatch):
             def __exit__(self, *error):
                 pass
 
+        monkeypatch.setattr(model.replies, "LARGE", 0)
         monkeypatch.setattr(model.replies, "SHARED_MEMORY", Memory())
         sender = model.replies.Sender(request, Held("toy"))
         return model.Answer(sender, None, counted.append, choices=1, stream=True, returned=()), request, counted

@@ -39,7 +39,7 @@ def test_a_snapshot_keeps_them(place, tmp_path):
     assert snapshot.find("plain").records() == [] and snapshot.find("changed").adapter is not None
     assert snapshot.banks() == ["lora-4x2-" + "+".join(EVERY) + ".bank"]
     with pytest.raises(InvalidInput, match="'plain'"):
-        _ = snapshot.find("plain").head_record
+        _ = snapshot.find("plain").weights
     snapshot.save(tmp_path / "copy.json")
     assert Snapshot.load(tmp_path / "copy.json").tenants == snapshot.tenants
 

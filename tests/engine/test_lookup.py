@@ -1,0 +1,135 @@
+"""A request's form is the same whether its texts are read by words, by the library, together with others or alone."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.engine import lookup as lookup_module
+from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
+from hplm.errors import InvalidInput
+from hplm.request.form import Form
+from testing.toy import WORDS
+from tests.support.message import mentioning
+
+LONG = " ".join(WORDS[i % 50] for i in range(100))  # the model takes 64 tokens
+TEXTS = st.lists(st.sampled_from([*WORDS[:9], "", ",", "日本", "[MASK]", "q" * 40, "\x00", "  "]), max_size=9).map(" ".join)
+REQUESTS = st.tuples(
+    st.sampled_from(["acme", "beta", "city", "dune", "echo"]),  # of several tasks and chains
+    st.lists(TEXTS | st.just(LONG), min_size=1, max_size=4),
+    st.booleans(),  # with pairs
+    st.booleans(),  # truncate
+)
+
+
+@pytest.fixture(scope="module")
+def backbone(toy):
+    return Backbone(toy.folder)
+
+
+@pytest.fixture(scope="module")
+def lookup(backbone):
+    return Lookup(backbone)
+
+
+@pytest.fixture(scope="module")
+def by_library(backbone):
+    lookup = Lookup(backbone)
+    lookup._tokenizer._words = None
+    return lookup
+
+
+def reading_of(view, request):
+    tenant, texts, with_pairs, truncate = request
+    return Reading(view, view.snapshot.find(tenant), texts, texts[::-1] if with_pairs else None, truncate)
+
+
+def said(found):
+    """What can be compared of forms and errors."""
+    return bytes(found) if isinstance(found, bytearray) else (type(found), str(found))
+
+
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=5))
+def test_requests_that_are_read_together_get_what_each_gets_alone_from_the_library(backbone, lookup, by_library, requests):
+    view = backbone.view
+    together = lookup.read([reading_of(view, request) for request in requests], MOST_CHARACTERS)
+    alone = [by_library.read([reading_of(view, request)], MOST_CHARACTERS)[0] for request in requests]
+    assert [said(found) for found in together] == [said(found) for found in alone]
+
+
+def test_a_text_that_is_read_by_the_library_may_be_between_others(backbone, lookup):
+    view, tenant = backbone.view, backbone.view.snapshot.find("acme")
+    texts = [WORDS[0], LONG, f"{WORDS[1]} {WORDS[2]}"]
+    form = lookup.resolve(view, tenant, texts, truncate=True)
+    assert form.lengths == [3, 64, 4] and form.counts == [1, 1, 1]
+    assert form.spans.tolist() == [[0, 0, len(text)] for text in texts]
+    each = [lookup.resolve(view, tenant, [text], truncate=True).addresses for text in texts]
+    np.testing.assert_array_equal(form.addresses, np.concatenate(each))
+
+
+@pytest.mark.parametrize("texts, number", [([WORDS[0], "", LONG], 2), ([WORDS[0], WORDS[1], LONG], 3)])
+def test_the_first_text_that_cannot_be_read_is_named(backbone, lookup, texts, number):
+    with pytest.raises(InvalidInput, match=f"text {number} of 3"):
+        lookup.resolve(backbone.view, backbone.view.snapshot.find("acme"), texts)
+
+
+@pytest.mark.parametrize("tenant", ["acme", "beta"])
+@pytest.mark.parametrize("characters", [1, MOST_CHARACTERS])
+def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters, monkeypatch):
+    monkeypatch.setattr(lookup_module, "MOST_TOKENS", 10)
+    reading = Reading(backbone.view, backbone.view.snapshot.find(tenant), [" ".join(WORDS[:3])] * 4)  # of 5 tokens each
+    while (found := lookup.read([reading], characters)[0]) is None:
+        pass
+    assert isinstance(found, InvalidInput) and "first 3 of 4 texts have 15 tokens" in str(found)
+
+
+@pytest.mark.parametrize("pairs", [None, [WORDS[0]] * 3])
+def test_a_text_of_too_many_characters_is_named(backbone, pairs):
+    view, texts = backbone.view, [WORDS[0], "a" * (lookup_module.LONGEST_TEXT + 1), WORDS[1]]
+    for one, other in ((texts, pairs), (pairs, texts)):
+        if one is not None:
+            with pytest.raises(InvalidInput, match=mentioning("text 2 of 3", f"{lookup_module.LONGEST_TEXT:,}")):
+                Reading(view, view.snapshot.find("acme"), one, other)
+
+
+@pytest.mark.parametrize("method", ["by_words", "encode_all"])
+def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch, method):
+    lookup, view = Lookup(backbone), backbone.view
+    tenant, own = view.snapshot.find("acme" if method == "by_words" else "beta"), getattr(lookup._tokenizer, method)
+
+    def breaks(given):
+        if any(WORDS[1] in one for one in given):  # a text, or one with its pair
+            raise RuntimeError("a bug")
+        return own(given)
+
+    monkeypatch.setattr(lookup._tokenizer, method, breaks)
+    good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in (0, 1, 3)], MOST_CHARACTERS)
+    assert isinstance(bad, RuntimeError)
+    for found, word in ((good, WORDS[0]), (other, WORDS[3])):
+        np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
+
+
+def test_a_broken_table_fails_only_the_requests_of_its_chain(backbone, lookup):
+    view = backbone.view
+    broken = SimpleNamespace(snapshot=view.snapshot, forest=SimpleNamespace(chain=lambda *_: 1 / 0))
+    good, bad = lookup.read([Reading(one, view.snapshot.find("acme"), [WORDS[0]]) for one in (view, broken)], MOST_CHARACTERS)
+    assert isinstance(bad, ZeroDivisionError)
+    assert Form(good).lengths == [3]
+
+
+def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup, monkeypatch):
+    view = backbone.view
+    monkeypatch.setattr(lookup_module, "MOST_ROWS", 4)  # as an answer that would have too many rows
+    few, many = lookup.read(
+        [Reading(view, view.snapshot.find("beta"), [" ".join(WORDS[:count]), WORDS[0]]) for count in (2, 3)], MOST_CHARACTERS
+    )
+    assert Form(few).counts == [2, 1]
+    assert isinstance(many, InvalidInput) and "more than 4 rows" in str(many)
+
+
+def test_a_request_without_a_text_is_answered(backbone, lookup):
+    (found,) = lookup.read([Reading(backbone.view, backbone.view.snapshot.find("acme"), [])], MOST_CHARACTERS)
+    assert isinstance(found, Exception)
