@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.curves import draw_bars
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from builder.training.tasks import training_task
 from demo.data import DemoTenant
+from demo.picture import draw_bars
 from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.manager import Manager

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench.curves import draw_bars
+from demo.picture import draw_bars
 
 Runs = Sequence[dict[str, Any]]
 
