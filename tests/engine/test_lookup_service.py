@@ -170,6 +170,18 @@ def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
     assert all(isinstance(other, Quota) for other in others)
 
 
+def test_a_request_is_charged_before_another_one_that_is_read_with_it_is_answered(backbone):
+    tenant = replace(backbone.view.snapshot.find("acme"), texts_rate=0.5, tokens_rate=0.01)
+    lookup, answers = Gated(), []
+    lookup.may_read.release(2)
+    desk = Desk(lookup)
+    head = Head(0, 0, 0, 0, "law", "acme")
+    desk.service.submit([LookupRequest(reading_of(tenant, head, 1), answers.append) for _ in range(2)])
+    desk.close()
+    assert answers[0] is FOUND and isinstance(answers[1], Quota)
+    assert lookup.read_of == ["acme", "acme"]
+
+
 def test_a_failure_is_the_answer_and_ends_nothing(caplog):
     lookup = Gated()
     lookup.may_read.release(9)
