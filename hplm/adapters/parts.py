@@ -21,7 +21,7 @@ Weights = list[dict[str, Tensor]]  # tensors of each layer
 Placed = tuple[Layout, int]  # a record's layout and slot
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """The rows of a batch whose adapters or heads have one layout."""
 
@@ -32,7 +32,7 @@ class Part:
     rows: Tensor | None  # None: all rows
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Homes:
     """Where the records of some texts are."""
 
@@ -43,6 +43,8 @@ class Homes:
     @classmethod
     def of(cls, placed: Sequence[Placed | None]) -> Homes:
         first = placed[0]
+        if first is None and not any(placed):
+            return NOWHERE
         if first is not None and all(one is not None and one[0] is first[0] for one in placed):
             return cls([first[0]], None, np.array([one[1] for one in placed if one is not None], dtype=np.int64))
         numbers: dict[Layout, int] = {}
@@ -55,6 +57,9 @@ class Homes:
         if not self.layouts:
             return self
         return Homes(self.layouts, None if self.layout_of is None else self.layout_of[texts], self.slots[texts])
+
+
+NOWHERE = Homes([], None, np.empty(0, dtype=np.int64))
 
 
 def parts_of(

@@ -20,7 +20,7 @@ from hplm.model.sending import sent
 from hplm.model.tensors import array_of, tensor_of
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Computed:
     """Texts of a batch that are done: those that leave at an exit, or those that have passed all layers."""
 
@@ -29,7 +29,7 @@ class Computed:
     exit: int | None = None  # None: behind all layers
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Passage:
     sheet: Sheet
     stage: int  # its number

@@ -11,6 +11,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
     From ordinary memory, `to` would make the thread wait for the copy. Torch keeps the pinned memory until the copy is done.
     """
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    kind = device.type
+    if kind == "cpu":
+        return tensor
+    return (tensor.pin_memory() if kind == "cuda" else tensor).to(device, non_blocking=True)
