@@ -141,6 +141,7 @@ class Encoder:
             if is_last:
                 ended_ns = self._now_ns()
                 self._note(own.instruments.reached, staged.left)
+                self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
                 self._answer(batch, staged, end)  # first: clients wait for it, and for nothing of what follows
                 self._hand_back(batch, staged)  # before the scheduler hears of it, and lets a batch be staged in their place
                 with self._lock:
