@@ -146,17 +146,19 @@ class Columns(Generic[T]):
             end = first
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request. They differ in their tokens and bytes only."""
+        """Adds the texts of one request. They have one tenant and slot key."""
         while self._length + len(texts) > len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._requests += 1
         first, count = texts[0], len(texts)
         tenant, slot_key = self._tenants.take(first.tenant, count), self._slot_keys.take(first.slot_key, count)
-        same = first.arrival_ns, first.deadline_ns or NEVER, self._requests
         row, tokens, size = self._length, 0, 0
         for number, text in enumerate(texts, self._entries + 1):
             self._texts[number] = text
-            self._rows[row] = (*same, number, text.tokens, first.priority, slot_key, tenant)
+            self._rows[row] = (
+                *(text.arrival_ns, text.deadline_ns or NEVER, self._requests, number),
+                *(text.tokens, text.priority, slot_key, tenant),
+            )
             row, tokens, size = row + 1, tokens + text.tokens, size + text.bytes
         self._length, self._entries = row, self._entries + count
         if tenant == len(self._demand):

@@ -104,7 +104,7 @@ class Served:
         self.told = Told(scheduler)
         self.engine = Engine(stages)
         stager = SimpleNamespace(stage=self._stage, release=list.clear)
-        instruments = SimpleNamespace(started=self._started, computed=lambda staged: None)
+        instruments = SimpleNamespace(started=self._started, reached=lambda texts: None, computed=lambda batch, staged: None)
         self._batches = self.ended = 0  # `ended`: stages of batches
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
         in_flight = SimpleNamespace(enter=lambda batch, marks: None, leave=lambda batch: None)
@@ -115,7 +115,7 @@ class Served:
         return self.told.events, self.engine.reached, self.ended
 
     def _stage(self, texts, broken, places):
-        staged = SimpleNamespace(texts=texts, held=[], brought=0, stages={}, computing_ns=[])
+        staged = SimpleNamespace(texts=texts, left=texts, held=[], brought=0, stages={}, computing_ns=[])
 
         @contextmanager
         def timed(step):
@@ -127,7 +127,7 @@ class Served:
         staged.timed = timed
         return staged
 
-    def _started(self, batch, staged):
+    def _started(self, staged):
         self._batches += 1
         staged.number = self._batches
 
