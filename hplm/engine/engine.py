@@ -101,7 +101,7 @@ class Engine:
         self.takes_few_sizes = can_prepack(device, dtype)
         if device.type == "cpu":
             keep_freed_memory()
-        # What a token's position and segment add, in one table. It has the positions of the first segment first.
+        # One table of what positions and segments add to a token. The positions of the first segment come first.
         places = (upper.segments.weight.detach()[:, None] + upper.positions.weight.detach()).flatten(0, 1)
         self._places = places.to(device, dtype)
         self._upper = self._ready(upper, eight_bits)

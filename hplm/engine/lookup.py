@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from hplm.arrays import Array
+from hplm.arrays import Array, together
 from hplm.engine.views import View, Views
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
@@ -154,8 +154,8 @@ class Reading:
             lengths=[len(own) // ITEM for own in self.ids],
             counts=counts,
             addresses=addresses,
-            segments=_end_to_end(self.segments),
-            spans=_end_to_end(self.spans),
+            segments=together(self.segments),
+            spans=together(self.spans),
             passages=self.pairs if self.pairs is not None and in_windows else (),
         )
 
@@ -251,7 +251,3 @@ class Lookup:
 def check_length(text: str, pair: str | None, where: str = "") -> None:
     if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
         raise InvalidInput(f"{where}it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
-
-
-def _end_to_end(arrays: Sequence[Array]) -> Array:
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class _Gathered(threading.local):
-    """Of each thread: its answers that have not left, and how many `together` it is within."""
+    """Holds for each thread its answers that have not left, and how many `together` it is within."""
 
     def __init__(self) -> None:
         self.answers: list[Answered] = []

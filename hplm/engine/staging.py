@@ -34,7 +34,7 @@ from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
-from hplm.tenants.snapshot import Weights as TenantWeights
+from hplm.tenants.snapshot import TenantWeights
 
 log = logging.getLogger(__name__)
 NO_SLOTS = "the device has no memory for slots of another layout: give it fewer with the parameter slots"

@@ -38,7 +38,7 @@ NO_LONGER_SERVED = ("levels", "ladder", "link")  # fields of a tenant in formats
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class TenantWeights:
     """The places of all weights of a tenant that the upper half needs. There is one for each tenant of a snapshot."""
 
     head: Record
@@ -81,10 +81,10 @@ class Tenant:
         return TASKS[self.task]
 
     @cached_property
-    def weights(self) -> Weights:
+    def weights(self) -> TenantWeights:
         if self.head is None:
             raise InvalidInput(f"tenant {self.id!r} generates text and has no head: ask its backbone to generate")
-        return Weights(self.head, self.adapter, self.exits.record if self.exits is not None else None)
+        return TenantWeights(self.head, self.adapter, self.exits.record if self.exits is not None else None)
 
     @cached_property
     def costs(self) -> tuple[float, ...]:

@@ -48,7 +48,7 @@ def reading_of(view, request):
 
 
 def said(found):
-    """What can be compared of forms and errors."""
+    """Returns the comparable parts of forms and errors."""
     return bytes(found) if isinstance(found, bytearray) else (type(found), str(found))
 
 
