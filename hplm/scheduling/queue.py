@@ -87,9 +87,19 @@ class Queue(Generic[T]):
         tokens = self.cost.tokens_within(batch_ns, self.columns.all_tokens / len(self.columns), self.loaded)
         return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
 
-    def select(self, start_ns: int, capacity: Capacity, is_idle: bool) -> Selection:
-        """Lets the policy choose. `is_idle`: nothing runs, so it must choose something if a text has no deadline."""
-        columns, cost = self.columns, self.cost
+    def select(self, start_ns: int, capacity: Capacity, is_idle: bool, among: Array | None = None) -> Selection:
+        """Lets the policy choose. `is_idle`: nothing runs, so it must choose something if a text has no deadline.
+
+        `among`: the indexes of the texts that it may choose; None: all.
+        """
+        columns = self.columns
+        if among is not None and len(among) < len(columns):
+            chosen = self._select(columns.only(among), start_ns, capacity, is_idle)
+            return Selection(among[chosen.indexes], chosen.places)
+        return self._select(columns, start_ns, capacity, is_idle)
+
+    def _select(self, columns: Columns[T], start_ns: int, capacity: Capacity, is_idle: bool) -> Selection:
+        cost = self.cost
         if cost.slowest < 1:
             # Policies count as if each batch began after the other stages, and only took the time of the slowest one.
             share = min(1.0, capacity.tokens / columns.all_tokens, capacity.texts / len(columns))

@@ -6,21 +6,18 @@ The server drives it through `Encoder`, the simulator on a virtual clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Generic
+from collections.abc import Sequence
 
-import numpy as np
-
-from hplm.arrays import Array
-from hplm.errors import DeadlineMissed, Draining
+from hplm.errors import DeadlineMissed
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import Governor
-from hplm.scheduling.limits import Limits, Shares
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.queue import LEARNING, Queue
+from hplm.scheduling.queues import Queues
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity, T
 
@@ -28,7 +25,7 @@ STALE_NS = 10**9  # after so long without a batch, predictions are not used: onl
 LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond that of another one with waiting texts
 
 
-class Scheduler(Generic[T]):
+class Scheduler(Queues[T]):
     """Backbones that share an engine have a queue each, and take turns (`_in_turn`)."""
 
     def __init__(
@@ -48,11 +45,8 @@ class Scheduler(Generic[T]):
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
         """
-        self.shares = Shares(limits)
+        super().__init__((policy, *others), limits, answering_ns)
         self.alone: frozenset[int] = frozenset()  # tenants: while a text of one is in a batch, no other's is in any batch
-        self._queues: list[Queue[T]] = [
-            Queue(number, own, self.shares, answering_ns) for number, own in enumerate((policy, *others))
-        ]
         self.governor = Governor(self.costs)
         self._admissions = [Admission(queue, self._queues) for queue in self._queues] if admission else []  # of the queues
         self._commit_ns = commit_ns
@@ -65,10 +59,9 @@ class Scheduler(Generic[T]):
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
         self._ended_ns = 0  # when the last batch was finished
-        self.draining = False
 
     def __len__(self) -> int:
-        return self.shares.items + len(self._gone) + sum(len(half.texts) for half in self._halves)
+        return super().__len__() + len(self._gone) + sum(len(half.texts) for half in self._halves)
 
     @property
     def costs(self) -> Sequence[CostModel]:
@@ -82,36 +75,19 @@ class Scheduler(Generic[T]):
         return len(columns) + sum(text.backbone == backbone for text in aside), columns.bytes
 
     def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
-        """Adds all texts of one request, or raises and adds none.
-
-        Returns texts of other tenants that lost their places to them, all of a request: the caller answers these.
-        """
-        if self.draining:
-            raise Draining("the server is shutting down: send the request to another replica, or retry later")
-        leaving = self.shares.room_for(texts, self._newest)
-        queue = self._queues[texts[0].backbone]
-        if self._admissions:
-            try:
-                self._admissions[queue.backbone].check(texts, self._predicts(now_ns) or self.shares.items > 0, now_ns)
-            except DeadlineMissed:
-                self._unserved += sum(text.tokens for text in texts)
-                raise
-        displaced: list[T] = []
-        for own in {own for own, _ in leaving}:
-            displaced += own.remove(np.concatenate([indexes for loses, indexes in leaving if loses is own]))
-        queue.add(texts)
-        if displaced:
+        evicted = super().offer(texts, now_ns)
+        if evicted:
             self._recount(now_ns)
-        return displaced
+        return evicted
 
-    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, tuple[Queue[T], Array]]]:
-        for queue in self._queues:
-            for texts, size, indexes in queue.columns.newest(tenant):
-                yield texts, size, (queue, indexes)
-
-    def close(self) -> None:
-        """Refuses new requests. Waiting texts are still served."""
-        self.draining = True
+    def _admit(self, texts: Sequence[T], now_ns: int) -> None:
+        if not self._admissions:
+            return
+        try:
+            self._admissions[texts[0].backbone].check(texts, self._predicts(now_ns) or self.shares.items > 0, now_ns)
+        except DeadlineMissed:
+            self._unserved += sum(text.tokens for text in texts)
+            raise
 
     def choose_at(self, now_ns: int) -> int:
         """Returns the time at which the next batch should be chosen."""
@@ -261,21 +237,19 @@ class Scheduler(Generic[T]):
         gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         self._halves.clear()
-        return chosen + gone + [text for queue in self._queues for text in queue.remove(np.arange(len(queue.columns)))]
+        return chosen + gone + super().abandon()
 
     def _put_aside(self, now_ns: int) -> None:
         if not self.shares.items:
             return
         predicts = self._predicts(now_ns)
         start_ns = self._start_at(now_ns) if predicts else now_ns
-        for queue in self._queues:
-            if queue.earliest(predicts) <= start_ns:
-                gone = queue.remove(queue.late(start_ns, predicts))
-                self._gone += gone
-                self._unserved += sum(text.tokens for text in gone)
-                if self._admissions:
-                    self._admissions[queue.backbone].done(0, len(gone))
-                    self._recount(now_ns)
+        for queue, gone in self._late(start_ns, predicts):
+            self._gone += gone
+            self._unserved += sum(text.tokens for text in gone)
+            if self._admissions:
+                self._admissions[queue.backbone].done(0, len(gone))
+                self._recount(now_ns)
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""
