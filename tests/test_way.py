@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import client, process, worker
+from hplm.engine import encoder_client, process, worker
 from hplm.engine.channel import Channel
 from hplm.engine.child import Child
 from testing.toy import WORDS
@@ -70,7 +70,7 @@ def engine_in_a_thread(monkeypatch):
 
     monkeypatch.setattr(worker.subprocess, "Popen", started)
     monkeypatch.setattr(process, "HELP_SECONDS", 600.0)
-    monkeypatch.setattr(client, "SOON_SECONDS", 60.0)
+    monkeypatch.setattr(encoder_client, "SOON_SECONDS", 60.0)
 
 
 def engine_waits():

@@ -12,7 +12,7 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.client import EngineClient, Pending
+from hplm.engine.encoder_client import EncoderClient, PendingTexts
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
@@ -39,7 +39,7 @@ class TritonPythonModel:
         for folder in folders:
             folder_lock.share(folder)  # every engine that is started again must find the same export
         versions = [folder / "1" for folder in folders]
-        self._client = EngineClient(versions, parameters, replies.state_folder(versions), [*meters.values()])
+        self._client = EncoderClient(versions, parameters, replies.state_folder(versions), [*meters.values()])
         self._publishers = [
             Publisher(pb_utils.MetricFamily, own.meter, name, before=own.settle, keeps=own.keeps)
             for name, own in zip(backbones, self._client.outcomes, strict=True)
@@ -50,7 +50,7 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
         """Returns the answers that come within milliseconds. The others are sent later, once, through the requests' senders."""
         call = replies.Call(requests, self._held)
-        pending: list[Pending] = []
+        pending: list[PendingTexts] = []
         for request, sender in zip(requests, call.senders, strict=True):
             try:
                 # A copy, before it is checked: Triton frees the memory later, and a client may share it.
@@ -63,7 +63,7 @@ class TritonPythonModel:
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
                     backbone, id = check(form, self._secrets), replies.request_id(request)
-                    pending.append(Pending(form, id, bits_of(wanted), sender.answer, sender.defer, backbone))
+                    pending.append(PendingTexts(form, id, bits_of(wanted), sender.answer, sender.defer, backbone))
             except Exception as error:
                 sender.send(replies.failure(error, "taking the request"))
         self._client.submit(pending)

@@ -67,6 +67,13 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """To the engine of a decoder: nobody reads the answer to this request any more."""
+
+    number: int  # in the model process
+
+
+@dataclass(frozen=True)
 class End:
     """To the engine: answer what waits, then end."""
 
@@ -99,7 +106,7 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
-    def send(self, message: Begin | Ready | Apart | Beat | End) -> None:
+    def send(self, message: Begin | Ready | Apart | Beat | Cancel | End) -> None:
         """Raises OSError if the other end has gone."""
         self._send(True, [pickle.dumps(message, protocol=5)])
 

@@ -45,7 +45,7 @@ class Outbox:
             answers, gathered.answers = gathered.answers, []
             self._send(answers)
 
-    def put(self, number: int, wanted: int, version: int, answer: Answer) -> None:
+    def put(self, number: int, wanted: int, version: int, answer: Answer | Reply) -> None:
         answered = Answered(number, wanted, version, answer)
         if self._gathered.depth:
             self._gathered.answers.append(answered)
@@ -73,12 +73,14 @@ class Answered(NamedTuple):
     number: int
     wanted: int  # outputs, as bits
     version: int  # of the tenant
-    answer: Answer
+    answer: Answer | Reply  # a reply is a part of an answer of a decoder
 
     @property
     def shape(self) -> Hashable:
         """Equal for answers that can be outputs of one reply."""
         answer = self.answer
+        if isinstance(answer, Reply):
+            return id(self)  # the next part of the same answer may be here too
         if not isinstance(answer, Exception) and all([text.is_one_label for text in answer]):
             return self.wanted, answer[0].logits.shape[1]
         return self.number
@@ -90,6 +92,8 @@ def _reply(answers: list[Answered]) -> Reply:
     versions: list[int] = []
     requests: list[tuple[int, int]] = []
     for number, _, version, answer in answers:
+        if isinstance(answer, Reply):
+            return answer
         if isinstance(answer, Exception):
             return _failed(number, answer)
         texts += answer

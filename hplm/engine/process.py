@@ -1,8 +1,8 @@
-"""The threads that drive an encoder.
+"""The threads that drive an encoder or a decoder.
 
 Idle, the computing thread waits for messages, and does everything for a lone request. Only when it has been away from them for
 HELP_SECONDS, a helper receives, refuses, expires and prepares the next batch beside it. On accelerators and with several stages
-the helper starts at once. An engine with several stages has a further computing thread for each.
+the helper of an encoder starts at once. An engine with several stages has a further computing thread for each.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from queue import SimpleQueue
+from typing import Any, Protocol
 
 from hplm.engine.channel import Channel
-from hplm.engine.encoder import Prepared
-from hplm.engine.service import Service
-from hplm.engine.stages import Stage
 from hplm.engine.threads import repeat
 from hplm.model.openmp import compute_with
 
@@ -62,26 +60,47 @@ class Timer:
         os.close(self._descriptor)
 
 
+class Stepped(Protocol):
+    """An engine that does its work a step at a time (`hplm.engine.encoder`). It has no thread and no clock of its own."""
+
+    def wait_s(self) -> float: ...
+    def expire(self) -> None: ...
+    def prepare(self) -> Any | None: ...  # returns what `compute` takes; one thread at a time calls it
+    def compute(self, prepared: Any, stage: int = 0, /) -> bool: ...  # returns whether it goes on to the next stage
+    def close(self) -> None: ...
+    @property
+    def is_drained(self) -> bool: ...
+    def abandon(self) -> None: ...
+
+
 class Process:
     def __init__(
-        self, service: Service, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None
+        self,
+        engine: Stepped,
+        threads: tuple[int, int] = (1, 1),
+        channel: Channel | None = None,
+        take_in: Callable[[object], None] = lambda message: None,
+        starts: Sequence[Callable[[], None]] = (lambda: None,),
+        help_at_once: bool = False,
     ) -> None:
-        """`take_in` is called with each message of the channel, and with None if there is no more."""
-        self._encoder, self._channel, self._take_in = service.encoder, channel, take_in
-        stages = service.served[0].engine.stages
-        on_cpu = stages[0].device.type == "cpu"
-        self._help_s = HELP_SECONDS if on_cpu and len(stages) == 1 else AT_ONCE
+        """`take_in` is called with each message of the channel, and with None if there is no more.
+
+        `threads`: among which what a stage computes is divided, and what the helper does. `starts`: each stage's thread calls
+        its own first.
+        """
+        self._engine, self._channel, self._take_in = engine, channel, take_in
+        self._help_s = AT_ONCE if help_at_once else HELP_SECONDS
         self._receiving, self._preparing = threading.Lock(), threading.Lock()
-        self._ahead: Prepared | None = None  # the computing thread takes it, whoever prepares sets it
-        self._handed: list[SimpleQueue[Prepared | None]] = [SimpleQueue() for _ in stages]  # to each further stage
-        self._since: list[float | None] = [None for _ in (*stages, HELPING)]  # when each thread began what it does
+        self._ahead: Any | None = None  # the computing thread takes it, whoever prepares sets it
+        self._handed: list[SimpleQueue[Any | None]] = [SimpleQueue() for _ in starts]  # to each further stage
+        self._since: list[float | None] = [None for _ in (*starts, HELPING)]  # when each thread began what it does
         self._ends = math.inf  # when texts that still wait get an error
         self.ended = threading.Event()
         self._timer, self._bell = Timer(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._polls = {who: self._poll() for who in (COMPUTING, HELPING)}
         self._threads = [
-            repeat(self._help, "help", partial(compute_with, 1 if on_cpu else service.threads)),
-            *(self._computing(number, stage, service.threads if on_cpu else 1) for number, stage in enumerate(stages)),
+            repeat(self._help, "help", partial(compute_with, threads[1])),
+            *(self._computing(number, start, threads[0]) for number, start in enumerate(starts)),
         ]
 
     def _poll(self) -> select.poll:
@@ -91,9 +110,9 @@ class Process:
             poll.register(self._channel, select.POLLIN)
         return poll
 
-    def _computing(self, number: int, stage: Stage, threads: int) -> threading.Thread:
+    def _computing(self, number: int, start: Callable[[], None], threads: int) -> threading.Thread:
         def prepare() -> None:
-            stage.pin()
+            start()
             compute_with(threads)
 
         return repeat(partial(self._go_on, number) if number else self._serve, f"compute {number + 1}", prepare)
@@ -105,13 +124,13 @@ class Process:
         return time.monotonic() - min(begun) if begun else 0.0
 
     def wake(self) -> None:
-        """Lets whoever waits for messages look at the encoder, because somebody else has changed it."""
+        """Lets whoever waits for messages look at the engine, because somebody else has changed it."""
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         """Serves what waits for DRAIN_SECONDS at most, and answers the rest with an error. Sets `ended` then."""
         self._ends = time.monotonic() + DRAIN_SECONDS
-        self._encoder.close()
+        self._engine.close()
         self.wake()
 
     def join(self) -> None:
@@ -136,7 +155,7 @@ class Process:
         if prepared is None:
             return False
         self._ahead = None
-        if self._encoder.compute(prepared):
+        if self._engine.compute(prepared):
             self._handed[1].put(prepared)
         return True
 
@@ -147,7 +166,7 @@ class Process:
             return False
         self._since[stage] = time.monotonic()
         try:
-            if self._encoder.compute(prepared, stage):
+            if self._engine.compute(prepared, stage):
                 self._handed[stage + 1].put(prepared)
         finally:
             self._since[stage] = None
@@ -172,7 +191,7 @@ class Process:
 
     def _attend(self, who: int, longest_s: float) -> None:
         """Takes in messages, expires and prepares. Waits before, until there is something to do."""
-        wait_s = min(longest_s, self._encoder.wait_s(), self._ends - time.monotonic()) if longest_s else 0.0
+        wait_s = min(longest_s, self._engine.wait_s(), self._ends - time.monotonic()) if longest_s else 0.0
         if who == HELPING:
             self._since[who] = None
         arrived = self._polls[who].poll(None if wait_s == math.inf else math.ceil(1000 * max(0.0, wait_s)))
@@ -184,14 +203,14 @@ class Process:
         if arrived:
             with self._receiving:
                 self._receive()
-        self._encoder.expire()
+        self._engine.expire()
         if self._preparing.acquire(blocking=False):  # who is in there may wait for a disk
             try:
                 if self._ahead is None:
-                    self._ahead = self._encoder.prepare()
+                    self._ahead = self._engine.prepare()
             finally:
                 self._preparing.release()
-        if self._ends < math.inf and (self._encoder.is_drained or time.monotonic() >= self._ends):
+        if self._ends < math.inf and (self._engine.is_drained or time.monotonic() >= self._ends):
             self._end()
 
     def _receive(self) -> None:
@@ -207,7 +226,7 @@ class Process:
             self._take_in(None)
 
     def _end(self) -> None:
-        self._encoder.abandon()
+        self._engine.abandon()
         self.ended.set()
         self._timer.start(AT_ONCE)
         for handed in self._handed:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from hplm.engine.channel import Apart
+from hplm.engine.channel import Apart, Channel
 from hplm.engine.encoder import Encoder, Together
 from hplm.engine.in_flight import InFlight
+from hplm.engine.process import Process
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
@@ -73,6 +74,14 @@ class Service:
         self._now_ns = now_ns
         batches = InFlight(in_flight, capacity.texts, shown)
         self.encoder = Encoder(scheduler, capacity, self.served, together, device_failed, batches, now_ns)
+
+    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Process:
+        """Starts the threads that drive the encoder."""
+        stages = self.served[0].engine.stages
+        on_cpu = stages[0].device.type == "cpu"
+        threads = (self.threads, 1) if on_cpu else (1, self.threads)
+        pins = [stage.pin for stage in stages]
+        return Process(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
 
     def submit(
         self,

@@ -90,6 +90,7 @@ class Workers:
 
     def __init__(
         self,
+        module: str,
         begin: Callable[[], Begin],
         receive: Callable[[Worker], None],
         ended: Callable[[Worker, bool], None],
@@ -97,9 +98,10 @@ class Workers:
     ) -> None:
         """Starts the first worker. Raises Broken if it cannot serve.
 
-        `begin` is called for each start. `receive` takes the messages of a worker until it has gone, and `ended` is called
-        then, with whether it was closed.
+        `module`: what its process runs. `begin` is called for each start. `receive` takes the messages of a worker until it
+        has gone, and `ended` is called then, with whether it was closed.
         """
+        self._module = module
         self._begin, self._receive, self._ended, self._each_second = begin, receive, ended, each_second
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -143,7 +145,7 @@ class Workers:
             failed.callback((channel := Channel(ours.detach())).close)
             with its:
                 passed = its.fileno(), batches
-                command = [_python(), "-m", "hplm.engine.child", *map(str, passed)]
+                command = [_python(), "-m", self._module, *map(str, passed)]
                 process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
             with self._lock:
                 self._newest = process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from math import inf
 
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
@@ -31,6 +31,7 @@ class Meter:
         self._lock = threading.Lock()
         self._counts: defaultdict[Series, float] = defaultdict(float)
         self._levels: dict[Series, float] = {}
+        self._given: Set[Series] = frozenset()  # levels of another process's meter
         self._observed: dict[str, _Observed] = {}  # by the histogram's name, since the last `take`
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
@@ -79,8 +80,12 @@ class Meter:
         self._counts[number, ()] += count
 
     def set_all(self, levels: Mapping[Series, float]) -> None:
+        """Sets the levels of another process's meter, and ends those that it has ended."""
         with self._lock:
+            for ended in self._given - levels.keys():
+                self._levels.pop(ended, None)
             self._levels.update(levels)
+            self._given = levels.keys()
 
     def add_all(self, counts: Mapping[Series, float]) -> None:
         """Adds counts that were taken, from this meter or from another process's."""

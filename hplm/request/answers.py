@@ -80,26 +80,42 @@ def size_of(outputs: Mapping[str, Array]) -> int:
     return size
 
 
+class End(NamedTuple):
+    """How the answer of a decoder has ended."""
+
+    reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    tenant: int  # its number in the line
+
+
 class Reply(NamedTuple):
-    """Answers requests with outputs of one shape, or one request with a failure: its status and message."""
+    """Answers requests with outputs of one shape, or one request with a failure: its status and message.
+
+    That of a decoder has a part of an answer, which may be none yet. The last part has an `end`.
+    """
 
     requests: list[tuple[int, int]]  # number and texts of each
     outputs: Outputs
     failure: tuple[str, str] | None = None
+    end: End | None = None
 
 
 def packed(replies: Sequence[Reply]) -> bytes:
     """Returns the bytes of replies. Only a process of ours may read them: others could end their reader."""
     return marshal.dumps(
-        [(own.requests, [(name, *_packed(v)) for name, v in own.outputs.items()], own.failure) for own in replies]
+        [
+            (own.requests, [(name, *_packed(v)) for name, v in own.outputs.items()], own.failure, own.end and tuple(own.end))
+            for own in replies
+        ]
     )
 
 
 def replies_in(frame: bytearray) -> list[Reply]:
     """Returns the replies that were packed."""
     return [
-        Reply(requests, {name: _unpacked(*values) for name, *values in outputs}, failure)
-        for requests, outputs, failure in marshal.loads(frame)
+        Reply(requests, {name: _unpacked(*values) for name, *values in outputs}, failure, end and End(*end))
+        for requests, outputs, failure, end in marshal.loads(frame)
     ]
 
 

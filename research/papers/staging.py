@@ -52,7 +52,7 @@ def figures(size: str, tokens: int, seconds: float, dtype: str) -> dict[str, Any
         services = {name: Service([(folder, settings)]) for name in WAYS}
         for name, service in services.items():
             change(service, name)
-        processes = {name: Process(service) for name, service in services.items()}
+        processes = {name: service.driven() for name, service in services.items()}
         rates: dict[str, list[float]] = {name: [] for name in services}
         try:
             for turn in range(ROUNDS + 1):

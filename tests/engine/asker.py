@@ -10,7 +10,6 @@ import torch
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
-from hplm.engine.process import Process
 from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -47,7 +46,7 @@ class Asker:
         self._lookups = [Lookup(backbone) for backbone in self._backbones]
         self.backbone, self.lookup = self._backbones[0], self._lookups[0]
         self.service = Service(places, state)
-        self.process = Process(self.service)
+        self.process = self.service.driven()
         self.answers = []
         self._arrived = threading.Condition()
 

@@ -4,7 +4,7 @@ import threading
 import time
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.client import EngineClient, Pending
+from hplm.engine.encoder_client import EncoderClient, PendingTexts
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.metrics.meter import Meter
 from hplm.request.answers import bits_of
@@ -20,7 +20,7 @@ class Client:
     def __init__(self, folder, **changes):
         self.backbone, self.meter = Backbone(folder), Meter()
         self.lookup = Lookup(self.backbone, b"secret")
-        self.own = EngineClient([folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [self.meter])
+        self.own = EncoderClient([folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [self.meter])
         self.workers = self.own.workers
         self.answers = []
         self._arrived = threading.Condition()
@@ -46,7 +46,7 @@ class Client:
             return unsent
 
         (form,) = self.lookup.read([Reading(view, tenant, texts, **asked)], MOST_CHARACTERS)
-        self.own.submit([Pending(form, id, WANTED, respond, defer)])
+        self.own.submit([PendingTexts(form, id, WANTED, respond, defer)])
         self.answers.append(answers)
         return answers
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hplm.engine import client as own
+from hplm.engine import encoder_client as own
 from hplm.engine import worker
 from hplm.engine.channel import DEVICE_FAILED
 from hplm.engine.in_flight import read

@@ -58,7 +58,7 @@ def test_answers_of_one_shape_leave_as_one_reply(sent):
     assert together.requests == [(1, 1), (2, 2)] and together.failure is None
     assert together.outputs["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
     assert together.outputs["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
-    assert alone == ([(3, 1)], {}, InvalidInput("no").failure())
+    assert alone == ([(3, 1)], {}, InvalidInput("no").failure(), None)
     assert later.requests == [(4, 1)]
 
 

@@ -139,7 +139,7 @@ def test_each_request_of_many_threads_gets_one_answer_while_it_closes(toy, stage
 def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     """Its requests would never be answered."""
     service, said, (ours, its) = Service([(toy.folder, Settings.read(PARAMETERS))]), SimpleQueue(), socket.socketpair()
-    engine = process.Process(service, Channel(its.detach()), said.put)
+    engine = service.driven(Channel(its.detach()), said.put)
     ours.sendall(struct.pack("<Q?", 1, True) + b"?")
     assert said.get(timeout=PATIENCE) is None
     engine.close()

@@ -109,7 +109,7 @@ class Served:
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
         in_flight = SimpleNamespace(enter=lambda batch, marks: None, leave=lambda batch: None)
         self.encoder = Quiet(scheduler, capacity, [own], nullcontext, lambda: None, in_flight, lambda: self.now)
-        self.process = Process(SimpleNamespace(encoder=self.encoder, served=[own], threads=1))
+        self.process = Process(self.encoder, starts=[stage.pin for stage in self.engine.stages], help_at_once=True)
 
     def state(self):
         return self.told.events, self.engine.reached, self.ended

@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from hplm.request.answers import (
     OUTPUTS,
+    End,
     Reply,
     bits_of,
     names_of,
@@ -62,6 +63,7 @@ replies = st.builds(
     st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 9))),
     st.dictionaries(st.sampled_from(OUTPUTS), numbers | words),
     st.none() | st.tuples(st.text(), st.text()),
+    st.none() | st.builds(End, st.text(), *[st.integers(0, 2**63)] * 3),
 )
 
 
@@ -69,7 +71,7 @@ replies = st.builds(
 def test_replies_are_read_as_they_were_written(written):
     read = replies_in(bytearray(packed(written)))
     for own, expected in zip(read, written, strict=True):
-        assert (own.requests, own.failure) == (expected.requests, expected.failure)
+        assert (own.requests, own.failure, own.end) == (expected.requests, expected.failure, expected.end)
         assert [*own.outputs] == [*expected.outputs]
         for name, values in own.outputs.items():
             assert values.dtype == expected.outputs[name].dtype

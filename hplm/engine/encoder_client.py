@@ -1,0 +1,134 @@
+"""Passes tickets on to the engine of encoders. Answers that come soon are received by the thread that waits for them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hplm.engine.channel import Beat
+from hplm.engine.client import EngineClient, Failure, Pending, defer
+from hplm.engine.in_flight import number_of
+from hplm.engine.worker import Worker
+from hplm.errors import HplmError, Internal, error_in
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.outcomes import Outcome, Outcomes
+from hplm.request.answers import Outputs, Reply
+from hplm.request.form import read_head
+
+log = logging.getLogger(__name__)
+ANSWERING_THREADS = 4
+SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
+LEARNING = 0.1  # rate of the running mean of that
+
+Answer = Outputs | Failure
+
+
+class PendingTexts(Pending):
+    """A request with a ticket."""
+
+    __slots__ = ("head",)
+
+    def __init__(
+        self,
+        form: bytes,
+        id: str,
+        wanted: int,
+        respond: Callable[[Answer], HplmError | None],
+        defer: Callable[[], None],
+        backbone: int = 0,
+    ) -> None:
+        super().__init__(form, id, wanted, respond, defer, backbone)
+        self.head = read_head(form)
+
+
+class EncoderClient(EngineClient[PendingTexts]):
+    def __init__(
+        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
+    ) -> None:
+        self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
+        self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
+        super().__init__("hplm.engine.child", folders, parameters, state, meters, ANSWERING_THREADS)
+
+    def submit(self, requests: Sequence[PendingTexts]) -> None:
+        """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.
+
+        It waits for answers that come soon. Nobody else receives meanwhile, so no thread must be woken for them.
+        """
+        if not requests:
+            return
+        waits = self._took_s < SOON_SECONDS and self._receiving.acquire(blocking=False)
+        try:
+            worker = self._pass_on(requests, waits)
+            if waits and worker is not None:
+                self._wait(worker, requests)
+        finally:
+            if waits:
+                self._receiving.release()
+
+    def _wait(self, worker: Worker, requests: Sequence[PendingTexts]) -> None:
+        """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
+        now, now_ns = time.monotonic(), time.monotonic_ns()
+        left_ns = min((deadline for one in requests if (deadline := one.head.deadline_ns)), default=sys.maxsize) - now_ns
+        until = now + min(SOON_SECONDS, left_ns / 1e9)
+        unanswered, numbers = self._held.keys(), [one.number for one in requests]
+        try:
+            while not unanswered.isdisjoint(numbers):
+                messages = worker.channel.arrived(until - time.monotonic())
+                if not messages or not self._take_in(worker, messages):
+                    break
+        except Exception:
+            log.exception("what the engine said cannot be read")
+            worker.end()  # so that the keeping thread answers its requests
+        defer(one for one in requests if one.number in unanswered)
+        worker.ring(True)
+
+    def _count(self, worker: Worker, beat: Beat) -> None:
+        super()._count(worker, beat)
+        for outcomes in self.outcomes:
+            outcomes.look()
+
+    def _answer_all(self, reply: Reply, alone: bool) -> None:
+        requests, outputs, failure = reply[:3]
+        held, are_apart, now = self._held, self._separation.apart.alone, time.monotonic()
+        here: list[tuple[PendingTexts, Answer]] = []
+        later: list[tuple[PendingTexts, Answer]] = []
+        start = 0
+        try:
+            for number, texts in requests:
+                stop = start + texts
+                answer = failure or {name: values[start:stop] for name, values in outputs.items()}
+                start = stop
+                one = held.pop(number, None)  # without the lock: nobody else receives, or finds that the engine has ended
+                if one is None:
+                    continue
+                self._took_s += LEARNING * (now - one.passed_on - self._took_s)
+                if are_apart and not failure:
+                    self._separation.answered(number_of(one.backbone, one.head.uid))
+                is_here = not one.is_deferred or (alone and len(requests) == 1)
+                (here if is_here else later).append((one, answer))
+        finally:
+            if later:
+                self._share(later)
+            self._answer(here)
+
+    def _answer(self, unsent: Sequence[tuple[PendingTexts, Answer]]) -> None:
+        """Sends answers, and counts what their clients got, and when."""
+        sent = [(one, answer, one.send(answer), time.monotonic_ns()) for one, answer in unsent]
+        counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self.outcomes]
+        for one, answer, error, now_ns in sent:
+            if one.is_lost:
+                continue
+            head, (requests, allowed) = one.head, counted[one.backbone]
+            if error is None and isinstance(answer, tuple):
+                error = error_in(answer[1]) or Internal
+            outcome = error.word if error is not None else names.outcome(head.deadline_ns, now_ns)
+            requests.append((head.domain, head.tenant, outcome))
+            if head.deadline_ns:
+                allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
+        for outcomes, (requests, allowed) in zip(self.outcomes, counted, strict=True):
+            if requests:
+                outcomes.count(requests, allowed)
