@@ -18,13 +18,13 @@ from hplm.adapters.record import Record
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, space_of
 from hplm.generation.decoder import Decoder
-from hplm.generation.line import Line
 from hplm.generation.loop import Loop
-from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Source
 from hplm.generation.request import Sequence as Answer
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
+from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.generation.staging import Stager
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.stacks import UpperStack
@@ -86,7 +86,7 @@ class Model:
 class Answered:
     """A request on its way."""
 
-    request: Request
+    sampling: Sampling
     asked: float
     first: float = 0.0
     last: float = 0.0
@@ -111,15 +111,11 @@ class Bench:
         self.model = model
         space = space_of(SLOTTED, CACHE_TOKENS, config.positions, CPU)
         cache = Cache(space, config.upper_layers, config.key_width, CPU)
-        self.line = Line(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
         self.stager = Stager(config, lambda: model.forest, set, cache, seats, CPU, torch.float32)
         decoder = Decoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
-        self.loop = Loop(self.line, self.running, self.stager, decoder, (), time.monotonic_ns, self._say)
-        self.asked: dict[Request, Answered] = {}
-
-    def _say(self, request: Request, piece: Piece | HplmError) -> None:
-        self.asked[request].take(piece)
+        self.loop = Loop(self.queue, self.running, self.stager, decoder, ())
 
     def ask(
         self,
@@ -136,9 +132,11 @@ class Bench:
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
         now, asked = time.monotonic_ns(), time.perf_counter()
         arrival_ns = now if due is None else now - round(1e9 * (asked - due))
-        request = Request(source, ids, addresses, sampling, print, _decode, arrival_ns=arrival_ns, seed=0, promise=promise)
-        answered = self.asked[request] = Answered(request, asked if due is None else due)
-        self.line.offer(Answer(request), now)
+        answered = Answered(sampling, asked if due is None else due)
+        request = Request(
+            source, ids, addresses, sampling, answered.take, _decode, arrival_ns=arrival_ns, seed=0, promise=promise
+        )
+        self.loop.offer(Answer(request))
         return answered
 
     def answer(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], sources: Iterable[Source | None]) -> float:
@@ -150,7 +148,7 @@ class Bench:
     def run(self) -> float:
         """Answers all requests. Returns how long it took."""
         start = time.perf_counter()
-        while self.loop.step() or len(self.running) or len(self.line):
+        while self.loop.step() or len(self.running) or len(self.queue):
             pass
         return time.perf_counter() - start
 

@@ -25,7 +25,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import DeadlineMissed
-from hplm.generation.promise import Promise
+from hplm.generation.settings import Promise
 from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
 from hplm.model.original import Checkpoint
@@ -149,7 +149,7 @@ def _overload(case: Case) -> Rows:
     bench = Bench(case.half, PROMPTS)
     prompts, lengths = prompts_of(case.half, 500, 32), lengths_of(500)
     rate = 64 / (sum(lengths[:64]) / bench.answer(prompts, lengths[:64], repeat(None)))  # answers a second
-    step_ns = bench.loop.cost.predict(PROMPTS, PROMPTS)
+    step_ns = bench.queue.cost.predict(PROMPTS, PROMPTS)
     first, whole_ns = int(20 * step_ns), int(20 * step_ns + 1.5 * MOST * step_ns)
     promise = Promise(whole_ns, first)
     bench = Bench(case.half, PROMPTS, admission=True)
@@ -173,7 +173,7 @@ def _overload(case: Case) -> Rows:
         if one.error is None
         and one.first - one.asked <= first / 1e9
         and one.last - one.asked <= whole_ns / 1e9
-        and one.tokens == one.request.sampling.max_tokens
+        and one.tokens == one.sampling.max_tokens
     ]
     yield Row("overload_sent", sent)
     yield Row("overload_refused", len(refusals))

@@ -15,8 +15,7 @@ from cyclopts.validators import Number
 from bench.decoders import lengths_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
-from hplm.generation.promise import Promise
-from hplm.generation.service import Settings
+from hplm.generation.settings import Promise, Settings
 from hplm.generation.simulation import Answer, StepCost
 from hplm.generation.simulation import Simulation as DecoderSimulation
 from hplm.options import SLOTTED

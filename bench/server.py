@@ -120,6 +120,8 @@ def _name(process: int) -> str:
     command = arguments(process)
     if "hplm.engine.child" in command:
         return "engine"
+    if "hplm.generation.child" in command:
+        return "decoder"
     # A Python model is a process whose first argument is the model's file.
     model = next((Path(word) for word in command[1:] if word.endswith("/model.py")), None)
     if model is None:

@@ -1,30 +1,40 @@
-"""Admit, plan, stage, compute, choose and say: one step after the other. It has no threads and no clock of its own."""
+"""Admits, plans, stages, computes, chooses and answers, a step at a time. It has no threads and no clock of its own.
+
+`hplm.engine.process` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
+thread may call `offer`, `cancel` and `expire`.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+import threading
+import time
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Many
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from hplm.engine.in_flight import InFlight
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, OutOfCapacity, QueueFull, for_client
 from hplm.generation.choosing import Token, choose
 from hplm.generation.forecast import BELIEVED, Ahead, Load
-from hplm.generation.line import Line
+from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Piece, Request, Sequence
 from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import FIRST_TOKEN_SECONDS, LATE_TOKENS, TOKEN_SECONDS
 from hplm.model import faults
-from hplm.scheduling.cost import CostModel
 
 log = logging.getLogger(__name__)
 LEAST_CHUNK = 16  # tokens of prompts in a step, even if a promise for single tokens is broken by it: prompts must get on
 SLOWER = 3  # so many times as long may a step take because of prompts, if sequences grow beside them
+WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
+MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
 
 
 class Staging(Protocol):
@@ -40,32 +50,49 @@ class Computing(Protocol):
         """Returns when the device has computed all that was started."""
 
 
+class Prepared(NamedTuple):
+    """The next step."""
+
+    planned: list[Planned]
+    began_ns: int
+
+
 class Loop:
-    """One thread calls `step`. Requests come through `line`; the loop is their only owner from then on."""
+    """It is the only owner of its requests, whose lock is around the queue and the answers."""
 
     def __init__(
         self,
-        line: Line,
+        queue: SequenceQueue,
         running: Running,
         stager: Staging,
         decoder: Computing,
         end_ids: Many[int],
-        now_ns: Callable[[], int],
-        say: Callable[[Request, Piece | HplmError], None],
+        now_ns: Callable[[], int] = time.monotonic_ns,
         meter: Meter | None = None,
+        together: Callable[[], AbstractContextManager[None]] = nullcontext[None],
+        device_failed: Callable[[], None] = lambda: None,
+        in_flight: InFlight | None = None,
     ) -> None:
-        """`say` is called once for each piece of a request, in order. `meter` counts the times of tokens."""
+        """`meter` counts the times of tokens. `together` surrounds pieces that may leave as one message.
+
+        `device_failed` is called after a fault of the device that stays, and when no step succeeds, before anybody is told.
+        """
         self.prompt_tokens = 0  # that were computed, those of sequences that were put back too
-        self.device_failed = False  # with a fault that stays
-        self.cost = CostModel()
+        self.alone: frozenset[int] = frozenset()  # tenants whose sequences share no step with those of others
+        self.queue = queue
         self.running = running
-        self._line = line
+        self._cost = queue.cost
         self._stager = stager
         self._decoder = decoder
         self._end_ids = end_ids
         self._now_ns = now_ns
-        self._say = say
         self._meter = meter
+        self._together = together
+        self._device_failed = device_failed
+        self._in_flight = in_flight or InFlight(1, running.seats)
+        self._lock = threading.RLock()
+        self._computing = self._cancelling = self._abandoned = False
+        self._failures = 0  # steps in a row
         self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
         self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
         self._late_tokens = 0  # of them, those that came later than promised
@@ -79,50 +106,129 @@ class Loop:
                 f"{needed} tokens, but a sequence has {longest} at most: shorten the prompt, or lower 'max_tokens'"
             )
 
+    def offer(self, sequence: Sequence) -> None:
+        """Adds the first sequence of a request, or raises. Answers requests that lose their places to it."""
+        with self._together(), self._lock:
+            self._cancelling |= sequence.request.cancelled  # since it was read
+            for evicted in self.queue.offer([sequence], self._now_ns()):
+                tenant = evicted.request.source.tenant
+                full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
+                self._fail(evicted.request, full)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request soon, because nobody reads its answers. It still gets its end."""
+        with self._lock:
+            request.cancelled = self._cancelling = True
+
+    def wait_s(self) -> float:
+        """Returns how many seconds nothing has to be done if nothing changes."""
+        if self._cancelling:
+            return 0.0
+        return WAITS if len(self.queue) or len(self.running) else math.inf
+
+    def expire(self) -> None:
+        """Ends waiting requests that were cancelled, or are too late."""
+        self._expire(self._now_ns())
+
+    def prepare(self) -> Prepared | None:
+        """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
+        return self._prepare(self._now_ns())
+
+    def _expire(self, now: int) -> None:
+        with self._together(), self._lock, self._counting_failures():
+            cancelling, self._cancelling = self._cancelling, False
+            for sequence in self.queue.cancelled() if cancelling else ():
+                self._finish(sequence.request, CANCELLED)
+            for sequence in self.queue.expired(now):
+                self._fail(sequence.request, DeadlineMissed.after(sequence.request.arrival_ns, sequence.request.start_by_ns))
+
+    def _prepare(self, now: int) -> Prepared | None:
+        with self._together(), self._lock, self._counting_failures():
+            if self._computing or self._abandoned:
+                return None
+            self._drop(now)
+            self._start(now)
+            planned, back = self.running.plan(self._most_tokens(), self.alone)
+            for sequence in back:
+                self._stager.release(sequence)
+            if not planned:
+                self.queue.load = self._load
+                return None
+            self._computing = True
+        return Prepared(planned, now)
+
+    def compute(self, prepared: Prepared, stage: int = 0, /) -> bool:
+        """Computes a step, and says its tokens. Returns False: a decoder has one stage."""
+        planned = prepared.planned
+        try:
+            with self._counting_failures():
+                self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
+                tokens = self._computed(planned)
+                now = self._now_ns()
+                with self._together(), self._lock:
+                    if computed := [one for one in planned if one.sequence.room is not None]:
+                        self._count(computed, now - prepared.began_ns)
+                    for sequence, token in tokens:
+                        try:
+                            self._took(sequence, token, now)
+                        except Exception as error:
+                            self._fail(sequence.request, _failure("the answer", error))
+                    self._observe()
+                    self.queue.load = self._load
+            self._failures = 0
+        finally:
+            self._in_flight.leave(self)
+            with self._lock:
+                self._computing = False
+                if self._abandoned:
+                    self._leave_all()
+        return False
+
+    @contextmanager
+    def _counting_failures(self) -> Generator[None]:
+        """Ends the engine if nothing succeeds any more."""
+        try:
+            yield
+        except Exception:
+            self._failures += 1
+            if self._failures >= MOST_FAILURES:
+                self._device_failed()
+            raise
+
     def step(self) -> bool:
-        """Runs one step. Returns False if there was nothing to compute."""
-        begin = self._now_ns()
-        self._drop(begin)
-        self._start(begin)
-        planned, back = self.running.plan(self._most_tokens())
-        for sequence in back:
-            self._stager.release(sequence)
-        if not planned:
-            self._line.publish(self._load)
-            return False
-        tokens = self._computed(planned)
+        """Does the next step whole. Returns False if there was nothing to compute. For callers without threads."""
         now = self._now_ns()
-        if computed := [one for one in planned if one.sequence.room is not None]:
-            self._count(computed, now - begin)
-        for sequence, token in tokens:
-            try:
-                self._took(sequence, token, now)
-            except Exception as error:
-                self._fail(sequence.request, _failure("the answer", error))
-        self._observe()
-        self._line.publish(self._load)
-        return True
+        self._expire(now)
+        prepared = self._prepare(now)
+        if prepared is not None:
+            self.compute(prepared)
+        return prepared is not None
+
+    def close(self) -> None:
+        """Refuses new requests. Those that wait are still answered."""
+        with self._lock:
+            self.queue.close()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all requests have ended, and no further one can come."""
+        return self.queue.draining and not len(self.queue) and not len(self.running) and not self._computing
 
     def abandon(self) -> None:
         """Ends all requests, because the server is shutting down."""
         stopping = Draining("the server is shutting down: send the request again")
-        for sequence in (*self._line.displaced(), *self._line.abandon(), *self.running.all):
-            self._fail(sequence.request, stopping)
+        with self._together(), self._lock:
+            self._abandoned = True
+            self.queue.close()
+            for sequence in (*self.queue.abandon(), *self.running.all):
+                if not sequence.request.ended:
+                    sequence.request.ended = True
+                    _say(sequence.request, stopping)
+            if not self._computing:
+                self._leave_all()
 
     def _drop(self, now: int) -> None:
-        """Ends what was cancelled and what is too late."""
-        for sequence in self._line.displaced():
-            self._fail(
-                sequence.request,
-                QueueFull(
-                    f"too many requests wait, and tenant {sequence.request.source.tenant!r} has the most: retry after 0.1 s"
-                ),
-            )
-        for sequence in self._line.cancelled():
-            self._finish(sequence.request, CANCELLED)
-        for sequence in self._line.expired(now):
-            request = sequence.request
-            self._fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
+        """Ends running requests that were cancelled, or are too late."""
         for request in dict.fromkeys(sequence.request for sequence in self.running.all):
             if request.cancelled:
                 self._finish(request, CANCELLED)
@@ -137,7 +243,7 @@ class Loop:
         started: list[Sequence] = []
         while running.returning and running.start_from(running.returning, oldest := running.returning[0], self._starts):
             started.append(oldest)
-        started += self._line.start(running, now, self.cost, self._starts)
+        started += self.queue.start(running, now, self._starts)
         for sequence in started:
             if sequence.request.ended:  # it failed to start, or another answer of its request failed in this loop
                 continue
@@ -149,7 +255,7 @@ class Loop:
     def _starts(self, sequence: Sequence) -> bool:
         """Returns False if there is no memory for the sequence yet. One that fails to start has ended, and waits no longer."""
         try:
-            return self.running.start(sequence, self._line.learned.share)
+            return self.running.start(sequence, self.queue.learned.share)
         except Exception as error:
             self._fail(sequence.request, _failure("starting the answer", error))
             return True
@@ -162,7 +268,7 @@ class Loop:
         """
         sequences = self.running.sequences
         growing = [one for one in sequences if one.uncomputed == 1]
-        if not growing or len(growing) == len(sequences) or self.cost.observed < BELIEVED:
+        if not growing or len(growing) == len(sequences) or self._cost.observed < BELIEVED:
             return self.running.step_tokens
         load, promised = self._load, [one for one in growing if one.request.promise.token_ns]
         reading = {one.tenant for one in sequences if one.uncomputed > 1} - {one.tenant for one in promised or growing}
@@ -182,7 +288,8 @@ class Loop:
         except Exception as error:
             parts = halves(planned) if faults.is_out_of_memory(error) else ()
             if not parts:
-                self.device_failed |= faults.stays(error)
+                if faults.stays(error):
+                    self._device_failed()
                 failure = _failure("computing a step", error)
                 for request in {one.sequence.request for one in planned}:
                     self._fail(request, failure)
@@ -224,7 +331,7 @@ class Loop:
         if not request.first_token_ns:
             request.first_token_ns = now
             self._first_tokens.append((now - request.arrival_ns) / 1e9)
-            self._line.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
+            self.queue.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
             for choice in range(1, request.sampling.n):
                 self.running.further.append(Sequence(request, choice))
         text = sequence.take(token, self._end_ids)
@@ -236,7 +343,7 @@ class Loop:
             self._send(sequence, text)
 
     def _end(self, sequence: Sequence, text: str) -> None:
-        self._line.learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
+        self.queue.learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
         self._leave(sequence)
         request = sequence.request
         request.open.remove(sequence.choice)
@@ -245,7 +352,7 @@ class Loop:
 
     def _send(self, sequence: Sequence, text: str) -> None:
         tokens, sequence.unsaid = tuple(sequence.unsaid), []
-        self._say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
+        _say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
 
     def _finish(self, request: Request, reason: str) -> None:
         """Ends all answers of a request with what there is."""
@@ -262,16 +369,21 @@ class Loop:
             self._send(sequence, sequence.saying.end() if reason == DEADLINE else "")
 
     def _fail(self, request: Request, error: HplmError) -> None:
-        if request.ended:
-            return
-        request.ended = True
-        for sequence in self._of(request):
-            self._leave(sequence)
-        self._say(request, error)
+        with self._lock:
+            if request.ended:
+                return
+            request.ended = True
+            for sequence in self._of(request):
+                self._leave(sequence)
+            _say(request, error)
 
     def _leave(self, sequence: Sequence) -> None:
         self._stager.release(sequence)
         self.running.end(sequence)
+
+    def _leave_all(self) -> None:
+        for sequence in self.running.all:
+            self._leave(sequence)
 
     def _of(self, request: Request) -> list[Sequence]:
         """Returns the sequences of a request that have left the line."""
@@ -280,9 +392,9 @@ class Loop:
     def _count(self, planned: list[Planned], took_ns: int) -> None:
         tokens = sum(one.count for one in planned)
         decoding = sum(one.count == 1 for one in planned)
-        if decoding and self.cost.observed >= BELIEVED:
-            self._line.learned.step(self.cost.predict(decoding, decoding), took_ns)
-        self.cost.observe(tokens, len(planned), 0, max(took_ns, 1))
+        if decoding and self._cost.observed >= BELIEVED:
+            self.queue.learned.step(self._cost.predict(decoding, decoding), took_ns)
+        self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))
         self.prompt_tokens += sum(one.count for one in planned if one.count > 1)
 
     def _observe(self) -> None:
@@ -296,13 +408,13 @@ class Loop:
     @property
     def _load(self) -> Load:
         """Returns the load of what runs. By it the line refuses at once what cannot be in time."""
-        running, cost = self.running, self.cost
+        running, cost = self.running, self._cost
         step, token, sequence_ns, _ = cost.terms.tolist()
-        share = self._line.learned.share
+        share = self.queue.learned.share
         ends = sorted((sequence.expected(share), running.places(sequence, share)) for sequence in running.sequences)
         lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
         return Load(
-            believed=self.cost.observed >= BELIEVED,
+            believed=self._cost.observed >= BELIEVED,
             step_ns=step,
             token_ns=token,
             sequence_ns=sequence_ns,
@@ -316,6 +428,15 @@ class Loop:
             mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
             further=Ahead(len(running.further), 0, sum(running.places(sequence, share) for sequence in running.further)),
         )
+
+
+def _say(request: Request, piece: Piece | HplmError) -> None:
+    """Says a piece. If that fails, nobody can read what follows."""
+    try:
+        request.respond(piece)
+    except Exception:
+        log.exception("cannot say a piece: the request is cancelled")
+        request.cancelled = True
 
 
 def _failure(doing: str, error: Exception) -> HplmError:

@@ -20,9 +20,9 @@ from hplm.arrays import Array
 from hplm.errors import HplmError
 from hplm.generation.cache import Room
 from hplm.generation.choosing import Token, Wish, seed_of
-from hplm.generation.promise import NO_PROMISE, Promise
 from hplm.generation.sampling import Sampling
 from hplm.generation.saying import Decode, Saying
+from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.plot.forest import Chain
 
 STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
@@ -89,10 +89,11 @@ class Request:
         echo: str = "",
         promise: Promise = NO_PROMISE,
         priority: int = 0,
+        mark: bytes = b"",
     ) -> None:
         """`addresses`: of the rows of the prompt's tokens. `echo`: said before the answer. `seed`: if `sampling` has none.
 
-        What is read later (`read`) may be left empty.
+        What is read later (`read`) may be left empty. `mark`: what is known of it if the engine ends (`hplm.engine.in_flight`).
         """
         self.number = next(_NUMBERS)
         self.source = source
@@ -101,6 +102,7 @@ class Request:
         self.seed = seed if sampling.seed is None else sampling.seed
         self.promise = promise
         self.priority = priority
+        self.mark = mark
         self.arrival_ns = arrival_ns
         self.deadline_ns = arrival_ns + promise.whole_ns if promise.whole_ns else 0
         self.first_token_by_ns = arrival_ns + promise.first_token_ns if promise.first_token_ns else 0
@@ -134,6 +136,11 @@ class Request:
     def cancel(self) -> None:
         """Asks for an end: nobody reads the answers any more. The loop ends it before its next step."""
         self.cancelled = True
+
+    def refuse(self, error: HplmError) -> None:
+        """Ends a request that the loop does not have."""
+        self.ended = True
+        self.respond(error)
 
     def piece(self, choice: int, text: str, tokens: tuple[Token, ...], finish: str | None) -> Piece:
         """Returns the next part of an answer."""

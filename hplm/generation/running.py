@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from math import inf
 
@@ -83,6 +84,7 @@ class Running:
         self.further: list[Sequence] = []  # further answers to requests, which wait as others of their tenants do
         self.put_back = 0  # how often a sequence was
         self._most_finished = finished
+        self._turns: list[int | None] = []  # tenants that run alone, and None for all others; the last step's is the last
         self._finished: list[Finished] = []  # the oldest first; their room is given back as soon as it is needed
 
     def __len__(self) -> int:
@@ -179,22 +181,35 @@ class Running:
         insort(waiting, sequence, key=age)
         return False
 
-    def plan(self, most: int) -> tuple[list[Planned], list[Sequence]]:
+    def plan(self, most: int, alone: Set[int] = frozenset()) -> tuple[list[Planned], list[Sequence]]:
         """Returns the next step, of `most` tokens, and the sequences that were put back for it.
 
-        A sequence that has only its last token left goes first.
+        A sequence that has only its last token left goes first. `alone`: tenants whose sequences share no step with others.
         """
-        counts = {sequence: 1 for sequence in self.sequences if sequence.uncomputed == 1}
-        counts |= self._pieces(max(most - len(counts), 0))
+        in_step = self._in_turn(alone) if alone else self.sequences
+        counts = {sequence: 1 for sequence in in_step if sequence.uncomputed == 1}
+        counts |= self._pieces(in_step, max(most - len(counts), 0))
         back: list[Sequence] = []
-        for sequence in list(self.sequences):
+        for sequence in list(in_step):
             while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
                 back.append(self._put_back(sequence))
-        return [Planned(sequence, counts[sequence]) for sequence in self.sequences if counts[sequence]], back
+        return [Planned(sequence, count) for sequence in self.sequences if (count := counts.get(sequence))], back
 
-    def _pieces(self, left: int) -> dict[Sequence, int]:
+    def _in_turn(self, alone: Set[int]) -> list[Sequence]:
+        """Returns the sequences of one tenant that runs alone, or those of all others: whose last step is the longest ago."""
+        groups: dict[int | None, list[Sequence]] = {}
+        for sequence in self.sequences:
+            groups.setdefault(sequence.tenant if sequence.tenant in alone else None, []).append(sequence)
+        if not groups:
+            return []
+        turn = min(groups, key=lambda group: self._turns.index(group) if group in self._turns else -1)
+        self._turns = [*(group for group in self._turns if group in groups and group != turn), turn]
+        return groups[turn]
+
+    @staticmethod
+    def _pieces(sequences: Many[Sequence], left: int) -> dict[Sequence, int]:
         """Divides so many tokens of a step among prompts: a fair share for each tenant, the oldest of its sequences first."""
-        reading = [sequence for sequence in self.sequences if sequence.uncomputed > 1]
+        reading = [sequence for sequence in sequences if sequence.uncomputed > 1]
         counts, wanted = dict.fromkeys(reading, 0), Counter[int]()
         for sequence in reading:
             wanted[sequence.tenant] += sequence.uncomputed

@@ -1,120 +1,89 @@
-"""A decoder's backbone as a service: makes the loop from settings, and checks requests before they enter it."""
+"""A decoder's backbone as a service: makes its loop from settings, and checks requests before they enter it."""
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from sys import getsizeof
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from hplm.adapters.bank import Bank
-from hplm.adapters.layout import Layout
 from hplm.arrays import Array
+from hplm.engine.backbone import Backbone
+from hplm.engine.channel import Apart
+from hplm.engine.copied import measure_copy
+from hplm.engine.in_flight import InFlight, Mark, number_of
+from hplm.engine.views import View
 from hplm.errors import HplmError, InvalidInput
+from hplm.generation.asked import NAMES, Asked
 from hplm.generation.cache import Cache, space_of
 from hplm.generation.decoder import Decoder
-from hplm.generation.generator import Generator
-from hplm.generation.line import Line
 from hplm.generation.loop import Loop
-from hplm.generation.promise import NO_PROMISE, Promise
-from hplm.generation.request import Piece, Request, Respond, Source
+from hplm.generation.parts import Parts
+from hplm.generation.queue import SequenceQueue
+from hplm.generation.reader import Reader
+from hplm.generation.request import Piece, Request, Respond, Sequence, Source
 from hplm.generation.running import Running
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import Sampling, sampling_of
+from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of
 from hplm.generation.staging import Stager
+from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.model.prompts import Messages, Prompts, cut_prompt, started
-from hplm.model.stacks import UpperStack
-from hplm.options import AUTO
-from hplm.plot.forest import Forest
+from hplm.parameters import asked_flag, asked_number
+from hplm.request.answers import Reply, strings
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import DEFAULT, policy
+from hplm.scheduling.policy import policy
 from hplm.tasks import check_backbone
+from hplm.tenants.authorize import admit, opened
+from hplm.tenants.quarantine import refusal
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
 NO_ADDRESSES = np.empty(0, dtype=np.int64)
-DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
-
-
-@dataclass(frozen=True)
-class Settings:
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    dtype: torch.dtype = torch.float32
-    max_sequences: int = 32  # the most sequences that run together
-    step_tokens: int = 256  # the most tokens of a step
-    cache_tokens: int = 16_384
-    cache: str = AUTO
-    policy: str = DEFAULT
-    admission: bool = True
-    queue_texts: int = 8192
-    queue_bytes: int = 10**9
-    promise: Promise = NO_PROMISE  # for requests whose tenant has none
-    least_token_ns: int = 0  # that a request may allow between two tokens
-    resident_rows: int = 0  # of each table, on the device
-    threads: int = 0  # that compute, on a CPU; 0: as many as torch takes
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Counts that show how busy a service is."""
-
-    running: int  # sequences
-    waiting: int
-    cached: int  # tokens whose room in the cache is taken
-    room: int  # tokens that the cache has room for
-    put_back: int  # sequences since the service began
-    loaded: tuple[str, ...]  # the tenants whose adapters are on the device
-    awaited: tuple[str, ...]  # the tenants of waiting sequences
-
-
-class View(Protocol):
-    """One generation of what is served (`hplm.engine.views`)."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-    @property
-    def forest(self) -> Forest: ...
-    @property
-    def banks(self) -> Mapping[str, Bank]: ...
-
-
-class Opened(Protocol):
-    """An opened backbone (`hplm.engine.backbone`)."""
-
-    config: BackboneConfig
-
-    @property
-    def view(self) -> View: ...
-    @property
-    def layouts(self) -> set[Layout]: ...
-    def bank(self, name: str) -> Bank: ...
-    def upper(self) -> UpperStack: ...
+TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, instead of a prompt's answer
 
 
 class Service:
-    def __init__(self, backbone: Opened, prompts: Prompts, settings: Settings, meter: Meter | None = None) -> None:
-        """The thread that makes a service should end (`hplm.model.openmp`)."""
-        threads = settings.threads or torch.get_num_threads()
-        compute_with(threads)
+    """An engine as `hplm.engine.process` drives it."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        prompts: Prompts,
+        settings: Settings,
+        together: Callable[[], AbstractContextManager[None]] = nullcontext[None],
+        device_failed: Callable[[], None] = lambda: None,
+        shown: int = -1,
+    ) -> None:
+        """`together`, `device_failed`: those of the loop. `shown`: the descriptor of memory that shows what is in a step.
+
+        The thread that makes a service should end (`hplm.model.openmp`).
+        """
+        self.threads = settings.threads or torch.get_num_threads()
+        compute_with(self.threads)
         config = backbone.config
         check_backbone("generate", config)
+        self.meter = Meter()
+        self.wake: Callable[[], None] = lambda: None  # lets the threads look at the loop
         self._backbone = backbone
         self._prompts = prompts
         self._settings = settings
         self._quotas = Quotas()
+        self._quarantined: frozenset[str] = frozenset()  # ids of tenants
+        self._requests: dict[int, Request] = {}  # by their numbers in the model process
+        self._put_back = 0  # as counted until now
+        self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last
         space = space_of(settings.cache, settings.cache_tokens, config.positions, settings.device)
         cache = Cache(space, config.upper_layers, config.key_width, settings.device, settings.dtype)
-        running = Running(cache, settings.max_sequences, settings.step_tokens)
         self._stager = Stager(
             config,
             lambda: backbone.view.forest,
@@ -125,15 +94,55 @@ class Service:
             settings.dtype,
             settings.resident_rows,
         )
-        decoder = Decoder(backbone.upper(), settings.device, settings.dtype)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
-        self._line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
-
-        def loop(say: Callable[[Request, Piece | HplmError], None]) -> Loop:
-            return Loop(self._line, running, self._stager, decoder, config.end_ids, time.monotonic_ns, say, meter)
-
-        self.generator = Generator(self._line, loop, limits, partial(compute_with, threads))
+        self.loop = Loop(
+            SequenceQueue(policy(settings.policy), limits, space.size_for, settings.admission),
+            Running(cache, settings.max_sequences, settings.step_tokens),
+            self._stager,
+            Decoder(backbone.upper(), settings.device, settings.dtype),
+            config.end_ids,
+            meter=self.meter,
+            together=together,
+            device_failed=device_failed,
+            in_flight=InFlight(1, settings.max_sequences, shown),
+        )
+        self.reader = Reader(limits, self._pass_on, self.loop.close, lambda: self.wake())
+        loop = self.loop
+        self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
+        self.abandon = loop.abandon
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
+
+    def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
+        """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
+        view, now = self._backbone.view, time.time()
+        if asked_flag(asked.parameters, TENANTS):
+            ids = opened(view.snapshot, asked.parameters, now)
+            put(Reply([(number, 1)], {"text_output": strings([json.dumps(ids).encode()])}, end=NAMES))
+            return
+        tenant = admit(view.snapshot, asked.parameters, now)
+        if tenant.id in self._quarantined:
+            raise refusal(tenant.id)
+        asked_number(asked.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
+        if (asked.text is None) == (asked.messages is None):
+            raise InvalidInput("the request needs either 'text_input' or 'messages': send just one of them")
+        prompt = Messages(asked.messages) if asked.messages is not None else asked.text or ""
+        sampling = sampling_of(asked.parameters, asked.sampling)
+        if not asked.excludes_input:
+            sampling = replace(sampling, echo=True)
+        returned, line_number = set(asked.returned), number_of(0, tenant.uid)
+        parts = Parts(put, self._prompts, number, line_number, choices=sampling.n, stream=asked.stream, returned=returned)
+        self.submit(
+            view,
+            tenant,
+            prompt,
+            sampling,
+            parts.say,
+            promise=promise_of(asked.parameters, asked.timeout_us),
+            truncate=asked_flag(asked.parameters, "truncate"),
+            priority=asked_number(asked.parameters, "hplm_priority", -(2**31), 2**31 - 1),
+            arrival_ns=asked.arrival_ns,
+            number=number,
+        )
 
     def submit(
         self,
@@ -147,11 +156,12 @@ class Service:
         truncate: bool = False,
         priority: int = 0,
         arrival_ns: int = 0,
+        number: int = -1,
     ) -> Request:
         """Takes a request of an admitted tenant, or raises. What was taken gets pieces through `respond`, and one end.
 
-        Another thread reads its prompt. `truncate`: leave out the beginning of one that is too long. `arrival_ns`: of the
-        monotonic clock; 0: now.
+        `truncate`: leave out the beginning of a prompt that is too long. `arrival_ns`: of the monotonic clock; 0: now.
+        `number`: the request's, in the model process.
         """
         check_backbone(tenant.task, self._backbone.config)
         if 0 < promise.token_ns < self._settings.least_token_ns:
@@ -170,6 +180,7 @@ class Service:
 
         def answered(piece: Piece | HplmError) -> None:
             if isinstance(piece, HplmError) or piece.is_last:
+                self._requests.pop(number, None)
                 self._quotas.charge(tenant, 0, request.generated)
                 self._quotas.give_back(tenant)
             respond(piece)
@@ -194,37 +205,56 @@ class Service:
                 seed=secrets.randbits(63),
                 promise=promise.or_else(own).or_else(self._settings.promise),
                 priority=priority,
+                mark=Mark(number, number_of(0, tenant.uid), tenant.id).packed(),
             )
-            self.generator.submit(request, read, getsizeof(prompt if isinstance(prompt, str) else prompt.json))
+            self._requests[number] = request
+            is_chat = isinstance(prompt, Messages)  # its template may take long
+            self.reader.submit(request, read, getsizeof(prompt.json if is_chat else prompt), not is_chat)
         except BaseException:
+            self._requests.pop(number, None)
             self._quotas.give_back(tenant)  # nobody will say its end
             raise
         return request
 
-    def cancel(self, request: Request) -> None:
-        self.generator.cancel(request)
-
-    @property
-    def levels(self) -> Levels:
-        loop = self.generator.loop
-        running = loop.running
-        tokens = running.cache.space.tokens
-        return Levels(
-            running=len(running),
-            waiting=self.generator.waiting,
-            cached=tokens - running.free,
-            room=tokens,
-            put_back=running.put_back,
-            loaded=tuple(sorted(self._stager.tenants)),
-            awaited=tuple(sorted(self._line.tenants)),
-        )
-
-    def check(self) -> None:
-        """Raises if no request would be answered."""
-        self.generator.check()
+    def cancel(self, number: int) -> None:
+        """Ends a request soon. It still gets its end."""
+        if (request := self._requests.get(number)) is not None:
+            self.loop.cancel(request)
 
     def close(self) -> None:
-        self.generator.close(DRAIN_SECONDS)
+        """Refuses new requests. Those that were taken are still answered."""
+        self.reader.close()
+
+    @property
+    def is_drained(self) -> bool:
+        return self.loop.is_drained
+
+    def separate(self, apart: Apart) -> None:
+        """Sets which tenants run alone, and which are refused."""
+        self.loop.alone, (self._quarantined,) = apart.alone, apart.quarantined
+
+    def look(self) -> None:
+        """Sets the meter's levels, and counts what was put back."""
+        running, queue, meter = self.loop.running, self.loop.queue, self.meter
+        room = running.cache.space.tokens
+        cached = room - running.free
+        meter.set(names.RUNNING_SEQUENCES, len(running))
+        meter.set(names.WAITING_SEQUENCES, len(self.reader) + len(queue))
+        meter.set(names.CACHE_TOKENS, cached)
+        meter.set(names.CACHE_ROOM, room)
+        meter.set(names.CACHE_SHARE, cached / room)
+        adapters = ",".join(sorted(self._stager.tenants)), ",".join(sorted(queue.tenants))
+        if adapters != self._adapters:
+            self._adapters = adapters
+            meter.set_only(names.ADAPTERS_INFO, time.time(), str(running.seats), *adapters)
+        measure_copy(meter, self._backbone.state, time.time())
+        meter.add(names.PUT_BACK, running.put_back - self._put_back)
+        self._put_back = running.put_back
+
+    def _pass_on(self, request: Request) -> None:
+        if not request.cancelled:  # its prompt was read
+            self.loop.check(request)
+        self.loop.offer(Sequence(request))
 
     def _tokens(self, prompt: str | Messages, sampling: Sampling, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""

@@ -1,27 +1,66 @@
-"""Reads the settings of a served decoder: the parameters of its `config.pbtxt`."""
+"""What a decoder is served with, and by when its answers must be there."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.errors import InvalidInput
-from hplm.generation.promise import Promise
-from hplm.generation.service import Settings
-from hplm.options import CACHES
-from hplm.parameters import Parameters, milliseconds, whole_number, yes_or_no
+from hplm.options import AUTO, CACHES
+from hplm.parameters import LONGEST_MS, Parameters, asked_number, milliseconds, whole_number, yes_or_no
+from hplm.scheduling.policy import DEFAULT
 
 NO_BOUND = "0 for no bound"
 LEAST = "least_token_ms"
 
 
-def read_settings(given: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Settings:
-    """`device` and `dtype` are what the parameters of these names mean on this machine."""
+@dataclass(frozen=True)
+class Promise:
+    """Nanoseconds from the request's arrival, or between two tokens. 0: no bound."""
+
+    whole_ns: int = 0
+    first_token_ns: int = 0
+    token_ns: int = 0
+
+    def or_else(self, other: Promise) -> Promise:
+        """Returns these bounds, and the other's where this one has none: a request's come before its tenant's."""
+        return Promise(
+            self.whole_ns or other.whole_ns, self.first_token_ns or other.first_token_ns, self.token_ns or other.token_ns
+        )
+
+
+NO_PROMISE = Promise()
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    max_sequences: int = 32  # the most sequences that run together
+    step_tokens: int = 256  # the most tokens of a step
+    cache_tokens: int = 16_384
+    cache: str = AUTO
+    policy: str = DEFAULT
+    admission: bool = True
+    queue_texts: int = 8192
+    queue_bytes: int = 10**9
+    promise: Promise = NO_PROMISE  # for requests whose tenant has none
+    least_token_ns: int = 0  # that a request may allow between two tokens
+    resident_rows: int = 0  # of each table, on the device
+    threads: int = 0  # that compute, on a CPU; 0: as many as torch takes
+
+
+def read_settings(given: Mapping[str, str], device: torch.device | None = None) -> Settings:
+    """Reads the parameters of a `config.pbtxt`. `device`: instead of what the parameter of this name means on this machine."""
     parameters = Parameters({"max_sequences" if name == "seats" else name: value for name, value in given.items()})
     if (cleaning := given.get("cleaning", "early")) != "early":
         raise InvalidInput(f"parameter 'cleaning' is {cleaning!r}, which is no longer served: leave it out, or export again")
-    cache = parameters["cache"]
+    device, dtype, cache = device or resolve_device(parameters["device"]), parameters["dtype"], parameters["cache"]
     if cache not in CACHES:
         raise InvalidInput(f"parameter 'cache' is {cache!r}: choose {', '.join(CACHES)}")
     least, token_ns = _nanoseconds({LEAST: "0", **parameters}, LEAST), _nanoseconds(parameters, "token_ms")
@@ -29,7 +68,7 @@ def read_settings(given: Mapping[str, str], device: torch.device, dtype: torch.d
         raise InvalidInput(f"parameter 'token_ms' is {parameters['token_ms']!r}, less than '{LEAST}': raise it, or give 0")
     return Settings(
         device=device,
-        dtype=dtype,
+        dtype=resolve_dtype("fp32" if dtype == "auto" and device.type == "cpu" else dtype, device),  # fp32 has a kernel there
         max_sequences=whole_number(parameters, "max_sequences"),
         step_tokens=whole_number(parameters, "step_tokens"),
         cache_tokens=whole_number(parameters, "cache_tokens"),
@@ -51,3 +90,21 @@ def read_settings(given: Mapping[str, str], device: torch.device, dtype: torch.d
 
 def _nanoseconds(parameters: Mapping[str, str], name: str) -> int:
     return round(1e6 * milliseconds(parameters, name, NO_BOUND))
+
+
+def promise_of(parameters: Mapping[str, Any], timeout_us: int) -> Promise:
+    """Returns by when the answer must come. `timeout_us`: what Triton has read of `timeout` itself; 0: nothing."""
+    timeout_us = min(timeout_us or asked_number(parameters, "timeout", 0, 2**63 - 1), 1000 * LONGEST_MS)
+    return Promise(1000 * timeout_us, _asked_ns(parameters, "first_token_ms"), _asked_ns(parameters, "token_ms"))
+
+
+def _asked_ns(parameters: Mapping[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if isinstance(value, str):  # Triton forwards no fractions between models
+        try:
+            value = float(value)
+        except ValueError:
+            value = math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_MS:
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: send milliseconds, {LONGEST_MS:,} at most")
+    return round(1e6 * value)

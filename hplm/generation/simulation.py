@@ -1,4 +1,4 @@
-"""Generation on a virtual clock: the line and the loop that serve, with a decoder that takes time and computes nothing."""
+"""Generation on a virtual clock: the queue and the loop that serve, with a decoder that takes time and computes nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, space_of
-from hplm.generation.line import Line
 from hplm.generation.loop import Loop
-from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Sequence, Source
 from hplm.generation.running import Planned, Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Settings
+from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.plot.forest import Chain
@@ -71,11 +71,11 @@ class Simulation:
         self._machine = _Machine(cost, self._answers)
         space = space_of(settings.cache, settings.cache_tokens, LONGEST, settings.device)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
-        self._line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
+        self._queue = SequenceQueue(policy(settings.policy), limits, space.size_for, settings.admission)
         running = Running(Cache(space, 1, 1, settings.device), settings.max_sequences, settings.step_tokens)
         machine = self._machine
         self.meter = Meter()
-        self._loop = Loop(self._line, running, machine, machine, (END,), lambda: machine.now_ns, self._say, self.meter)
+        self._loop = Loop(self._queue, running, machine, machine, (END,), lambda: machine.now_ns, self.meter)
         self._asked = 0
 
     @property
@@ -93,14 +93,22 @@ class Simulation:
         """Offers a request of so many tokens, or raises. `most`: its `max_tokens`. `tenant`: None is one of its own."""
         self._asked += 1
         uid = self._asked if tenant is None else tenant
+        answer: Answer
+
+        def respond(piece: Piece | HplmError) -> None:
+            if isinstance(piece, HplmError):
+                answer.error = piece
+            else:
+                answer.last_ns = self.now_ns
+
         request = Request(
             Source(f"tenant-{uid}", uid, self._asked, NO_TABLES), [WORD] * prompt, np.zeros(prompt, dtype=np.int64),
-            Sampling(temperature=0, max_tokens=most, n=n), _ignore, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
+            Sampling(temperature=0, max_tokens=most, n=n), respond, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
         )  # fmt: skip
         self._loop.check(request)
         answer = self._answers[request] = Answer(request, wanted)
         try:
-            self._line.offer(Sequence(request), self.now_ns)
+            self._loop.offer(Sequence(request))
         except HplmError:
             del self._answers[request]
             raise
@@ -118,15 +126,8 @@ class Simulation:
 
     def finish(self) -> None:
         """Steps until all have ended."""
-        while self.step() or len(self._loop.running) or len(self._line):
+        while self.step() or len(self._loop.running) or len(self._queue):
             pass
-
-    def _say(self, request: Request, piece: Piece | HplmError) -> None:
-        answer = self._answers[request]
-        if isinstance(piece, HplmError):
-            answer.error = piece
-        else:
-            answer.last_ns = self.now_ns
 
 
 class _Machine:
@@ -156,10 +157,6 @@ class _Machine:
         complete = [one.sequence for one in step.planned if one.completes]
         ends = [sequence.generated + 1 >= self._answers[sequence.request].wanted for sequence in complete]
         return torch.tensor([[0.0, 1.0] if end else [1.0, 0.0] for end in ends])
-
-
-def _ignore(piece: Piece | HplmError) -> None:
-    """The simulation reads pieces where the loop says them."""
 
 
 def _decode(ids: Many[int]) -> str:

@@ -189,6 +189,7 @@ OF_DECODERS = {
     *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK, LATE_TOKENS),
     *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
 }
+OF_ENGINES = {ENGINE_RESTARTS, LOST_REQUESTS, SUSPECTED_TENANTS, QUARANTINED_TENANTS}  # of encoders and of decoders
 OF_COPIES = {COPY_BEHIND_SECONDS, SOURCE_ANSWERS}
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(
     part for value in globals().values() if isinstance(value, Histogram) for part in value.parts

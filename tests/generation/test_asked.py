@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hplm.errors import InvalidInput
-from hplm.generation.promise import NO_PROMISE, Promise, promise_of
 from hplm.generation.sampling import READERS, Sampling, read_sampling, sampling_of
-from hplm.generation.settings import read_settings
+from hplm.generation.settings import NO_PROMISE, Promise, promise_of, read_settings
 from tests.support.message import mentioning
 
 GIVEN = {
@@ -19,12 +18,12 @@ GIVEN = {
 PARAMETERS = {
     "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "policy": "timely",
     "admission": "true", "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2",
-    "plot_hot": "7", "threads": "3",
+    "plot_hot": "7", "threads": "3", "dtype": "fp32",
 }  # fmt: skip
 
 
 def read(device="cpu", **changed):
-    return read_settings({**PARAMETERS, **changed}, torch.device(device), torch.float32)
+    return read_settings({**PARAMETERS, **changed}, torch.device(device))
 
 
 def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
@@ -88,7 +87,7 @@ def test_settings_are_read_and_refused_by_their_name():
     assert (settings.threads, settings.promise, settings.cache) == (3, Promise(1_500_000, 0, 2_000_000), "auto")
     assert settings.least_token_ns == 0 and read(least_token_ms="2").least_token_ns == 2_000_000
     of_older = {"seats" if name == "max_sequences" else name: value for name, value in PARAMETERS.items()}
-    assert read_settings({**of_older, "cleaning": "early"}, torch.device("cpu"), torch.float32) == settings
+    assert read_settings({**of_older, "cleaning": "early"}, torch.device("cpu")) == settings
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7
     wrong = {
         "max_sequences": "0",
@@ -103,6 +102,4 @@ def test_settings_are_read_and_refused_by_their_name():
         with pytest.raises(InvalidInput, match=name):
             read(**{name: value})
     with pytest.raises(InvalidInput, match="'max_sequences'"):
-        read_settings(
-            {name: own for name, own in PARAMETERS.items() if name != "max_sequences"}, torch.device("cpu"), torch.float32
-        )
+        read_settings({name: own for name, own in PARAMETERS.items() if name != "max_sequences"}, torch.device("cpu"))

@@ -7,8 +7,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
-from hplm.generation.promise import NO_PROMISE, Promise
 from hplm.generation.sampling import Sampling
+from hplm.generation.settings import NO_PROMISE, Promise
 from tests.generation.fake import Fake
 from tests.generation.world import KINDS, MS, World, decode
 
@@ -47,9 +47,9 @@ class Decoders:
 
     def offer(self):
         chance, world = self.chance, self.world
-        world.line.learned.share = self.settings["share"]  # what was learned of other answers makes put-backs rare
+        world.queue.learned.share = self.settings["share"]  # what was learned of other answers makes put-backs rare
         for _ in range(chance.randrange(1, 6)):
-            sampling, promise, before = self.sampling(), self.promise(), len(world.line)
+            sampling, promise, before = self.sampling(), self.promise(), len(world.queue)
             prompt = [3 + i % 4 for i in range(chance.choice([0, 3, 12, 20, 40]))]
             prompt += chance.choices(range(3, 6), k=chance.randrange(4))
             self.full |= before >= world.limit
@@ -67,7 +67,7 @@ class Decoders:
                 assert before >= world.limit
             except DeadlineMissed:
                 assert self.settings["admission"] and promise != NO_PROMISE
-            assert len(world.line) == before
+            assert len(world.queue) == before
 
     def sampling(self):
         chance = self.chance
@@ -105,13 +105,13 @@ class Decoders:
 
     def close(self):
         self.closed, self.abandoned = True, self.chance.random() < 0.3
-        self.world.line.close()
+        self.world.loop.close()
         if self.abandoned:
             self.world.loop.abandon()
 
     def check_limits(self):
         world, sequences = self.world, self.world.running.sequences
-        assert len(sequences) <= self.settings["seats"] and len(world.line) <= world.limit
+        assert len(sequences) <= self.settings["seats"] and len(world.queue) <= world.limit
         assert world.stager.held == {*sequences}
         assert not self.abandoned or all(said.ended for said in world.said)
 
@@ -123,7 +123,7 @@ class Decoders:
             world.assert_right(said)
         unexplained = [said for said in world.said if not self.explained(said)]
         assert all(isinstance(said.error, Internal) for said in unexplained) and len(unexplained) <= world.met.count("copy")
-        assert world.loop.device_failed == ("device" in world.met)
+        assert bool(world.ended) == ("device" in world.met)
 
     def explained(self, said):
         """Whether the end that a request was told has a reason. A failed copy does not say which request it hit."""

@@ -7,9 +7,9 @@ import pytest
 
 from hplm.errors import DeadlineMissed
 from hplm.generation.forecast import Ahead, Learned, Load, forecast
-from hplm.generation.promise import Promise
 from hplm.generation.request import Request, Sequence
 from hplm.generation.sampling import Sampling
+from hplm.generation.settings import Promise
 from tests.generation.fake import Fake
 from tests.generation.world import MS, World, greedy
 from tests.support.message import mentioning
@@ -81,7 +81,7 @@ def test_forecasts_learn_nothing_from_the_time_in_the_front_door():
         for _ in range(5):
             world.ask([3], Sampling(max_tokens=3), waited_ns=waited_ns)
         world.run()
-        factors.append(world.line.learned.factor)
+        factors.append(world.queue.learned.factor)
     assert factors[0] == factors[1] != 1
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_in_time_is_refused_at_once(promise, named):
     world = busy()
     with pytest.raises(DeadlineMissed, match=mentioning(*named)):
         world.ask(range(3, 9), greedy(10), promise=promise)
-    assert not len(world.line)
+    assert not len(world.queue)
     taken = world.ask(range(3, 9), greedy(10), promise=Promise(whole_ns=10_000 * MS))
     world.run()
     assert taken.error is None

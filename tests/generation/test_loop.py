@@ -197,7 +197,7 @@ def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(kind, prompt, m
     waits = world.ask([9] * prompt, greedy(most))
     while world.running.sequences[0].generated < 8:
         world.step()
-    assert not world.cache.space.free and len(world.line) == 1, "something was forgotten"
+    assert not world.cache.space.free and len(world.queue) == 1, "something was forgotten"
     world.run()
     assert waits.error is None
 

@@ -8,9 +8,8 @@ import pytest
 
 from hplm.errors import DeadlineMissed
 from hplm.generation import simulation as module
-from hplm.generation.promise import Promise
 from hplm.generation.running import Running
-from hplm.generation.service import Settings
+from hplm.generation.settings import Promise, Settings
 from hplm.generation.simulation import Simulation, StepCost
 from hplm.metrics.names import LATE_TOKENS
 from hplm.options import PAGED, SLOTTED
@@ -99,12 +98,12 @@ class FreesLate(Running):
     def start(self, sequence, share):
         return self._open and super().start(sequence, share)
 
-    def plan(self, most):
+    def plan(self, most, alone):
         self._open = not self.sequences
         if self._open:
             while self._kept:
                 self.cache.give_back(self._kept.pop())
-        return super().plan(most)
+        return super().plan(most, alone)
 
     def end(self, sequence):
         self.sequences.remove(sequence)

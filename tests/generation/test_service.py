@@ -8,10 +8,12 @@ import pytest
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
+from hplm.engine.process import Process
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
-from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
-from hplm.generation.service import Service, Settings
+from hplm.generation.service import Service
+from hplm.generation.settings import Promise, Settings
+from hplm.metrics.names import ADAPTERS_INFO
 from hplm.model.prompts import READ_CHARACTERS, Messages, Prompts
 from hplm.options import PAGED, SLOTTED
 from hplm.tenants.manager import Manager
@@ -42,12 +44,24 @@ class Place:
         self.service = self.started(**settings)
 
     def started(self, **settings):
-        return Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
+        service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
+        process = Process(service)
+        service.wake = process.wake
+
+        def end():
+            process.close()
+            service.reader.join()
+            service.wake = lambda: None
+            process.join()
+
+        service.end = end
+        return service
 
     def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, **more):
         view, said = self.backbone.view, Said()
         service = service or self.service
         said.request = service.submit(view, view.snapshot.find(tenant), prompt, sampling, said, **more)
+        service.wake()
         return said
 
     def refused(self, *given, **more):
@@ -73,13 +87,13 @@ class Place:
 def place(tmp_path_factory):
     place = Place(tmp_path_factory.mktemp("service"))
     yield place
-    place.service.close()
+    place.service.end()
 
 
 @contextmanager
 def held(service):
     """Holds the service's steps."""
-    decoder, hold = service.generator.loop._decoder, Hold()
+    decoder, hold = service.loop._decoder, Hold()
     run = decoder.run
     decoder.run = lambda step: (hold.pass_through(), run(step))[1]
     with hold:
@@ -97,11 +111,11 @@ def test_answers_of_several_tenants_equal_the_reference(place, kind):
         assert ids[:same] == written.tokens[:same]
         assert said.text() == place.prompts.decode(ids)
         compared += same
-    service.close()
+    service.end()
     assert compared > 150
     for _ in range(2):  # what was refused is not in flight
-        with place.limits("plain", in_flight=1), pytest.raises(Draining):
-            place.ask("a", service=service)
+        with place.limits("plain", in_flight=1):
+            assert isinstance(place.ask("a", service=service).wait().error, Draining)
 
 
 @pytest.mark.parametrize(
@@ -149,20 +163,27 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
         assert place.ask("a", "lora").wait().error is None
 
 
+def adapters(service):
+    """Returns the tenants whose adapters are loaded, and awaited."""
+    service.look()
+    ((labels, _),) = [(labels, level) for (metric, labels), level in service.meter.take()[1].items() if metric is ADAPTERS_INFO]
+    return labels[1:]
+
+
 def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
     service = place.started(max_sequences=1)
-    assert (service.levels.loaded, service.levels.awaited) == ((), ())
+    assert adapters(service) == ("", "")
     with held(service):
         asked = [place.ask("a", "lora", service=service)]
-        eventually(lambda: service.levels.running)
+        eventually(lambda: len(service.loop.running))
         asked += [place.ask("a", tenant, service=service) for tenant in ("wide", "plain", "plain")]
-        eventually(lambda: len(service._line) == 3)
-        assert (service.levels.loaded, service.levels.awaited) == (("lora",), ("plain", "wide"))
+        eventually(lambda: len(service.loop.queue) == 3)
+        assert adapters(service) == ("lora", "plain,wide")
     assert [said.wait().error for said in asked] == [None] * 4
-    assert service.levels.loaded == ("lora", "wide"), "adapters of other layouts keep their slots"
+    assert adapters(service) == ("lora,wide", ""), "adapters of other layouts keep their slots"
     assert place.ask("a", "alike", service=service).wait().error is None
-    assert (service.levels.loaded, service.levels.awaited) == (("alike", "wide"), ())
-    service.close()
+    assert adapters(service) == ("alike,wide", "")
+    service.end()
 
 
 def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
@@ -177,7 +198,7 @@ def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
         ):
             said = place.ask("a", tenant, ONCE, service=service, promise=own).wait()
             assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
-    service.close()
+    service.end()
 
 
 def test_the_operator_sets_the_least_time_between_tokens_that_a_request_may_ask_for(place):
@@ -186,7 +207,7 @@ def test_the_operator_sets_the_least_time_between_tokens_that_a_request_may_ask_
         place.ask("a", service=service, promise=Promise(token_ns=1_500_000))
     for allowed in (0, 2_000_000):
         assert place.ask("a", sampling=ONCE, service=service, promise=Promise(token_ns=allowed)).wait().error is None
-    service.close()
+    service.end()
 
 
 @pytest.mark.parametrize(
@@ -199,4 +220,4 @@ def test_the_times_of_a_tenant_are_kept(place, limit, patient):
         assert isinstance(place.ask("a", service=service).wait().error, DeadlineMissed)
         assert place.ask("a", service=service, promise=patient).wait().error is None
         assert place.ask("a", "lora", service=service).wait().error is None  # another tenant has no such limit
-    service.close()
+    service.end()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hplm.generation.service import Settings
+from hplm.generation.settings import Settings
 from hplm.generation.simulation import Simulation, StepCost
 from hplm.options import PAGED, SLOTTED
 from tests.generation.fake import Fake
@@ -66,6 +66,25 @@ def test_further_choices_wait_as_requests_of_their_tenant_do():
     ends = [many.pieces.index(next(one for one in many.pieces if one.choice == choice and one.finish)) for choice in range(4)]
     assert ends == sorted(ends)
     assert all(world.assert_right(said) for said in world.said)
+
+
+@pytest.mark.parametrize("alone", [{1}, {1, 2}])
+def test_who_runs_alone_shares_no_step_and_all_get_on(alone):
+    """Such a tenant may have ended an engine. Others have steps between its own."""
+    world = World(Fake(), seats=8)
+    world.loop.alone = frozenset(alone)
+    asked = [world.ask([3, 4, 5], greedy(10), tenant, seed=number) for number, tenant in enumerate((0, 1, 2, 3, 1))]
+    steps, stage = [], world.stager.stage
+    world.stager.stage = lambda planned, broken: (
+        steps.append({one.sequence.tenant for one in planned}),
+        stage(planned, broken),
+    )[1]
+    world.run()
+    together = {0, 1, 2, 3} - alone
+    assert all(step <= together or step in [{tenant} for tenant in alone] for step in steps)
+    turns = len(alone) + 1
+    assert [step in steps[:turns] for step in (together, *({tenant} for tenant in alone))] == [True] * turns
+    assert all(world.assert_right(said) == 10 for said in asked)
 
 
 def test_others_start_beside_a_long_prompt():

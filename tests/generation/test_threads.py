@@ -1,4 +1,4 @@
-"""The threads: requests from many others, cancelled or not, each get their pieces in order and one end."""
+"""A decoder with its threads: requests from many others, cancelled or not, each get their pieces in order and one end."""
 
 import random
 import threading
@@ -7,11 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hplm.engine import process as process_module
+from hplm.engine import threads
+from hplm.engine.process import Process
 from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, InvalidInput, QueueFull
-from hplm.generation import generator as module
-from hplm.generation.generator import Generator
-from hplm.generation.promise import Promise
+from hplm.generation import loop as module
+from hplm.generation.reader import Reader
+from hplm.generation.request import Sequence
 from hplm.generation.sampling import Sampling
+from hplm.generation.settings import Promise
 from hplm.scheduling.limits import Limits
 from tests.generation.fake import Fake
 from tests.generation.world import START, Said, World, greedy
@@ -19,14 +23,27 @@ from tests.support.wait import PATIENCE, Hold, eventually
 
 
 class Served:
-    """A generator, and requests whose ends can be waited for."""
+    """A loop and a reader with their threads, and requests whose ends can be waited for."""
 
     def __init__(self, **settings):
-        self.world = World(Fake(), **settings)
-        self.generator = Generator(self.world.line, lambda say: self.world.loop_of(say, time.monotonic_ns), Limits(1000, 5000))
+        self.world = World(Fake(), clock=time.monotonic_ns, **settings)
+        self.loop = loop = self.world.loop
+        self.reader = Reader(Limits(1000, 5000), self._pass_on, loop.close, lambda: self.process.wake())
+        self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
+        self.abandon, self.close = loop.abandon, self.reader.close
         self.read = []  # tenants whose prompts were read, in order
+        self.process = Process(self)
 
-    def ask(self, prompt, sampling, tenant=0, before=lambda: None, reading=lambda: None, size=0, **more):
+    @property
+    def is_drained(self):
+        return self.loop.is_drained
+
+    def _pass_on(self, request):
+        if not request.cancelled:
+            self.loop.check(request)
+        self.loop.offer(Sequence(request))
+
+    def ask(self, prompt, sampling, tenant=0, before=lambda: None, reading=lambda: None, size=0, at_once=False, **more):
         """`before` is called before each piece is taken, `reading` when its prompt is read."""
         said = Said()
         respond = lambda piece: (before(), said(piece))  # noqa: E731
@@ -38,37 +55,49 @@ class Served:
             ids = [START, *prompt]
             said.request.read(ids, self.world.model.addresses(said.request.source, ids), "")
 
-        self.generator.submit(said.request, read, size or len(prompt))
+        self.reader.submit(said.request, read, size or len(prompt), at_once)
+        if at_once:
+            self.process.wake()
         return said
 
-    @property
-    def works(self):
-        try:
-            self.generator.check()
-        except Internal:
-            return False
-        return True
+    def hold_steps(self, hold):
+        machine = self.world.decoder
+        run = machine.run
+        machine.run = lambda step: (hold.pass_through(), run(step))[1]
+
+    def cancel(self, said):
+        self.loop.cancel(said.request)
+        self.process.wake()
+
+    def end(self):
+        self.process.close()
+        self.reader.join()
+        self.process.join()
 
 
 @pytest.fixture
 def served():
     served = Served()
     yield served
-    served.generator.close(PATIENCE)
+    served.end()
     with pytest.raises(Draining):
         served.ask([3], Sampling())
 
 
-def test_requests_of_many_threads_get_all_their_pieces_and_one_end():
+@pytest.mark.parametrize("helper", [process_module.HELP_SECONDS, process_module.AT_ONCE])
+def test_requests_of_many_threads_get_all_their_pieces_and_one_end(helper, monkeypatch):
+    """Also if another thread takes in, expires and starts beside each step."""
+    monkeypatch.setattr(process_module, "HELP_SECONDS", helper)
     served = Served(tokens=256, seats=6, limit=10_000)
 
     def client(number):
         chance, asked = random.Random(number), []
         for _ in range(6):
             sampling = Sampling(max_tokens=chance.randrange(1, 20), n=chance.choice([1, 1, 2]))
-            asked.append(served.ask([3 + number] * chance.randrange(20), sampling, number % 4))
+            prompt = [3 + number] * chance.randrange(20)
+            asked.append(served.ask(prompt, sampling, number % 4, at_once=chance.random() < 0.5))
             if chance.random() < 0.3:
-                served.generator.cancel(asked[-1].request)
+                served.cancel(asked[-1])
             if chance.random() < 0.5:
                 asked[-1].wait()
         return asked
@@ -80,11 +109,11 @@ def test_requests_of_many_threads_get_all_their_pieces_and_one_end():
         counts = [piece.generated_tokens for piece in said.pieces]
         assert counts == sorted(counts)
         served.world.assert_right(said)
-    served.generator.close(PATIENCE)
+    served.end()
     assert served.world.running.free == served.world.cache.space.tokens and not served.world.held
 
 
-def test_a_reader_that_fails_is_cancelled_and_harms_no_other(served):
+def test_a_client_that_cannot_be_told_is_cancelled_and_harms_no_other(served):
     bad = served.ask([3], greedy(300), before=lambda: 1 / 0)
     good = served.ask([4], greedy(20))
     assert len(good.wait().ids()) == 20
@@ -92,16 +121,30 @@ def test_a_reader_that_fails_is_cancelled_and_harms_no_other(served):
     assert bad.request.cancelled
 
 
-def test_closing_answers_everybody():
+def test_closing_answers_everybody(monkeypatch):
+    monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05)
     served = Served(seats=1)
     with Hold() as hold:
-        asked = [served.ask([3], greedy(400), before=hold.pass_through) for _ in range(5)]
+        served.hold_steps(hold)
+        asked = [served.ask([3], greedy(400)) for _ in range(5)]
         hold.until_reached()
-        closing = threading.Thread(target=served.generator.close, args=(0.05,))
+        closing = threading.Thread(target=served.end)
         closing.start()
-        eventually(lambda: served.world.line.closed)
+        eventually(lambda: served.loop.queue.draining)
     closing.join(PATIENCE)
     assert all(said.wait().error is None or isinstance(said.error, Draining) for said in asked)
+
+
+def test_what_is_abandoned_during_a_step_is_told_at_once_and_freed_after_it():
+    served = Served()
+    with Hold() as hold:
+        served.hold_steps(hold)
+        said = served.ask([3], greedy(400))
+        hold.until_reached()
+        served.abandon()
+        assert isinstance(said.wait().error, Draining) and len(served.world.running)
+    served.end()
+    assert not len(served.world.running) and served.world.running.free == served.world.cache.space.tokens
 
 
 def test_what_is_refused_when_it_was_read_gets_one_end(served):
@@ -109,6 +152,23 @@ def test_what_is_refused_when_it_was_read_gets_one_end(served):
     failed = served.ask([3], greedy(3), reading=lambda: 1 / 0).wait()
     assert isinstance(failed.error, Internal) and "division" not in str(failed.error)
     assert served.ask([3], greedy(3)).wait().error is None
+
+
+@pytest.mark.parametrize(("size", "waits", "here"), [(10, False, True), (10_000, False, False), (10, True, False)])
+def test_only_a_short_prompt_that_nobody_waits_before_is_read_at_once(size, waits, here):
+    served, readers = Served(), []
+    served.reader._turns._shares.limits = Limits(10, 10**6)
+    with Hold() as hold:
+        if waits:
+            first = served.ask([3], greedy(1), reading=hold.pass_through)
+            hold.until_reached()
+        said = served.ask(
+            [3], greedy(1), 1, reading=lambda: readers.append(threading.current_thread()), size=size, at_once=True
+        )
+    said.wait()
+    assert (readers == [threading.main_thread()]) == here
+    assert not waits or first.wait().error is None
+    served.end()
 
 
 def test_tenants_take_turns_at_having_their_prompts_read(served):
@@ -120,84 +180,69 @@ def test_tenants_take_turns_at_having_their_prompts_read(served):
         many = [served.ask([3] * 100, greedy(3), 1) for _ in range(20)]
         other = served.ask([3], greedy(3), 2)
         grows.wait()
-        assert not first.pieces and served.generator.waiting >= 21
+        assert not first.pieces and len(served.reader) >= 21 and served.reader.busy_s > 0
     assert all(said.wait().error is None for said in (first, other, *many))
     assert served.read.index(2) <= served.read.index(1) + 1
 
 
 @pytest.mark.parametrize("way", ["cancelled", "late", "displaced", "closed"])
-def test_a_request_whose_prompt_was_not_read_gets_one_end(way):
+def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
+    monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05 if way == "closed" else PATIENCE)
     served = Served()
     with Hold() as hold:
         read = [served.ask([3], greedy(3), reading=hold.pass_through)]
         hold.until_reached()
         waits = served.ask([3], greedy(3, n=2), 1, size=3000, promise=Promise(1 if way == "late" else 0))
         if way == "cancelled":
-            served.generator.cancel(waits.request)
+            served.cancel(waits)
         elif way == "displaced":
             read += [served.ask([3], greedy(3), tenant, size=1500) for tenant in (2, 3)]
             assert isinstance(waits.wait().error, QueueFull)
             with pytest.raises(QueueFull):
                 served.ask([3], greedy(3), 1, size=4000)
         elif way == "closed":
-            closing = threading.Thread(target=served.generator.close, args=(0.05,))
+            closing = threading.Thread(target=served.end)
             closing.start()
-            eventually(lambda: served.world.line.closed)
+            eventually(lambda: served.loop.queue.draining)
     waits.wait()
     if way == "cancelled":
         assert [waits.finish(choice) for choice in range(2)] == ["cancelled"] * 2
     else:
         assert isinstance(waits.error, {"late": DeadlineMissed, "displaced": QueueFull, "closed": Draining}[way])
     assert all(said.wait().error is None or way == "closed" for said in read)
-    served.generator.close(PATIENCE)
-    assert 1 not in served.read, "nobody needs its prompt"
+    closing.join(PATIENCE) if way == "closed" else served.end()
+    assert 1 not in served.read or way == "closed", "nobody needs its prompt"
 
 
-def test_failures_of_the_loop_with_steps_between_them_fail_no_check(served, monkeypatch):
-    monkeypatch.setattr(module, "PAUSE", 0)
+def test_failures_of_the_loop_with_steps_between_them_end_no_engine(served, monkeypatch):
+    monkeypatch.setattr(threads, "PAUSE", 0)
     monkeypatch.setattr(module, "MOST_FAILURES", 2)
-    expired, calls = served.world.line.expired, []
+    expired, calls = served.loop.queue.expired, []
 
     def failing(now):
-        served.generator.check()  # a second failure in a row would fail the check, and so the next step
         calls.append(now)
         if len(calls) % 2:
             raise HplmError("every other time")
         return expired(now)
 
-    served.world.line.expired = failing
-    assert served.ask([3], greedy(20)).wait().error is None and served.works
-    served.world.line.expired = expired  # a generator that closes fails its check
+    served.loop.queue.expired = failing
+    assert served.ask([3], greedy(20)).wait().error is None
+    served.loop.queue.expired = expired
+    assert not served.world.ended
 
 
-def test_a_loop_that_always_fails_fails_the_check_and_still_closes(monkeypatch):
-    monkeypatch.setattr(module, "PAUSE", 0.001)
-    served = Served()
-    assert served.works
-    served.world.line.expired = lambda now: 1 / 0
+def test_a_loop_that_always_fails_ends_the_engine(served, monkeypatch):
+    monkeypatch.setattr(threads, "PAUSE", 0.001)
+    expired = served.loop.queue.expired
+    served.loop.queue.expired = lambda now: 1 / 0
     said = served.ask([3], greedy(3))
-    eventually(lambda: not served.works)
-    served.generator.close(0.05)
-    assert isinstance(said.wait().error, Draining)
+    eventually(lambda: served.world.ended)
+    served.loop.queue.expired = expired
+    assert said.wait().error is None
 
 
-@pytest.mark.parametrize(("fault", "works"), [("device", False), ("stage", True)])
-def test_a_device_that_fails_for_good_fails_the_check(served, fault, works):
+@pytest.mark.parametrize(("fault", "ends"), [("device", True), ("stage", False)])
+def test_a_device_that_fails_for_good_ends_the_engine(served, fault, ends):
     served.world.fault = fault
     assert isinstance(served.ask([3], greedy(3)).wait().error, Internal)
-    assert served.works == works
-
-
-@pytest.mark.parametrize("place", ["a step", "a reader"])
-def test_what_hangs_fails_the_check_until_it_gets_on(served, monkeypatch, place):
-    expired = served.world.line.expired
-    with Hold() as hold:
-        if place == "a step":
-            served.world.line.expired = lambda now: (hold.pass_through(), expired(now))[1]
-        said = served.ask([3], greedy(3), before=hold.pass_through if place == "a reader" else lambda: None)
-        hold.until_reached()
-        assert served.works
-        monkeypatch.setattr(module, "STUCK_SECONDS", 0.0)
-        eventually(lambda: not served.works)
-    assert said.wait().error is None
-    eventually(lambda: served.works)
+    assert bool(served.world.ended) == ends

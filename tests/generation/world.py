@@ -12,12 +12,12 @@ import torch
 from hplm.errors import HplmError
 from hplm.generation.cache import Blocks, Cache, Ranges, Space, places_of
 from hplm.generation.choosing import Wish, choose, seed_of
-from hplm.generation.line import Line
 from hplm.generation.loop import Loop
-from hplm.generation.promise import NO_PROMISE
+from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence
 from hplm.generation.running import Running, age
 from hplm.generation.sampling import Sampling
+from hplm.generation.settings import NO_PROMISE
 from hplm.metrics.meter import Meter
 from hplm.options import PAGED, SLOTTED
 from hplm.scheduling.limits import Limits
@@ -141,7 +141,7 @@ class World:
 
     def __init__(
         self, model, tokens=1024, seats=8, step_tokens=64, order="fcfs", admission=False, limit=1000,
-        kind=SLOTTED, block=16, share=1.0,
+        kind=SLOTTED, block=16, share=1.0, clock=None,
     ) -> None:  # fmt: skip
         """`share`: the part of `max_tokens` that answers are expected to have. With little, many start and are put back."""
         self.model, self.now, self.step_tokens, self.limit = model, 1, step_tokens, limit
@@ -152,17 +152,18 @@ class World:
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
         self.cache = Poisoned(space_of(kind, tokens, config.positions, block), config.upper_layers, config.key_width, dtype)
         choice = policy(order) if isinstance(order, str) else order
-        self.line = Line(choice, Limits(limit, 10**9), self.cache.space.size_for, admission)
-        self.line.learned.share = share
+        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.cache.space.size_for, admission)
+        self.queue.learned.share = share
         self.running = Running(self.cache, seats, step_tokens)
         self.stager, self.decoder = model.machine(self, self.cache, seats)
         self.meter = Meter()
-        self.loop = self.loop_of(lambda request, piece: request.respond(piece), self._tick)
+        self.ended = 0  # how often the process would have ended
+        parts = self.queue, self.running, self.stager, self.decoder, self.model.config.end_ids
+        self.loop = Loop(*parts, clock or self._tick, self.meter, device_failed=self._fail)
         self.said: list[Said] = []
 
-    def loop_of(self, say, now_ns) -> Loop:
-        parts = self.line, self.running, self.stager, self.decoder, self.model.config.end_ids
-        return Loop(*parts, now_ns, say, self.meter)
+    def _fail(self):
+        self.ended += 1
 
     def _tick(self) -> int:
         self.now += MS // 2
@@ -179,7 +180,7 @@ class World:
         arrival = self.now - waited_ns
         said.request = self.request(prompt, sampling, said, tenant, arrival, promise=promise, **more)
         self.loop.check(said.request)
-        self.line.offer(Sequence(said.request), self.now)
+        self.loop.offer(Sequence(said.request))
         self.said.append(said)
         return said
 
@@ -196,13 +197,12 @@ class World:
                 assert not (back and younger) or self.met.count("move") > moves, "it was put back for a younger one"
 
     def cancel(self, said) -> None:
-        said.request.cancel()
-        self.line.wake()
+        self.loop.cancel(said.request)
 
     def run(self, most=10_000) -> None:
         """Steps until everything has ended. Then nothing is held."""
         for _ in range(most):
-            if not self.loop.step() and not len(self.running) and not len(self.line):
+            if not self.loop.step() and not len(self.running) and not len(self.queue):
                 break
         else:
             raise AssertionError("it does not end")

@@ -2,16 +2,20 @@
 
 import http.client
 import json
+import os
+import re
+import signal
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.engine.backbone import Backbone
-from hplm.metrics.names import METRICS, OF_DECODERS, SERVER_RESTARTS
+from hplm.metrics.names import METRICS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
-from hplm.server import inherited
+from hplm.server import inherited, process_group
 from hplm.server.probing import State
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.server.supervisor import Supervisor
@@ -24,6 +28,7 @@ from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
+CHILD = "hplm.generation.child"
 LONG = {**GREEDY, "max_tokens": 16_000}
 
 
@@ -233,6 +238,45 @@ def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(ser
             assert post(server, way, text_input="a", tenant="plain", max_tokens=4, **more)[0] == 200
 
 
+def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(server):
+    """The model's process stays, so every answer gets an error of ours: those in a step another one than those that wait."""
+
+    def decoder():
+        found = [pid for pid in process_group.members(server.server.pid) if CHILD in process_group.arguments(pid)]
+        return found[0] if found else None
+
+    def ask(sampling=GREEDY, **more):
+        return Asked(server, "a", "plain", sampling, **more)
+
+    eventually(lambda: not server.held)
+    killed, before = decoder(), server.metrics()
+    asked = [ask(LONG, stream=number % 2 == 0) for number in range(12)]  # eight run at once
+    asked[0].piece()
+    eventually(lambda: server.held == 12)
+    os.kill(killed, signal.SIGKILL)
+    said = Counter()
+    for one in asked:
+        with pytest.raises(InferenceServerException) as caught:
+            one.pieces()
+        said[re.findall(r"\[(\w+)\]", caught.value.message())[0]] += 1
+        one.client.stop_stream()
+        assert one.said.empty(), "something was said behind the end"
+    assert said.total() == 12 and said.keys() <= {"crashed", "draining"}
+
+    def serves():
+        try:
+            return len(ask().pieces()) == 1
+        except InferenceServerException as error:
+            assert "[draining]" in error.message()
+
+    eventually(serves)
+    assert decoder() not in (None, killed)
+    scraped = settled(server, {"hplm_engine_restarts_total": 1}, before)
+    lost = {word: scraped.of("hplm_lost_requests_total", outcome=word) for word in said}
+    assert lost["crashed"] == said["crashed"] and lost.get("draining", 0) >= said["draining"]
+    assert scraped.of("hplm_generations_total", outcome="crashed") == said["crashed"]
+
+
 def test_counts_and_times_of_answers_are_published(server):
     before = settled(server, {"hplm_running_sequences": 0})
     for tenant, sampling in (("plain", GREEDY), ("plain", {**GREEDY, "n": 2}), ("lora", {**GREEDY, "max_tokens": 1})):
@@ -254,7 +298,7 @@ def test_counts_and_times_of_answers_are_published(server):
         buckets = [value for (found, _), value in scraped.series.items() if found == f"{name}_bucket"]
         assert len(buckets) > 10 and max(buckets) == count and scraped.of(f"{name}_sum") > 0
     shown = {name for name, own in scraped.series if ("backbone", "chat") in own}
-    assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS} | {
+    assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS | OF_ENGINES} | {
         SERVER_RESTARTS.name,
         "hplm_model_restarts_total",
     }

@@ -1,11 +1,13 @@
 """Each answer of a decoder is counted once, by the end that its client was told, and clients that have gone are looked for."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
-from hplm.errors import DeadlineMissed, Internal, OutOfCapacity
-from hplm.generation.request import LENGTH, Piece
+from hplm.errors import Crashed, DeadlineMissed, Internal, OutOfCapacity
+from hplm.generation.request import LENGTH
+from hplm.request.answers import End, Reply, strings
 from hplm.server.held import Held
 from tests.support.fake_triton import FINAL, Request, fake_utilities, with_fake_triton
 
@@ -53,25 +55,27 @@ def answering(model, monkeypatch):
         monkeypatch.setattr(model.replies, "LARGE", 0)
         monkeypatch.setattr(model.replies, "SHARED_MEMORY", Memory())
         sender = model.replies.Sender(request, Held("toy"))
-        return model.Answer(sender, None, counted.append, choices=1, stream=True, returned=()), request, counted
+        return model.Answer(sender, counted.append), request, counted
 
     return answer
 
 
-def piece(finish=None, is_last=False):
-    return Piece(0, "a", (), finish, is_last, 2, 1)
+def part(end=None):
+    return Reply([(1, 1)], {"text_output": strings([b"a"])}, end=end)
 
 
-LAST = piece(LENGTH, is_last=True)
+END = End(LENGTH, 2, 1, 0)
+LATE = DeadlineMissed("late").failure()
 
 
 @pytest.mark.parametrize(
     ("said", "fits", "counted", "flags"),
     [
-        ([piece(), LAST], 100, LAST, [0, FINAL]),
-        ([DeadlineMissed("late")], 100, DeadlineMissed.word, [FINAL]),
-        ([piece(LENGTH)], 0, OutOfCapacity.word, [FINAL]),
-        ([piece(), LAST], 1, OutOfCapacity.word, [0, FINAL]),
+        ([part(), part(END)], 100, END, [0, FINAL]),
+        ([Reply([(1, 1)], {}, LATE)], 100, DeadlineMissed.word, [FINAL]),
+        ([part(), Crashed("the engine has ended").failure()], 100, Crashed.word, [0, FINAL]),
+        ([part()], 0, OutOfCapacity.word, [FINAL]),
+        ([part(), part(END)], 1, OutOfCapacity.word, [0, FINAL]),
     ],
 )
 def test_an_answer_is_counted_by_the_end_that_its_client_got(answering, said, fits, counted, flags):
@@ -81,53 +85,56 @@ def test_an_answer_is_counted_by_the_end_that_its_client_got(answering, said, fi
     if counted == OutOfCapacity.word:
         with pytest.raises(OutOfCapacity):
             answer.say(said[-1])
-        answer.say(piece("cancelled", is_last=True))  # the generator cancels what cannot be sent
+        answer.say(part(END._replace(reason="cancelled")))  # what cannot be sent is cancelled
     else:
         answer.say(said[-1])
     assert found == [counted] and [own for _, own in request.sent] == flags and answer.ended
-    assert isinstance(request.sent[-1][0], str) == (counted is not LAST), "an error is its message"
+    assert isinstance(request.sent[-1][0], str) == (counted is not END), "an error is its message"
 
 
 def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     answer, _, counted = answering(fails=True)
     with pytest.raises(RuntimeError):
-        answer.say(piece())
+        answer.say(part())
     assert not counted and not answer.ended  # its end is still to come
     with pytest.raises(RuntimeError):
-        answer.say(LAST)
+        answer.say(part(END))
     assert counted == [Internal.word] and answer.ended
+
+
+@dataclass(eq=False)
+class Pending:
+    grows: bool
+    is_cancelled: bool = False
 
 
 def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones_in_turn(model):
     """To ask is a round trip to the server process, and thousands may wait."""
     many, looks = 3 * model.MOST_WAITING, 4
-    waits = [SimpleNamespace(first_token_ns=0, cancelled=False) for _ in range(many)]
-    grows = [SimpleNamespace(first_token_ns=1, cancelled=False) for _ in range(5)]
-    gone, ended = {id(waits[-1]), id(grows[-1])}, {id(waits[0]), id(grows[0])}
-    asked, so_far, waited = [], [], iter([False] * looks + [True])
+    waits, grows = [Pending(False) for _ in range(many)], [Pending(True) for _ in range(5)]
+    asked, so_far = [], []
+    gone, ended = {waits[-1], grows[-1]}, {waits[0], grows[0]}
 
     class Answer:
-        def __init__(self, request):
-            self.request, self.ended = request, id(request) in ended
+        def __init__(self, pending):
+            self.pending, self.ended = pending, pending in ended
 
         @property
         def is_unwanted(self):
-            so_far.append(self.request)
-            return id(self.request) in gone
-
-    def wait(seconds):
-        asked.append([*so_far])
-        so_far.clear()
-        return next(waited)
+            so_far.append(self.pending)
+            return self.pending in gone
 
     served = model.TritonPythonModel()
-    served._open = {Answer(request): request for request in (*waits, *grows)}
-    served._ending = SimpleNamespace(wait=wait)
-    served._service = SimpleNamespace(cancel=lambda request: setattr(request, "cancelled", True))
-    served._look_for_cancelled()
-    of_waiting = [[request for request in look if not request.first_token_ns] for look in asked[1:]]
+    served._open = {pending: Answer(pending) for pending in (*waits, *grows)}
+    served._ending = SimpleNamespace(wait=lambda seconds: False)
+    served._client = SimpleNamespace(cancel=lambda pending: setattr(pending, "is_cancelled", True))
+    for _ in range(looks):
+        assert served._look_for_cancelled()
+        asked.append([*so_far])
+        so_far.clear()
+    of_waiting = [[pending for pending in look if not pending.grows] for look in asked]
     assert [len(look) for look in of_waiting] == [model.MOST_WAITING] * looks
-    assert {id(request) for look in of_waiting[:3] for request in look} == {id(request) for request in waits[1:]}
-    assert [sum(request is grows[1] for request in look) for look in asked[1:]] == [1] * looks
-    assert waits[-1].cancelled and grows[-1].cancelled
-    assert [request for request in served._open.values() if request.cancelled or id(request) in ended] == []
+    assert {id(pending) for look in of_waiting[:3] for pending in look} == {id(pending) for pending in waits[1:]}
+    assert [sum(pending is grows[1] for pending in look) for look in asked] == [1] * looks
+    assert waits[-1].is_cancelled and grows[-1].is_cancelled
+    assert [pending for pending in served._open if pending.is_cancelled or pending in ended] == []

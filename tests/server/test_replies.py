@@ -96,6 +96,7 @@ def model(request):
         model._service = SimpleNamespace(
             check=fails, count=lambda outcome: counted.update([outcome]), submit=lambda requests: None
         )
+        model._client = SimpleNamespace(workers=model._service, submit=lambda requests: None)
         model._count = lambda outcome: counted.update([outcome])
         model.replies = module.replies
         yield model, counted

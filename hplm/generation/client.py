@@ -1,0 +1,62 @@
+"""Passes prompts on to the process of a decoder, and hands on the parts of answers in their order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hplm.engine.channel import Cancel
+from hplm.engine.client import EngineClient, Failure, Pending
+from hplm.errors import HplmError
+from hplm.metrics.meter import Meter
+from hplm.request.answers import Reply
+
+log = logging.getLogger(__name__)
+
+
+class PendingPrompt(Pending):
+    __slots__ = ("grows", "is_cancelled", "name")
+
+    def __init__(
+        self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None], name: str = ""
+    ) -> None:
+        """`name`: of a prompt that the model `hplm` has forwarded."""
+        super().__init__(form, "", 0, respond, defer)
+        self.name = name
+        self.grows = self.is_cancelled = False
+
+
+class DecoderClient(EngineClient[PendingPrompt]):
+    """One thread answers, so that the parts of an answer stay in order."""
+
+    def __init__(self, folder: Path, parameters: Mapping[str, str], state: Path | None, meter: Meter) -> None:
+        super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1)
+
+    def cancel(self, one: PendingPrompt) -> None:
+        """Ends a request soon. It still gets its end."""
+        one.is_cancelled = True
+        worker = self.workers.current
+        if worker is not None:
+            with suppress(OSError):  # it has ended, and with it the request
+                worker.channel.send(Cancel(one.number))
+
+    def _answer_all(self, reply: Reply, alone: bool) -> None:
+        ((number, _),) = reply.requests
+        one = self._held.get(number) if reply.end is reply.failure is None else self._taken(number)
+        if one is None:
+            return
+        one.grows = True
+        if reply.end is not None:
+            self._separation.answered(reply.end.tenant)
+        if reply.outputs or reply.failure:
+            self._share([(one, reply)])
+
+    def _answer(self, unsent: Sequence[tuple[PendingPrompt, Reply | Failure]]) -> None:
+        for one, answer in unsent:
+            try:
+                one.respond(answer)
+            except Exception:
+                log.exception("cannot send a part of an answer: the request is cancelled")
+                self.cancel(one)

@@ -1,0 +1,110 @@
+"""Turns the pieces of an answer into outputs for its client: as they come, or all at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hplm.errors import HplmError
+from hplm.generation.asked import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS
+from hplm.generation.choosing import Token
+from hplm.generation.request import Piece
+from hplm.model.prompts import Prompts
+from hplm.request.answers import End, Outputs, Reply, strings
+
+
+@dataclass
+class Choice:
+    """The part of one answer, of `n`, that was not sent yet."""
+
+    text: str = ""
+    finish: str = ""
+    tokens: list[Token] = field(default_factory=list[Token])
+
+
+class Parts:
+    """Its first reply says that the answer grows, even if the client gets nothing before the end."""
+
+    def __init__(
+        self,
+        put: Callable[[Reply | Exception], None],
+        prompts: Prompts,
+        number: int,
+        tenant: int,
+        *,
+        choices: int,
+        stream: bool,
+        returned: Set[str],
+    ) -> None:
+        """`put` takes replies to the request of this number. `tenant`: its number in the line.
+
+        `stream`: send parts as they come. `returned`: more outputs that the client asked for, of RETURNED.
+        """
+        self._put, self._prompts, self._tenant = put, prompts, tenant
+        self._requests = [(number, 1)]
+        self._stream = stream
+        self._returned = returned
+        self._unsent = [Choice() for _ in range(choices)]
+        self._begun = self._ended = False
+
+    def say(self, piece: Piece | HplmError) -> None:
+        """Called in order, by one thread at a time."""
+        if self._ended:  # what follows an error was said before the loop knew of it
+            return
+        if isinstance(piece, HplmError):
+            self._fail(piece)
+            return
+        choice = self._unsent[piece.choice]
+        choice.text += piece.text
+        choice.finish = piece.finish or ""
+        choice.tokens += piece.tokens
+        if piece.is_last or self._stream or not self._begun:
+            try:
+                self._send(piece)
+            except Exception as error:
+                self._fail(error)
+                raise
+
+    def _fail(self, error: Exception) -> None:
+        self._ended = True
+        self._put(error)
+
+    def _send(self, piece: Piece) -> None:
+        outputs: Outputs = {}
+        end = None
+        if piece.is_last or self._stream:
+            outputs = self._outputs(piece)
+            self._unsent = [Choice() for _ in self._unsent]
+        if piece.is_last:
+            end = End(piece.finish or "", piece.prompt_tokens, piece.generated_tokens, self._tenant)
+        self._begun, self._ended = True, piece.is_last
+        self._put(Reply(self._requests, outputs, end=end))
+
+    def _outputs(self, piece: Piece) -> Outputs:
+        returned, parts = self._returned, self._unsent
+        outputs = {"text_output": _strings([part.text for part in parts])}
+        if FINISH_REASON in returned:
+            outputs["finish_reason"] = _strings([part.finish for part in parts])
+        if PROMPT_TOKENS in returned:
+            outputs["num_input_tokens"] = np.array([piece.prompt_tokens], dtype=np.uint32)
+        if GENERATED_TOKENS in returned:
+            outputs["num_output_tokens"] = np.array([len(part.tokens) for part in parts], dtype=np.uint32)
+        if LOGPROBS in returned:
+            outputs["logprobs"] = _strings([json.dumps([self._told(token) for token in part.tokens]) for part in parts])
+        return outputs
+
+    def _told(self, token: Token) -> dict[str, dict[str, Any]]:
+        """Returns the logprobs of a token and of the likeliest ones in its place, by id. The token itself comes first."""
+        known = {token.id: token.logprob, **dict(token.likeliest)}
+        return {
+            str(id): {"logprob": logprob, "decoded_token": self._prompts.decode([id], special=True)}
+            for id, logprob in known.items()
+        }
+
+
+def _strings(texts: Sequence[str]) -> Any:
+    return strings([text.encode() for text in texts])
