@@ -10,9 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -80,6 +80,7 @@ class Loop:
         self.prompt_tokens = 0  # that were computed, those of sequences that were put back too
         self.alone: frozenset[int] = frozenset()  # tenants whose sequences share no step with those of others
         self.queue = queue
+        queue.measure = lambda: self._load
         self.running = running
         self._cost = queue.cost
         self._stager = stager
@@ -135,47 +136,58 @@ class Loop:
         return self._prepare(self._now_ns())
 
     def _expire(self, now: int) -> None:
-        with self._together(), self._lock, self._counting_failures():
+        if not self._cancelling and self.queue.next_expiry() > now:
+            return
+        with self._together(), self._lock:
             cancelling, self._cancelling = self._cancelling, False
-            for sequence in self.queue.cancelled() if cancelling else ():
-                self._finish(sequence.request, CANCELLED)
-            for sequence in self.queue.expired(now):
-                self._fail(sequence.request, DeadlineMissed.after(sequence.request.arrival_ns, sequence.request.start_by_ns))
+            try:
+                for sequence in self.queue.cancelled() if cancelling else ():
+                    self._finish(sequence.request, CANCELLED)
+                for sequence in self.queue.expired(now):
+                    request = sequence.request
+                    self._fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
+            except Exception:
+                self._failed()
+                raise
 
     def _prepare(self, now: int) -> Prepared | None:
-        with self._together(), self._lock, self._counting_failures():
+        with self._lock:
             if self._computing or self._abandoned:
                 return None
-            self._drop(now)
-            self._start(now)
-            planned, back = self.running.plan(self._most_tokens(), self.alone)
-            for sequence in back:
-                self._stager.release(sequence)
-            if not planned:
-                self.queue.load = self._load
-                return None
-            self._computing = True
-        return Prepared(planned, now)
+            self.queue.load = None
+            try:
+                self._drop(now)
+                self._start(now)
+                planned, back = self.running.plan(self._most_tokens(), self.alone)
+                for sequence in back:
+                    self._stager.release(sequence)
+            except Exception:
+                self._failed()
+                raise
+            self._computing = bool(planned)
+        return Prepared(planned, now) if planned else None
 
     def compute(self, prepared: Prepared, stage: int = 0, /) -> bool:
         """Computes a step, and says its tokens. Returns False: a decoder has one stage."""
         planned = prepared.planned
         try:
-            with self._counting_failures():
-                self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
-                tokens = self._computed(planned)
-                now = self._now_ns()
-                with self._together(), self._lock:
-                    if computed := [one for one in planned if one.sequence.room is not None]:
-                        self._count(computed, now - prepared.began_ns)
-                    for sequence, token in tokens:
-                        try:
-                            self._took(sequence, token, now)
-                        except Exception as error:
-                            self._fail(sequence.request, _failure("the answer", error))
-                    self._observe()
-                    self.queue.load = self._load
+            self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
+            tokens = self._computed(planned)
+            now = self._now_ns()
+            with self._together(), self._lock:
+                if computed := [one for one in planned if one.sequence.room is not None]:
+                    self._count(computed, now - prepared.began_ns)
+                for sequence, token in tokens:
+                    try:
+                        self._took(sequence, token, now)
+                    except Exception as error:
+                        self._fail(sequence.request, _failure("the answer", error))
+                self._observe()
+                self.queue.load = None
             self._failures = 0
+        except Exception:
+            self._failed()
+            raise
         finally:
             self._in_flight.leave(self)
             with self._lock:
@@ -184,16 +196,11 @@ class Loop:
                     self._leave_all()
         return False
 
-    @contextmanager
-    def _counting_failures(self) -> Generator[None]:
-        """Ends the engine if nothing succeeds any more."""
-        try:
-            yield
-        except Exception:
-            self._failures += 1
-            if self._failures >= MOST_FAILURES:
-                self._device_failed()
-            raise
+    def _failed(self) -> None:
+        """Ends the engine if no step succeeds any more."""
+        self._failures += 1
+        if self._failures >= MOST_FAILURES:
+            self._device_failed()
 
     def step(self) -> bool:
         """Does the next step whole. Returns False if there was nothing to compute. For callers without threads."""
@@ -229,14 +236,18 @@ class Loop:
 
     def _drop(self, now: int) -> None:
         """Ends running requests that were cancelled, or are too late."""
-        for request in dict.fromkeys(sequence.request for sequence in self.running.all):
+        ending = [
+            request
+            for sequence in self.running.all
+            if (request := sequence.request).cancelled or 0 < request.deadline_ns <= now
+        ]
+        for request in dict.fromkeys(ending):
             if request.cancelled:
                 self._finish(request, CANCELLED)
-            elif request.deadline_ns and request.deadline_ns <= now:
-                if request.generated:
-                    self._finish(request, DEADLINE)
-                else:
-                    self._fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
+            elif request.generated:
+                self._finish(request, DEADLINE)
+            else:
+                self._fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
 
     def _start(self, now: int) -> None:
         running = self.running
@@ -407,7 +418,7 @@ class Loop:
 
     @property
     def _load(self) -> Load:
-        """Returns the load of what runs. By it the line refuses at once what cannot be in time."""
+        """Returns the load of what runs. By it the queue refuses at once what cannot be in time."""
         running, cost = self.running, self._cost
         step, token, sequence_ns, _ = cost.terms.tolist()
         share = self.queue.learned.share

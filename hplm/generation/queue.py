@@ -26,7 +26,8 @@ class SequenceQueue(Queues[Sequence]):
         """`size_for`: returns the places of the cache that so many tokens of a sequence need."""
         super().__init__((policy,), limits)
         self.learned = Learned()
-        self.load = Load()  # of the sequences that run
+        self.load: Load | None = None  # of the sequences that run; None: it has changed
+        self.measure: Callable[[], Load] = Load  # returns it
         (self._queue,) = self._queues
         self.cost = self._queue.cost
         self._size_for = size_for
@@ -47,9 +48,9 @@ class SequenceQueue(Queues[Sequence]):
         started: list[Sequence] = []
         share, goes_on = self.learned.share, True
         columns = self._queue.columns
+        if not len(columns) and not running.further:
+            return started
         while goes_on and (capacity := running.capacity(share)).texts > 0 and capacity.tokens > 0:
-            if not len(columns) and not running.further:
-                break
             levels = running.levels(share)
             further = min(running.further, key=lambda one: levels[one.tenant], default=None)
             level, indexes = self._least(levels)
@@ -104,25 +105,27 @@ class SequenceQueue(Queues[Sequence]):
 
     def _admit(self, texts: Many[Sequence], now_ns: int) -> None:
         (sequence,) = texts
-        if self._admission and self.load.believed:
-            self._check(sequence, now_ns)
+        if self._admission:
+            self.load = self.load or self.measure()
+            if self.load.believed:
+                self._check(sequence, self.load, now_ns)
         choices, own = sequence.request.sampling.n, sequence.in_the_end(self.learned.share)
         sequence.tokens = choices * own
         self._waiting[sequence] = Ahead(choices, len(sequence.ids), choices * self._size_for(own))
         self._ahead = self._ahead.plus(self._waiting[sequence])
 
-    def _check(self, sequence: Sequence, now_ns: int) -> None:
+    def _check(self, sequence: Sequence, load: Load, now_ns: int) -> None:
         """Raises if the sequence cannot keep its promise. Otherwise sets the deadline by which it must start."""
-        request, load, learned = sequence.request, self.load, self.learned
+        request, learned = sequence.request, self.learned
         places = self._size_for(sequence.in_the_end(learned.share))
-        first_token_ns, token_ns = forecast(load, self._ahead_of(sequence.tenant), len(sequence.ids), places)
+        first_token_ns, token_ns = forecast(load, self._ahead_of(load, sequence.tenant), len(sequence.ids), places)
         sequence.checked_ns, sequence.predicted_ns = now_ns, first_token_ns
         first_ns = now_ns - request.arrival_ns + learned.factor * first_token_ns
         rest_ns = sequence.expected(learned.share) * learned.slower * token_ns
         promise = request.promise
         for what, needed, allowed in (
             ("the first token", first_ns, promise.first_token_ns),
-            ("a token", self._fair_token_ns(sequence.tenant), promise.token_ns),
+            ("a token", self._fair_token_ns(load, sequence.tenant), promise.token_ns),
             ("the answer", first_ns + rest_ns, promise.whole_ns),
         ):
             if allowed and needed > allowed:
@@ -134,19 +137,19 @@ class SequenceQueue(Queues[Sequence]):
             by = request.deadline_ns - int(rest_ns)
             sequence.deadline_ns = min(by, request.first_token_by_ns) if request.first_token_by_ns else by
 
-    def _ahead_of(self, tenant: int) -> Ahead:
+    def _ahead_of(self, load: Load, tenant: int) -> Ahead:
         """Returns what is expected to start before a new sequence: no other tenant's come more often than its own."""
         counts, number = self._counts(), self._queue.columns.number_of(tenant)
         before = int(np.minimum(counts, 1 + (0 if number is None else counts[number])).sum())
-        return self.load.further.plus(self._ahead, before / max(1, len(self._queue.columns)))
+        return load.further.plus(self._ahead, before / max(1, len(self._queue.columns)))
 
     def _counts(self) -> Array:
         """Returns how many sequences of each tenant wait, by its number."""
         return np.bincount(self._queue.columns.tenant, minlength=self._queue.columns.tenants)
 
-    def _fair_token_ns(self, own: int) -> float:
+    def _fair_token_ns(self, load: Load, own: int) -> float:
         """Returns the time between two tokens of a tenant while each other one has its fair share of sequences and steps."""
-        load, columns = self.load, self._queue.columns
+        columns = self._queue.columns
         together = min(load.seats, len(load.ends) + len(columns) + 1)
         waiting = np.count_nonzero(self._counts()) - (columns.number_of(own) is not None)
         running = {tenant for tenant in load.tenants if tenant != own and columns.number_of(tenant) is None}

@@ -38,16 +38,12 @@ class Planned:
 
     sequence: Sequence
     count: int
+    completes: bool  # a next token is chosen after it
 
     @property
     def chunk(self) -> Chunk:
         assert self.sequence.room is not None  # it runs
         return Chunk(self.sequence.room, self.sequence.computed, self.count)
-
-    @property
-    def completes(self) -> bool:
-        """Whether a next token is chosen after it."""
-        return self.count == self.sequence.uncomputed
 
 
 def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
@@ -58,7 +54,7 @@ def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
     if planned[0].count < 2:
         return ()
     one, first = planned[0], planned[0].count // 2
-    return [Planned(one.sequence, first)], [Planned(one.sequence, one.count - first)]
+    return [Planned(one.sequence, first, False)], [Planned(one.sequence, one.count - first, one.completes)]
 
 
 def age(sequence: Sequence) -> tuple[int, int]:
@@ -193,7 +189,8 @@ class Running:
         for sequence in list(in_step):
             while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
                 back.append(self._put_back(sequence))
-        return [Planned(sequence, count) for sequence in self.sequences if (count := counts.get(sequence))], back
+        planned = [(sequence, count) for sequence in self.sequences if (count := counts.get(sequence))]
+        return [Planned(sequence, count, count == sequence.uncomputed) for sequence, count in planned], back
 
     def _in_turn(self, alone: Set[int]) -> list[Sequence]:
         """Returns the sequences of one tenant that runs alone, or those of all others: whose last step is the longest ago."""

@@ -217,28 +217,30 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
 def test_failures_of_the_loop_with_steps_between_them_end_no_engine(served, monkeypatch):
     monkeypatch.setattr(threads, "PAUSE", 0)
     monkeypatch.setattr(module, "MOST_FAILURES", 2)
-    expired, calls = served.loop.queue.expired, []
+    plan, calls = served.world.running.plan, []
 
-    def failing(now):
-        calls.append(now)
+    def failing(*given):
+        calls.append(given)
         if len(calls) % 2:
             raise HplmError("every other time")
-        return expired(now)
+        return plan(*given)
 
-    served.loop.queue.expired = failing
+    served.world.running.plan = failing
     assert served.ask([3], greedy(20)).wait().error is None
-    served.loop.queue.expired = expired
-    assert not served.world.ended
+    assert len(calls) >= 40 and not served.world.ended
 
 
-def test_a_loop_that_always_fails_ends_the_engine(served, monkeypatch):
+@pytest.mark.parametrize("what", ["plan", "expired"])
+def test_a_loop_that_always_fails_ends_the_engine(served, monkeypatch, what):
     monkeypatch.setattr(threads, "PAUSE", 0.001)
-    expired = served.loop.queue.expired
-    served.loop.queue.expired = lambda now: 1 / 0
-    said = served.ask([3], greedy(3))
+    owner = served.loop.queue if what == "expired" else served.world.running
+    promise = Promise(first_token_ns=1) if what == "expired" else Promise()
+    works = getattr(owner, what)
+    monkeypatch.setattr(owner, what, lambda *given: 1 / 0)
+    said = served.ask([3], greedy(3), promise=promise, at_once=True)
     eventually(lambda: served.world.ended)
-    served.loop.queue.expired = expired
-    assert said.wait().error is None
+    monkeypatch.setattr(owner, what, works)
+    said.wait()
 
 
 @pytest.mark.parametrize(("fault", "ends"), [("device", True), ("stage", False)])
