@@ -19,27 +19,24 @@ import torch
 from torch import Tensor
 
 from hplm.engine.in_flight import InFlight
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, OutOfCapacity, QueueFull, for_client
+from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull
+from hplm.generation.answering import Answers, Holding, failure, say
 from hplm.generation.choosing import Token, choose
-from hplm.generation.forecast import BELIEVED, Ahead, Load
+from hplm.generation.forecast import BELIEVED
+from hplm.generation.pace import load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import CANCELLED, DEADLINE, Piece, Request, Sequence
+from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence
 from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
-from hplm.metrics.names import FIRST_TOKEN_SECONDS, LATE_TOKENS, TOKEN_SECONDS
 from hplm.model import faults
 
 log = logging.getLogger(__name__)
-LEAST_CHUNK = 16  # tokens of prompts in a step, even if a promise for single tokens is broken by it: prompts must get on
-SLOWER = 3  # so many times as long may a step take because of prompts, if sequences grow beside them
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
 
 
-class Staging(Protocol):
-    def hold(self, sequence: Sequence) -> None: ...
-    def release(self, sequence: Sequence) -> None: ...
+class Staging(Holding, Protocol):
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None: ...
 
 
@@ -80,23 +77,20 @@ class Loop:
         self.prompt_tokens = 0  # that were computed, those of sequences that were put back too
         self.alone: frozenset[int] = frozenset()  # tenants whose sequences share no step with those of others
         self.queue = queue
-        queue.measure = lambda: self._load
+        queue.measure = lambda: load_of(running, queue.cost, queue.learned.share)
         self.running = running
         self._cost = queue.cost
         self._stager = stager
         self._decoder = decoder
         self._end_ids = end_ids
         self._now_ns = now_ns
-        self._meter = meter
         self._together = together
         self._device_failed = device_failed
         self._in_flight = in_flight or InFlight(1, running.seats)
         self._lock = threading.RLock()
         self._computing = self._cancelling = self._abandoned = False
         self._failures = 0  # steps in a row
-        self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
-        self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
-        self._late_tokens = 0  # of them, those that came later than promised
+        self._answers = Answers(running, stager, queue.learned, end_ids, meter, self._lock)
 
     def check(self, request: Request) -> None:
         """Raises if the request could never be answered. Any thread may call it."""
@@ -114,7 +108,7 @@ class Loop:
             for evicted in self.queue.offer([sequence], self._now_ns()):
                 tenant = evicted.request.source.tenant
                 full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
-                self._fail(evicted.request, full)
+                self._answers.fail(evicted.request, full)
 
     def cancel(self, request: Request) -> None:
         """Ends a request soon, because nobody reads its answers. It still gets its end."""
@@ -142,10 +136,10 @@ class Loop:
             cancelling, self._cancelling = self._cancelling, False
             try:
                 for sequence in self.queue.cancelled() if cancelling else ():
-                    self._finish(sequence.request, CANCELLED)
+                    self._answers.finish(sequence.request, CANCELLED)
                 for sequence in self.queue.expired(now):
                     request = sequence.request
-                    self._fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
+                    self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
             except Exception:
                 self._failed()
                 raise
@@ -158,7 +152,7 @@ class Loop:
             try:
                 self._drop(now)
                 self._start(now)
-                planned, back = self.running.plan(self._most_tokens(), self.alone)
+                planned, back = self.running.plan(most_tokens(self.running, self._cost, self.queue.learned.share), self.alone)
                 for sequence in back:
                     self._stager.release(sequence)
             except Exception:
@@ -179,10 +173,10 @@ class Loop:
                     self._count(computed, now - prepared.began_ns)
                 for sequence, token in tokens:
                     try:
-                        self._took(sequence, token, now)
+                        self._answers.took(sequence, token, now)
                     except Exception as error:
-                        self._fail(sequence.request, _failure("the answer", error))
-                self._observe()
+                        self._answers.fail(sequence.request, failure("the answer", error))
+                self._answers.observe()
                 self.queue.load = None
             self._failures = 0
         except Exception:
@@ -193,7 +187,7 @@ class Loop:
             with self._lock:
                 self._computing = False
                 if self._abandoned:
-                    self._leave_all()
+                    self._answers.leave_all()
         return False
 
     def _failed(self) -> None:
@@ -230,9 +224,9 @@ class Loop:
             for sequence in (*self.queue.abandon(), *self.running.all):
                 if not sequence.request.ended:
                     sequence.request.ended = True
-                    _say(sequence.request, stopping)
+                    say(sequence.request, stopping)
             if not self._computing:
-                self._leave_all()
+                self._answers.leave_all()
 
     def _drop(self, now: int) -> None:
         """Ends running requests that were cancelled, or are too late."""
@@ -243,11 +237,11 @@ class Loop:
         ]
         for request in dict.fromkeys(ending):
             if request.cancelled:
-                self._finish(request, CANCELLED)
+                self._answers.finish(request, CANCELLED)
             elif request.generated:
-                self._finish(request, DEADLINE)
+                self._answers.finish(request, DEADLINE)
             else:
-                self._fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
+                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
 
     def _start(self, now: int) -> None:
         running = self.running
@@ -261,33 +255,15 @@ class Loop:
             try:
                 self._stager.hold(sequence)
             except Exception as error:
-                self._broken(sequence, _failure("loading its adapter", error))
+                self._answers.broken(sequence, failure("loading its adapter", error))
 
     def _starts(self, sequence: Sequence) -> bool:
         """Returns False if there is no memory for the sequence yet. One that fails to start has ended, and waits no longer."""
         try:
             return self.running.start(sequence, self.queue.learned.share)
         except Exception as error:
-            self._fail(sequence.request, _failure("starting the answer", error))
+            self._answers.fail(sequence.request, failure("starting the answer", error))
             return True
-
-    def _most_tokens(self) -> int:
-        """Returns how many tokens a step may have, so that pieces of prompts do not hold up sequences that grow.
-
-        They may take the fair share of their tenants, or SLOWER times what the step takes without them. A promise for the time
-        between tokens lowers the second one.
-        """
-        sequences = self.running.sequences
-        growing = [one for one in sequences if one.uncomputed == 1]
-        if not growing or len(growing) == len(sequences) or self._cost.observed < BELIEVED:
-            return self.running.step_tokens
-        load, promised = self._load, [one for one in growing if one.request.promise.token_ns]
-        reading = {one.tenant for one in sequences if one.uncomputed > 1} - {one.tenant for one in promised or growing}
-        fair_ns = load.fair_ns(len(growing), len({one.tenant for one in sequences}), len(reading))
-        without = load.decoding_ns(len(growing))
-        bound = max(fair_ns, min([SLOWER * without, *(one.request.promise.token_ns for one in promised)]))
-        allowed = len(growing) + int((bound - without) / max(load.token_ns, 1e-9))
-        return min(self.running.step_tokens, max(allowed, len(growing) + LEAST_CHUNK))
 
     def _computed(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
         """Computes a step, or its halves if the device has no memory for it. Returns the next tokens. What fails has ended."""
@@ -301,15 +277,15 @@ class Loop:
             if not parts:
                 if faults.stays(error):
                     self._device_failed()
-                failure = _failure("computing a step", error)
+                told = failure("computing a step", error)
                 for request in {one.sequence.request for one in planned}:
-                    self._fail(request, failure)
+                    self._answers.fail(request, told)
         return [token for part in parts for token in self._computed(part)]
 
     @torch.inference_mode()
     def _computed_at_once(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
         try:
-            step = self._stager.stage(planned, self._broken)
+            step = self._stager.stage(planned, self._answers.broken)
             if step is None:
                 return []
             logits = self._decoder.run(step)
@@ -321,85 +297,6 @@ class Loop:
             one.sequence.computed += one.count
         return list(zip(complete, tokens, strict=True))
 
-    def _broken(self, sequence: Sequence, error: HplmError) -> None:
-        failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
-        log.error("%s", failure)
-        self._fail(sequence.request, failure)
-
-    def _took(self, sequence: Sequence, token: Token, now: int) -> None:
-        """Adds a token to an answer, and says what may be said of it."""
-        request = sequence.request
-        if request.ended:  # with another of its answers
-            return
-        if token.id < 0:
-            self._fail(request, Broken(f"tenant {request.source.tenant!r}: its logits are not numbers: train it again"))
-            return
-        if sequence.token_ns:
-            took = now - sequence.token_ns
-            self._next_tokens.append(took / 1e9)
-            self._late_tokens += 0 < request.promise.token_ns < took
-        sequence.token_ns = now
-        if not request.first_token_ns:
-            request.first_token_ns = now
-            self._first_tokens.append((now - request.arrival_ns) / 1e9)
-            self.queue.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
-            for choice in range(1, request.sampling.n):
-                self.running.further.append(Sequence(request, choice))
-        text = sequence.take(token, self._end_ids)
-        request.generated += 1
-        sequence.unsaid.append(token)
-        if sequence.finish is not None:
-            self._end(sequence, text)
-        elif text or request.sampling.logprobs is not None:
-            self._send(sequence, text)
-
-    def _end(self, sequence: Sequence, text: str) -> None:
-        self.queue.learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
-        self._leave(sequence)
-        request = sequence.request
-        request.open.remove(sequence.choice)
-        request.ended = not request.open
-        self._send(sequence, text)
-
-    def _send(self, sequence: Sequence, text: str) -> None:
-        tokens, sequence.unsaid = tuple(sequence.unsaid), []
-        _say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
-
-    def _finish(self, request: Request, reason: str) -> None:
-        """Ends all answers of a request with what there is."""
-        if request.ended:
-            return
-        mine = {sequence.choice: sequence for sequence in self._of(request)}
-        for choice in sorted(request.open):
-            sequence = mine.get(choice) or Sequence(request, choice)  # it may not have started
-            sequence.finish = reason
-            if choice in mine:
-                self._leave(sequence)
-            request.open.remove(choice)
-            request.ended = not request.open
-            self._send(sequence, sequence.saying.end() if reason == DEADLINE else "")
-
-    def _fail(self, request: Request, error: HplmError) -> None:
-        with self._lock:
-            if request.ended:
-                return
-            request.ended = True
-            for sequence in self._of(request):
-                self._leave(sequence)
-            _say(request, error)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self._stager.release(sequence)
-        self.running.end(sequence)
-
-    def _leave_all(self) -> None:
-        for sequence in self.running.all:
-            self._leave(sequence)
-
-    def _of(self, request: Request) -> list[Sequence]:
-        """Returns the sequences of a request that have left the line."""
-        return [sequence for sequence in self.running.all if sequence.request is request]
-
     def _count(self, planned: list[Planned], took_ns: int) -> None:
         tokens = sum(one.count for one in planned)
         decoding = sum(one.count == 1 for one in planned)
@@ -407,52 +304,3 @@ class Loop:
             self.queue.learned.step(self._cost.predict(decoding, decoding), took_ns)
         self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))
         self.prompt_tokens += sum(one.count for one in planned if one.count > 1)
-
-    def _observe(self) -> None:
-        """Counts the times of this step's tokens."""
-        if self._meter is not None:
-            self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
-            self._meter.observe(TOKEN_SECONDS, self._next_tokens)
-            self._meter.add(LATE_TOKENS, self._late_tokens)
-        self._first_tokens, self._next_tokens, self._late_tokens = [], [], 0
-
-    @property
-    def _load(self) -> Load:
-        """Returns the load of what runs. By it the queue refuses at once what cannot be in time."""
-        running, cost = self.running, self._cost
-        step, token, sequence_ns, _ = cost.terms.tolist()
-        share = self.queue.learned.share
-        ends = sorted((sequence.expected(share), running.places(sequence, share)) for sequence in running.sequences)
-        lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
-        return Load(
-            believed=self._cost.observed >= BELIEVED,
-            step_ns=step,
-            token_ns=token,
-            sequence_ns=sequence_ns,
-            seats=running.seats,
-            step_tokens=running.step_tokens,
-            places=running.cache.space.tokens,
-            free=running.spare(share),
-            uncomputed=running.uncomputed,
-            tenants={one.tenant: one.uncomputed > 1 for one in sorted(running.sequences, key=lambda one: one.uncomputed)},
-            ends=ends,
-            mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
-            further=Ahead(len(running.further), 0, sum(running.places(sequence, share) for sequence in running.further)),
-        )
-
-
-def _say(request: Request, piece: Piece | HplmError) -> None:
-    """Says a piece. If that fails, nobody can read what follows."""
-    try:
-        request.respond(piece)
-    except Exception:
-        log.exception("cannot say a piece: the request is cancelled")
-        request.cancelled = True
-
-
-def _failure(doing: str, error: Exception) -> HplmError:
-    """Logs why something failed. Returns the error that clients get."""
-    log.error("%s failed", doing, exc_info=error)
-    if faults.is_out_of_memory(error):
-        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower cache_tokens or max_sequences")
-    return for_client(error, doing)

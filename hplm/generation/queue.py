@@ -37,8 +37,8 @@ class SequenceQueue(Queues[Sequence]):
 
     @property
     def tenants(self) -> set[str]:
-        """The tenants of the sequences that wait."""
-        return {sequence.request.source.tenant for sequence in self._waiting}
+        """The tenants of the sequences that wait. Any thread may ask."""
+        return {sequence.request.source.tenant for sequence in list(self._waiting)}
 
     def start(self, running: Running, start_ns: int, take: Callable[[Sequence], bool]) -> list[Sequence]:
         """Returns the sequences that start now, until `take` refuses one.

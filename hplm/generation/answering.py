@@ -1,0 +1,149 @@
+"""The answers of running sequences: what is said of their tokens, and how each request ends, once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
+from hplm.generation.choosing import Token
+from hplm.generation.forecast import Learned
+from hplm.generation.request import DEADLINE, Piece, Request, Sequence
+from hplm.generation.running import Running
+from hplm.metrics.meter import Meter
+from hplm.metrics.names import FIRST_TOKEN_SECONDS, LATE_TOKENS, TOKEN_SECONDS
+from hplm.model import faults
+
+log = logging.getLogger(__name__)
+
+
+class Holding(Protocol):
+    def hold(self, sequence: Sequence) -> None: ...
+    def release(self, sequence: Sequence) -> None: ...
+
+
+class Answers:
+    """Whoever calls it has the lock of the loop, but for `fail` and `broken`."""
+
+    def __init__(
+        self,
+        running: Running,
+        stager: Holding,
+        learned: Learned,
+        end_ids: Many[int],
+        meter: Meter | None,
+        lock: threading.RLock,
+    ) -> None:
+        """`meter` counts the times of tokens."""
+        self._running, self._stager, self._learned, self._end_ids = running, stager, learned, end_ids
+        self._meter = meter
+        self._lock = lock
+        self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
+        self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
+        self._late_tokens = 0  # of them, those that came later than promised
+
+    def broken(self, sequence: Sequence, error: HplmError) -> None:
+        failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
+        log.error("%s", failure)
+        self.fail(sequence.request, failure)
+
+    def took(self, sequence: Sequence, token: Token, now: int) -> None:
+        """Adds a token to an answer, and says what may be said of it."""
+        request = sequence.request
+        if request.ended:  # with another of its answers
+            return
+        if token.id < 0:
+            self.fail(request, Broken(f"tenant {request.source.tenant!r}: its logits are not numbers: train it again"))
+            return
+        if sequence.token_ns:
+            took = now - sequence.token_ns
+            self._next_tokens.append(took / 1e9)
+            self._late_tokens += 0 < request.promise.token_ns < took
+        sequence.token_ns = now
+        if not request.first_token_ns:
+            request.first_token_ns = now
+            self._first_tokens.append((now - request.arrival_ns) / 1e9)
+            self._learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
+            for choice in range(1, request.sampling.n):
+                self._running.further.append(Sequence(request, choice))
+        text = sequence.take(token, self._end_ids)
+        request.generated += 1
+        sequence.unsaid.append(token)
+        if sequence.finish is not None:
+            self._end(sequence, text)
+        elif text or request.sampling.logprobs is not None:
+            self._send(sequence, text)
+
+    def _end(self, sequence: Sequence, text: str) -> None:
+        self._learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
+        self._leave(sequence)
+        request = sequence.request
+        request.open.remove(sequence.choice)
+        request.ended = not request.open
+        self._send(sequence, text)
+
+    def _send(self, sequence: Sequence, text: str) -> None:
+        tokens, sequence.unsaid = tuple(sequence.unsaid), []
+        say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
+
+    def finish(self, request: Request, reason: str) -> None:
+        """Ends all answers of a request with what there is."""
+        if request.ended:
+            return
+        mine = {sequence.choice: sequence for sequence in self._of(request)}
+        for choice in sorted(request.open):
+            sequence = mine.get(choice) or Sequence(request, choice)  # it may not have started
+            sequence.finish = reason
+            if choice in mine:
+                self._leave(sequence)
+            request.open.remove(choice)
+            request.ended = not request.open
+            self._send(sequence, sequence.saying.end() if reason == DEADLINE else "")
+
+    def fail(self, request: Request, error: HplmError) -> None:
+        with self._lock:
+            if request.ended:
+                return
+            request.ended = True
+            for sequence in self._of(request):
+                self._leave(sequence)
+            say(request, error)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._stager.release(sequence)
+        self._running.end(sequence)
+
+    def leave_all(self) -> None:
+        for sequence in self._running.all:
+            self._leave(sequence)
+
+    def _of(self, request: Request) -> list[Sequence]:
+        """Returns the sequences of a request that have left the line."""
+        return [sequence for sequence in self._running.all if sequence.request is request]
+
+    def observe(self) -> None:
+        """Counts the times of this step's tokens."""
+        if self._meter is not None:
+            self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
+            self._meter.observe(TOKEN_SECONDS, self._next_tokens)
+            self._meter.add(LATE_TOKENS, self._late_tokens)
+        self._first_tokens, self._next_tokens, self._late_tokens = [], [], 0
+
+
+def say(request: Request, piece: Piece | HplmError) -> None:
+    """Says a piece. If that fails, nobody can read what follows."""
+    try:
+        request.respond(piece)
+    except Exception:
+        log.exception("cannot say a piece: the request is cancelled")
+        request.cancelled = True
+
+
+def failure(doing: str, error: Exception) -> HplmError:
+    """Logs why something failed. Returns the error that clients get."""
+    log.error("%s failed", doing, exc_info=error)
+    if faults.is_out_of_memory(error):
+        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower cache_tokens or max_sequences")
+    return for_client(error, doing)
