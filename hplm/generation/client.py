@@ -29,9 +29,10 @@ class PendingPrompt(Pending):
 
 
 class DecoderClient(EngineClient[PendingPrompt]):
-    """One thread answers, so that the parts of an answer stay in order."""
+    """Parts of an answer stay in order: the thread that receives sends them, or another one while that one has more to do."""
 
     def __init__(self, folder: Path, parameters: Mapping[str, str], state: Path | None, meter: Meter) -> None:
+        self._handed_over = self._sent = 0  # parts that the other thread got, and those that it has sent
         super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1)
 
     def cancel(self, one: PendingPrompt) -> None:
@@ -50,13 +51,25 @@ class DecoderClient(EngineClient[PendingPrompt]):
         one.grows = True
         if reply.end is not None:
             self._separation.answered(reply.end.tenant)
-        if reply.outputs or reply.failure:
+        if not (reply.outputs or reply.failure):
+            return
+        if alone and self._handed_over == self._sent:
+            self._send(one, reply)
+        else:
             self._share([(one, reply)])
+
+    def _share(self, unsent: list[tuple[PendingPrompt, Reply | Failure]]) -> None:
+        self._handed_over += len(unsent)
+        super()._share(unsent)
 
     def _answer(self, unsent: Sequence[tuple[PendingPrompt, Reply | Failure]]) -> None:
         for one, answer in unsent:
-            try:
-                one.respond(answer)
-            except Exception:
-                log.exception("cannot send a part of an answer: the request is cancelled")
-                self.cancel(one)
+            self._send(one, answer)
+            self._sent += 1
+
+    def _send(self, one: PendingPrompt, answer: Reply | Failure) -> None:
+        try:
+            one.respond(answer)
+        except Exception:
+            log.exception("cannot send a part of an answer: the request is cancelled")
+            self.cancel(one)
