@@ -159,15 +159,15 @@ def test_only_a_short_prompt_that_nobody_waits_before_is_read_at_once(size, wait
     served, readers = Served(), []
     served.reader._turns._shares.limits = Limits(10, 10**6)
     with Hold() as hold:
+        first = [served.ask([3], greedy(1), reading=hold.pass_through)] if waits else []
         if waits:
-            first = served.ask([3], greedy(1), reading=hold.pass_through)
             hold.until_reached()
         said = served.ask(
             [3], greedy(1), 1, reading=lambda: readers.append(threading.current_thread()), size=size, at_once=True
         )
     said.wait()
     assert (readers == [threading.main_thread()]) == here
-    assert not waits or first.wait().error is None
+    assert all(own.wait().error is None for own in first)
     served.end()
 
 
@@ -189,6 +189,7 @@ def test_tenants_take_turns_at_having_their_prompts_read(served):
 def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
     monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05 if way == "closed" else PATIENCE)
     served = Served()
+    closing = threading.Thread(target=served.end)
     with Hold() as hold:
         read = [served.ask([3], greedy(3), reading=hold.pass_through)]
         hold.until_reached()
@@ -201,7 +202,6 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
             with pytest.raises(QueueFull):
                 served.ask([3], greedy(3), 1, size=4000)
         elif way == "closed":
-            closing = threading.Thread(target=served.end)
             closing.start()
             eventually(lambda: served.loop.queue.draining)
     waits.wait()
@@ -210,7 +210,9 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
     else:
         assert isinstance(waits.error, {"late": DeadlineMissed, "displaced": QueueFull, "closed": Draining}[way])
     assert all(said.wait().error is None or way == "closed" for said in read)
-    closing.join(PATIENCE) if way == "closed" else served.end()
+    if way != "closed":
+        closing.start()
+    closing.join(PATIENCE)
     assert 1 not in served.read or way == "closed", "nobody needs its prompt"
 
 
