@@ -23,7 +23,6 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.copied import measure_copy
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.engine.views import Watch
 from hplm.errors import HplmError, InvalidInput, word_of
@@ -171,7 +170,7 @@ class TritonPythonModel:
         self._preload = yes_or_no(parameters, "plot_preload")
         folder = Path(args["model_repository"]).parent / name / "1"
         folder_lock.share(folder.parent)
-        self._backbone = Backbone(folder, replies.state_folder([folder]), self._prepare)
+        self._backbone = Backbone(folder, replies.given_state(), self._prepare)
         self._prompts = Prompts.load(folder / Backbone.TOKENIZER, self._backbone.config)
         self._meter = Meter()
         self._service = apart(lambda: Service(self._backbone, self._prompts, settings, self._meter))
@@ -220,7 +219,7 @@ class TritonPythonModel:
             ids = opened(view.snapshot, parameters, time.time())
             replies.send_outputs(sender, {"text_output": _strings([json.dumps(ids)])})
             return
-        tenant = admit(view.snapshot, parameters, time.time())
+        tenant = admit(view.snapshot, parameters, time.time(), self._backbone.is_stale)
         asked_number(parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
         prompt = self._prompt(request)
         given = replies.optional_texts(request, "sampling_parameters")
@@ -290,7 +289,8 @@ class TritonPythonModel:
         if (levels.loaded, levels.awaited) != self._adapters:
             self._adapters = levels.loaded, levels.awaited
             self._meter.set_only(names.ADAPTERS_INFO, time.time(), str(self._seats), *map(",".join, self._adapters))
-        measure_copy(self._meter, self._backbone.state, time.time())
+        if self._backbone.state is not None:
+            self._meter.set(names.REGISTRY_AGE_SECONDS, self._backbone.age)
         self._meter.add(names.PUT_BACK, levels.put_back - self._put_back)
         self._put_back = levels.put_back
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -16,7 +16,7 @@ from hplm.adapters import kernel, runs
 from hplm.adapters.groups import Groups
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
 from hplm.options import BANK_DTYPES
@@ -101,9 +101,26 @@ class Layout:
     def weight_bytes(self) -> int:
         return self.layers * self.layer_size * self.torch_dtype.itemsize
 
+    @cached_property
+    def key(self) -> str:
+        """All of it in one word, from which `of` makes it again."""
+        sizes = (self.size, self.hidden, self.layers, self.intermediate, self.query_width, self.key_width, int(self.gated))
+        return ",".join((self.kind, "+".join(self.places), self.function, self.dtype, *map(str, sizes)))
+
+    @classmethod
+    @cache
+    def of(cls, key: str) -> Layout:
+        try:
+            kind, places, function, dtype, *numbers = key.split(",")
+            size, hidden, layers, intermediate, query, key_width, gated = map(int, numbers)
+        except ValueError:
+            raise Broken(f"{key!r} is no layout of a record: export the repository again") from None
+        own = tuple(places.split("+")) if places else ()
+        return cls(kind, size, hidden, layers, own, intermediate, function, dtype, query, key_width, bool(gated))
+
     @property
     def name(self) -> str:
-        """The name of a new bank's file. Every layout has another: an adapter's also has its number of layers."""
+        """A short name for metrics. Every layout of a backbone has another."""
         parts = [self.kind, f"{self.size}x{self.layers}" if self.places else str(self.size)]
         if self.places and self.places != KINDS[self.kind].usual_places:
             parts.append("+".join(self.places))
@@ -112,10 +129,6 @@ class Layout:
         if self.dtype != "fp16":
             parts.append(self.dtype)
         return "-".join(parts)
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.name}.bank"
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -14,10 +14,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Bank
 from hplm.adapters.copying import REACHED, Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
+from hplm.adapters.records import Records
 from hplm.errors import OutOfCapacity
 
 
@@ -34,7 +34,7 @@ class Arrival:
 
 
 class Slots:
-    """The slots for all records of one layout, from any bank."""
+    """The slots for all records of one layout."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Slots:
         """The records that have a slot."""
         return list(self._slot_of)
 
-    def hold(self, record: Record, bank: Bank) -> int:
+    def hold(self, record: Record, records: Records) -> int:
         """Returns the record's slot, pinned until `release`. The slot has the record after `fill`.
 
         Raises Broken if the record is broken.
@@ -83,7 +83,7 @@ class Slots:
         slot = self._slot_of.get(record)
         if slot is None:
             arrival = self._arrival()
-            bank.read(record, arrival.flat)
+            records.read(record, arrival.flat)
             slot = self._free_slot()
             self._promised.append((slot, arrival))
             self._slot_of[record] = slot
@@ -133,4 +133,4 @@ class Slots:
             if not self._pins[slot]:
                 del self._slot_of[record]
                 return slot
-        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.file_name} are in use: increase 'slots'")
+        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.name} are in use: increase 'slots'")

@@ -24,6 +24,7 @@ from hplm.errors import Crashed, Draining, HplmError, Internal, error_in, for_cl
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.outcomes import Outcome, Outcomes
+from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply, replies_in
 from hplm.request.form import read_head
 
@@ -81,7 +82,7 @@ Unsent = list[tuple[Pending, Answer]]
 
 class EngineClient:
     def __init__(
-        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
+        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Place | None, meters: Sequence[Meter]
     ) -> None:
         """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve."""
         self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone

@@ -37,6 +37,7 @@ from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
+from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
 CORE = "cpu:"  # begins the names of devices that are cores
@@ -52,7 +53,7 @@ class Measurement:
     """The work of a measuring process."""
 
     folder: Path  # of the backbone's version
-    state: Path | None
+    state: Place | None
     parameters: dict[str, str]  # of its engine
     cores: tuple[int, ...]  # empty: all
     rounds: int
@@ -85,7 +86,7 @@ def profile_repository(
     sources: Sequence[Source],
     devices: Sequence[str],
     intra: Sequence[int],
-    state: Path | None = None,
+    state: Place | None = None,
     rounds: int = ROUNDS,
     round_trips: Mapping[str, RoundTrip] = MappingProxyType({}),
     show_progress: bool = True,
@@ -252,7 +253,7 @@ def _keep_busy(folder: Path, core: int, begun: Event, stop: Event) -> None:
 
 def _profile(
     source: Source,
-    state: Path | None,
+    state: Place | None,
     sizes: Sizes,
     by_intra: dict[int, Samples],
     on_cores: bool,

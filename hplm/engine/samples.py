@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import nn
 
-from hplm.adapters.bank import record_bytes
+from hplm.adapters.layout import Layout
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import computed
@@ -21,6 +21,7 @@ from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
 from hplm.placement.profile import Shape
+from hplm.registry.store import Place
 from hplm.tenants.snapshot import Tenant
 
 MOST_TOKENS = 1024  # of a measured batch
@@ -63,7 +64,7 @@ class Samples:
 class Sampler:
     """Opens a backbone, and measures it in the calling thread."""
 
-    def __init__(self, folder: Path, settings: Settings, state: Path | None = None, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, folder: Path, settings: Settings, state: Place | None = None, most_tokens: int = MOST_TOKENS) -> None:
         """`folder`: of its version, in the repository."""
         self._backbone = Backbone(folder, state)
         failures = self._backbone.view.forest.failures()
@@ -93,13 +94,12 @@ class Sampler:
         for table in view.forest.tables():
             tables[table.meta.domain] = tables.get(table.meta.domain, 0) + sum(table.meta.sizes().values())
         records = [record for tenant in view.snapshot.tenants for record in tenant.records()]
-        banks = {name: view.banks.get(name) or backbone.bank(name) for name in view.snapshot.banks()}  # raises if one is broken
         layers = [weights(layer) for layer in upper.layers]
         return Sizes(
             layers=layers,
             entry=weights(upper) - sum(layers),
             tables=tables,
-            record=sum(record_bytes(banks[record.bank].layout) for record in records) // len(view.snapshot.tenants),
+            record=sum(Layout.of(record.layout).weight_bytes for record in records) // len(view.snapshot.tenants),
             slot=self._stager.device_bytes // self._settings.slots,
         )
 

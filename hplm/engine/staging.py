@@ -16,7 +16,6 @@ from weakref import ref
 import numpy as np
 import torch
 
-from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Homes, Placed
@@ -77,8 +76,8 @@ class Stager:
         self._without_room: set[Layout] = set()
         self._pinned: Counter[Slots] = Counter()
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
-        for bank in backbone.view.banks.values():
-            self._slots_for(bank.layout)
+        for layout in backbone.layouts:
+            self._slots_for(layout)
 
     def stage(
         self,
@@ -168,10 +167,7 @@ class Stager:
         """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""
         try:
             of = text.slot_key
-            own = [
-                self._hold(self._bank(text, record), record, held) if record is not None else None
-                for record in (of.head, of.adapter, of.exits)
-            ]
+            own = [self._hold(record, held) if record is not None else None for record in (of.head, of.adapter, of.exits)]
         except HplmError as error:
             return error
         except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
@@ -213,16 +209,13 @@ class Stager:
                 kept.append(number)
         return kept
 
-    def _bank(self, text: Text, record: Record) -> Bank:
-        """Returns the bank of a record, or raises with the reason why it cannot be opened."""
-        return text.request.view.banks.get(record.bank) or self._backbone.bank(record.bank)
-
-    def _hold(self, bank: Bank, record: Record, held: list[tuple[Slots, int]]) -> Placed:
-        slots = self._slots_for(bank.layout)
-        slot = slots.hold(record, bank)
+    def _hold(self, record: Record, held: list[tuple[Slots, int]]) -> Placed:
+        layout = Layout.of(record.layout)
+        slots = self._slots_for(layout)
+        slot = slots.hold(record, self._backbone.records)
         held.append((slots, slot))
         self._pinned[slots] += 1
-        return bank.layout, slot
+        return layout, slot
 
     def _slots_for(self, layout: Layout) -> Slots:
         if layout not in self._slots or layout in self._without_room:
@@ -231,7 +224,7 @@ class Stager:
         return self._slots[layout]
 
     def _give_room_back(self) -> None:
-        """Frees the slots of layouts that no bank has any more. Pinned slots are freed with a later batch."""
+        """Frees the slots of layouts that no tenant has any more. Pinned slots are freed with a later batch."""
         view, needed = self._backbone.view, self._backbone.layouts
         unneeded = self._slots.keys() - needed - self._without_room
         free = [layout for layout in unneeded if not self._pinned[self._slots[layout]]]

@@ -12,7 +12,6 @@ from math import ceil
 
 import numpy as np
 
-from hplm.adapters.bank import Bank
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
@@ -39,8 +38,8 @@ class Source:
     uid: int
     version: int
     chain: Chain
-    adapter: tuple[Record, Bank] | None = None
-    keeps: object = None  # keeps tables and banks open until the last answer has ended
+    adapter: Record | None = None
+    keeps: object = None  # keeps tables open until the last answer has ended
 
     @cached_property
     def key(self) -> Hashable:
@@ -169,7 +168,7 @@ class Sequence:
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.start_by_ns
         self.priority = request.priority
-        self.slot_key: Hashable = request.source.adapter and request.source.adapter[0]
+        self.slot_key: Hashable = request.source.adapter
         self.tenant = request.source.uid
         self.backbone = 0  # a decoder has a line of its own
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from sys import getsizeof
@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hplm.adapters.bank import Bank
 from hplm.adapters.layout import Layout
+from hplm.adapters.records import Records
 from hplm.arrays import Array
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache, space_of
@@ -84,8 +84,6 @@ class View(Protocol):
     def snapshot(self) -> Snapshot: ...
     @property
     def forest(self) -> Forest: ...
-    @property
-    def banks(self) -> Mapping[str, Bank]: ...
 
 
 class Opened(Protocol):
@@ -97,7 +95,8 @@ class Opened(Protocol):
     def view(self) -> View: ...
     @property
     def layouts(self) -> set[Layout]: ...
-    def bank(self, name: str) -> Bank: ...
+    @property
+    def records(self) -> Records: ...
     def upper(self) -> UpperStack: ...
 
 
@@ -119,6 +118,7 @@ class Service:
             config,
             lambda: backbone.view.forest,
             lambda: backbone.layouts,
+            backbone.records,
             cache,
             settings.max_sequences,  # each running sequence holds one slot of a layout at most
             settings.device,
@@ -248,7 +248,4 @@ class Service:
 
     def _source(self, view: View, tenant: Tenant) -> Source:
         chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
-        adapter = None
-        if (record := tenant.adapter) is not None:
-            adapter = record, view.banks.get(record.bank) or self._backbone.bank(record.bank)
-        return Source(tenant.id, tenant.uid, tenant.version, chain, adapter, keeps=view)
+        return Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view)

@@ -15,6 +15,7 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Homes, Part, parts_of
 from hplm.adapters.record import Record
+from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import Broken, HplmError
@@ -51,6 +52,7 @@ class Stager:
         config: BackboneConfig,
         forest: Callable[[], Forest],
         layouts: Callable[[], Set[Layout]],
+        records: Records,
         cache: Cache,
         slots: int,
         device: torch.device,
@@ -64,6 +66,7 @@ class Stager:
         self._config = config
         self._forest = forest
         self._layouts = layouts
+        self._records = records
         self._cache = cache
         self._count = slots
         self._device, self._dtype = device, dtype
@@ -84,19 +87,18 @@ class Stager:
 
     def hold(self, sequence: Sequence) -> None:
         """Gives the sequence's adapter a slot until `release`. Raises if its record is broken."""
-        if sequence.request.source.adapter is None:
+        record = sequence.request.source.adapter
+        if record is None:
             return
-        record, bank = sequence.request.source.adapter
-        slots = self._slots.get(bank.layout)
+        layout = Layout.of(record.layout)
+        slots = self._slots.get(layout)
         if slots is None:
             self._give_room_back()
-            slots = self._slots[bank.layout] = Slots(
-                bank.layout, self._count, self._device, bank.layout.computed_in(self._dtype)
-            )
+            slots = self._slots[layout] = Slots(layout, self._count, self._device, layout.computed_in(self._dtype))
         misses = slots.misses
-        sequence.adapter = bank.layout, slots.hold(record, bank)
+        sequence.adapter = layout, slots.hold(record, self._records)
         if slots.misses > misses:
-            self._awaited.add(bank.layout)
+            self._awaited.add(layout)
             held = {record for slots in self._slots.values() for record in slots.records}
             self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
         self._tenants[record] = sequence.request.source.tenant

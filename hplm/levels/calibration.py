@@ -45,10 +45,11 @@ class Calibration:
             fields[name] = tuple(stored[name])
         fields["weights"] = tuple(tuple(row) for row in stored["weights"])
         calibration = cls(**fields)
-        calibration._check()
+        calibration.check()
         return calibration
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises TypeError if its numbers are not those of its kind."""
         rows, classes = self.weights, len(self.bias)
         numbers = [self.temperature, self.delta, *self.bias, *self.edges, *self.shares, *(one for row in rows for one in row)]
         if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):

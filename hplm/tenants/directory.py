@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
+from hplm.registry.store import Place, Remote, local, not_begun, opened
 from hplm.tenants.authorize import admit
+from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
 
@@ -17,12 +19,11 @@ log = logging.getLogger(__name__)
 
 
 class Directory:
-    def __init__(self, repository: Path, state: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, repository: Path, state: Place | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """The exports are read once, here as in the backbones. `state` is read again for new generations."""
         self._clock = clock
         self._backbones = {
-            path.parent.parent.name: _Newest(path, state / path.parent.parent.name if state is not None else None)
-            for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
+            path.parent.parent.name: _Newest(path, state) for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
         }
         self._looking = threading.Lock()
         self._looked_at = clock()
@@ -81,13 +82,22 @@ class Directory:
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, exported: Path, state: Path | None) -> None:
-        self.snapshot = Snapshot.load(exported)
-        self._state = State(state) if state is not None else None
+    def __init__(self, exported: Path, state: Place | None) -> None:
+        self.snapshot, name = Snapshot.load(exported), exported.parent.parent.name
+        self._state = State(local(state) / name) if state is not None else None
+        if isinstance(state, Remote) and self._state is not None:  # one of the backbone's models goes on with the copy
+            mirror = Mirror(exported.parent, opened(state / name), self._state)
+            mirror.begin()
+            mirror.close()
         self.refresh()
 
     def refresh(self) -> None:
-        if self._state is None or (generation := self._state.current()) == self.snapshot.generation:
+        if self._state is None:
+            return
+        pointer = self._state.pointer()
+        if pointer is None:
+            raise not_begun(self._state.folder)
+        if (generation := pointer.generation) == self.snapshot.generation:
             return
         newest = self._state.load(generation)
         if newest.export != self.snapshot.export:

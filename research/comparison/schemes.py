@@ -15,7 +15,7 @@ from builder.publish.export import SCHEME as HPLM
 from builder.publish.export import copy_file, export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from hplm.adapters.bank import Bank
+from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.model.config import BackboneConfig
 from hplm.tenants.snapshot import Snapshot
@@ -55,7 +55,7 @@ class ExportedScheme:
         else:
             records = Snapshot.load(folder / Backbone.TENANTS).tenants[0].records()
             shared, each = (folder / Backbone.UPPER).stat().st_size / MB, 0.0
-            swapped = sum(Bank(folder / Backbone.BANKS / record.bank).layout.weight_bytes for record in records) / MB
+            swapped = sum(Layout.of(record.layout).weight_bytes for record in records) / MB
         fitting = int((DEVICE_MB - shared) / swapped)
         return {"shared": shared, "each": each, "swapped": swapped, "mapped": mapped / MB, "models_in_16_gb": fitting}
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from builder.store.store import TenantFile
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from hplm.tenants import quarantine
 from hplm.tenants.snapshot import LIMITS
-from hplm.tenants.state import State
 from testing.random_store import random_tenant
 from testing.toy import TENANTS, make_chat
 from tests.cli.commands import printed, run
@@ -56,7 +57,7 @@ def test_keys_are_shown_once_and_limits_are_kept(live, capsys):
 def test_a_tenant_that_generates_has_times_for_its_tokens(tmp_path, capsys):
     chat = make_chat(tmp_path, [TenantFile("luna", 1, "root", 1, "generate", [], 0)])
     places = ["--repository", chat.repository, "--state", tmp_path / "state"]
-    State(tmp_path / "state/chat").begin()
+    begin(Folder(tmp_path / "state/chat"))
     set = run(capsys, "tenant", "limit", "luna", "--first-token-ms", 800, "--token-ms", 0.5, *places)
     assert (set["first_token_us"], set["token_us"]) == (800_000, 500)
     assert run(capsys, "tenant", "show", "luna", *places)["token_us"] == 500

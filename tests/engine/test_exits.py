@@ -13,7 +13,6 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.adapters.bank import Bank
 from hplm.engine import exits as exits_module
 from hplm.engine import passage
 from hplm.engine.engine import Engine, resolve_precision
@@ -241,9 +240,9 @@ def test_a_number_is_sure_by_its_interval(spread, sure):
 def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_texts):
     folder = shutil.copytree(small.folder, tmp_path / "toy/1")
     record = Snapshot.load(folder / "tenants.json").find("head").exits.record
-    path = folder / "adapters" / record.bank
-    weights, content = Bank(path).layout.weight_bytes, bytearray(path.read_bytes())
-    content[len(content) - weights * (Bank(path).records - record.index) + 7] ^= 1
+    path = folder / "records" / record.file
+    content = bytearray(path.read_bytes())
+    content[record.offset + 7] ^= 1
     path.unlink()
     path.write_bytes(content)
     asker = Asker(folder)
@@ -251,7 +250,7 @@ def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_
         asker.ask("head", [WORDS[0]]),
         [asker.ask(tenant.id, [WORDS[3]]) for tenant in TENANTS if tenant.id != "head"],
     )
-    assert isinstance(asker.wait(failed), Broken) and mentions(asker.wait(failed), "'head'", record.bank)
+    assert isinstance(asker.wait(failed), Broken) and mentions(asker.wait(failed), "'head'", record.file)
     for number in others:
         assert isinstance(asker.wait(number), list)
     asker.close()

@@ -42,8 +42,8 @@ def test_bytes_are_those_of_files_and_tensors(measured, toy):
     for domain, found in sizes.tables.items():
         files = [file for file in (toy.folder / "plot" / domain / "1").iterdir() if file.name != "meta.json"]
         assert found == sum(file.stat().st_size for file in files)
-    banks = sum(file.stat().st_size for file in (toy.folder / "adapters").iterdir())
-    assert 0 < sizes.record * len(TENANTS) <= banks
+    records = sum(file.stat().st_size for file in (toy.folder / "records").iterdir())
+    assert 0 < sizes.record * len(TENANTS) <= records
     assert sizes.slot > sizes.record  # slots of all layouts, in 32 bits
 
 

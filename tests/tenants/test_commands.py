@@ -26,7 +26,7 @@ def place(tmp_path_factory):
     store, repository, state = make_place(tmp_path_factory.mktemp("place"))
     folder = repository / "toy/1"
     manager = Manager(folder, state)
-    manager.state.begin()
+    manager.registry.begin()
     adapter, head = store.tenant_weights(TenantFile("new-a", 1, "root", 1, "classify", ["x", "y"], 4))
     tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
     tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}

@@ -37,7 +37,7 @@ def test_a_snapshot_keeps_them(place, tmp_path):
     _, folder, _ = place
     snapshot = Snapshot.load(folder / "tenants.json")
     assert snapshot.find("plain").records() == [] and snapshot.find("changed").adapter is not None
-    assert snapshot.banks() == ["lora-4x2-" + "+".join(EVERY) + ".bank"]
+    assert snapshot.layouts == {snapshot.find("changed").adapter.layout}
     with pytest.raises(InvalidInput, match="'plain'"):
         _ = snapshot.find("plain").weights
     snapshot.save(tmp_path / "copy.json")
@@ -68,7 +68,7 @@ def test_a_head_and_the_task_must_fit(place):
         manager.add("new", replace(own, task="tag", labels=("a",)))
     with pytest.raises(InvalidInput, match=mentioning("'new'", "generate")):
         manager.add("new", replace(own, labels=("a",)))
-    manager.state.begin()
+    manager.registry.begin()
     commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     asked = {"command": "tenant.add", "id": "new", "domain": "root", "domain_version": 1, "task": "tag", "labels": ["a"]}
     with pytest.raises(InvalidInput, match=mentioning("'tag'", "'chat'")):

@@ -1,7 +1,6 @@
 """Tenants and domains of a store change a live state: added, updated with a canary, rolled back, deleted."""
 
 import shutil
-import sqlite3
 from dataclasses import replace
 from itertools import pairwise
 
@@ -186,10 +185,8 @@ def test_a_locked_registry_stops_managers_but_no_readers(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio", share=0.5)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-    other = sqlite3.connect(live.state.registry, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Busy, match=mentioning(live.state.folder)):
+    monkeypatch.setattr("hplm.tenants.state.LOCK_SECONDS", 0.1)
+    with live.state.alone(), pytest.raises(Busy, match=mentioning(live.state.folder)):
         update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
 

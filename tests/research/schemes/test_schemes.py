@@ -107,7 +107,7 @@ def test_adapters_work_on_the_upper_half_of_all_layers_and_change_answers(bert, 
     with_adapter = reference.forward(TEXTS[0], "acme").numpy()
     assert np.abs(with_adapter - by_transformers(bert, "acme", TEXTS[0])).max() > 0.1
     (record,) = [tenant.adapter for tenant in reference.backbone.view.snapshot.tenants if tenant.id == "acme"]
-    layers = reference.backbone.bank(record.bank).weights(record)
+    layers = reference.backbone.records.weights(record)
     used = [any(tensor.any() for tensor in layer.values()) for layer in layers]
     assert used == [False, False, True, True]
 
