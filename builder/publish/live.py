@@ -40,14 +40,14 @@ def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
     _check_store(manager, store)
     _check_new(manager.current(), name)
     version = store.latest(name)
-    put = manager.tables.put(_missing(manager, store, manager.current(), name, version))
+    with manager.tables.brought(_missing(manager, store, manager.current(), name, version), manager.current) as put:
 
-    def edit(change: Change) -> DomainChange:
-        _check_new(change, name)
-        _bring(manager, store, change, name, version, put)
-        return manager.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+        def edit(change: Change) -> DomainChange:
+            _check_new(change, name)
+            _bring(manager, store, change, name, version, put)
+            return manager.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
-    return manager.registry.change("domain add", edit)
+        return manager.registry.change("domain add", edit)
 
 
 def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0) -> DomainChange:
@@ -59,7 +59,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
     _check_not_older(store, name, version, newest_version(served, name))
     on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
     tuned = {tenant.id: tenant for tenant in on_newest}
-    put = manager.tables.put(_missing(manager, store, served, name, version))
+    missing = list(_missing(manager, store, served, name, version))
 
     def edit(change: Change) -> DomainChange:
         here = newest_version(change, name)
@@ -93,7 +93,8 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
             )
         return manager.close(change, done)
 
-    return manager.registry.change("domain update", edit)
+    with manager.tables.brought(missing, manager.current) as put:
+        return manager.registry.change("domain update", edit)
 
 
 def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:

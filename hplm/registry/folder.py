@@ -9,13 +9,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hplm.errors import OutOfCapacity
 from hplm.plot.room import check_room
-from hplm.registry.store import CURRENT, Absent, Away, Conflict, Found
+from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Found
 
 WRITING = ".writing"  # ends the name of a file that is not complete
 LOCK = "LOCK"
@@ -47,7 +47,7 @@ class Folder:
                 unsynced, self._unsynced = self._unsynced, set()
             for folder in sorted(unsynced, reverse=True):  # a folder before the one with its name
                 sync(folder)
-            self._write(self.path / CURRENT, lambda fresh: _fill(fresh, content))
+            self._write(self.path / CURRENT, self.path / f"{CURRENT}{WRITING}", content)
             sync(self.path)
 
     def get(self, name: str) -> bytes:
@@ -71,7 +71,7 @@ class Folder:
             if not folder.exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._changed(folder.parent)
-        self._write(path, lambda fresh: _fill(fresh, content))
+        self._write(path, path.with_name(f"{path.name}.{secrets.token_hex(3)}{WRITING}"), content)  # two may write it at a time
         self._changed(path.parent)
 
     def expect_room(self, size: int, what: str) -> None:
@@ -82,7 +82,8 @@ class Folder:
             with suppress(FileNotFoundError):
                 if path.is_file():
                     found = path.stat()
-                    yield Found(str(path.relative_to(self.path)), found.st_mtime, found.st_size)
+                    # Not the time of its content, which a link has from long ago.
+                    yield Found(str(path.relative_to(self.path)), found.st_ctime, found.st_size)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -106,7 +107,9 @@ class Folder:
                     break
                 except BlockingIOError:
                     if time.monotonic() >= until:
-                        raise Away(f"somebody has held {self.path / LOCK} for {LOCK_SECONDS:.0f} s") from None
+                        raise Busy(
+                            f"another manager has been changing {self.path} for {LOCK_SECONDS:.0f} s: try again"
+                        ) from None
                     time.sleep(0.01)
             yield
         finally:
@@ -116,10 +119,9 @@ class Folder:
         with self._changing:
             self._unsynced.add(folder)
 
-    def _write(self, path: Path, fill: Callable[[Path], None]) -> None:
-        fresh = path.with_name(f"{path.name}.{secrets.token_hex(3)}{WRITING}")  # two may write it at a time
+    def _write(self, path: Path, fresh: Path, content: bytes | Path) -> None:
         try:
-            fill(fresh)
+            _fill(fresh, content)
             fresh.replace(path)
         except OSError as error:
             with suppress(OSError):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import HplmError, InvalidInput, QueueFull
 
 CURRENT = "CURRENT"
 SNAPSHOTS, RECORDS, TABLES = "snapshots", "records", "plot"  # what the names of objects begin with
@@ -24,6 +24,10 @@ class Away(HplmError):
 
 class Absent(HplmError):
     """The store does not have an object."""
+
+
+class Busy(QueueFull):
+    """Others are changing the registry, and this change was not made."""
 
 
 class Conflict(Exception):

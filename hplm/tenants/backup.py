@@ -11,7 +11,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, sync
 from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, Absent
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Change, Registry, needed_by, objects_of
 from hplm.tenants.snapshot import Snapshot, files_of
@@ -53,6 +53,8 @@ def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
     objects = objects_of(store, needed_by(snapshot) - {f"{RECORDS}/{file}" for file in files_of(registry.exported.tenants)})
     if pointer.generation:
         objects.append(f"{SNAPSHOTS}/{pointer.snapshot}")
+    sizes = {found.name: found.size for folder in (RECORDS, SNAPSHOTS, TABLES) for found in store.names(folder)}
+    copy.expect_room(sum(sizes.get(name, 0) for name in objects), f"the backup of {store}")
     for name in objects:
         to = copy.path / name
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -173,14 +173,14 @@ class Manager:
         """Copies a table's folder into the registry and serves it. The tables that it falls back to must be served."""
         self.tables.check_arrival(name, version, source, self.current().branches)
         table = Table(source)
-        ((_, unique),) = self.tables.put([table]).items()
+        with self.tables.brought([table], self.current) as put:
 
-        def edit(change: Change) -> DomainChange:
-            self.tables.check_arrival(name, version, source, change.branches)
-            change.add_branch(name, version, unique, table.size)
-            return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+            def edit(change: Change) -> DomainChange:
+                self.tables.check_arrival(name, version, source, change.branches)
+                change.add_branch(name, version, put[name, version], table.size)
+                return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
-        return self.registry.change("domain add", edit)
+            return self.registry.change("domain add", edit)
 
     def roll_back_domain(self, name: str) -> DomainChange:
         """Rolls back all tenants of the newest version to the older version that they had before."""

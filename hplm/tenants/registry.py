@@ -13,7 +13,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -24,10 +24,24 @@ import msgspec
 
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed, pack
-from hplm.errors import Broken, HplmError, InvalidInput, QueueFull
+from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
+from hplm.registry.folder import WRITING
 from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Conflict, Place, Store, not_begun, opened
+from hplm.registry.store import (
+    CURRENT,
+    RECORDS,
+    SNAPSHOTS,
+    TABLES,
+    Absent,
+    Away,
+    Busy,
+    Conflict,
+    Place,
+    Store,
+    not_begun,
+    opened,
+)
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.snapshot import SETTINGS, Ledger, Snapshot, Tenant, files_of
 from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS
@@ -42,10 +56,6 @@ AT_ONCE = 16  # objects that are written side by side
 HELD_BYTES = 128 << 20  # of records that are not written yet
 
 
-class Busy(QueueFull):
-    """Other managers are changing the same registry, and this change was not made."""
-
-
 class Kept:
     """The records that a change writes. If the change is made again, they are there already."""
 
@@ -53,6 +63,7 @@ class Kept:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
         self._waiting: list[Packed] = []
+        self._written: set[str] = set()
 
     def of(self, key: Hashable, knowledge: Knowledge) -> Mapping[str, Record]:
         """`key`: what one change keeps once."""
@@ -75,8 +86,14 @@ class Kept:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._put, waiting))
 
+    def remove(self, needed: Set[str] = frozenset()) -> None:
+        """Removes what it has written, but for the names that are needed."""
+        self._store.delete(self._written - needed)
+
     def _put(self, packed: Packed) -> None:
-        self._store.put(f"{RECORDS}/{packed.name}", packed.content)
+        name = f"{RECORDS}/{packed.name}"
+        self._written.add(name)
+        self._store.put(name, packed.content)
 
 
 @dataclass
@@ -164,11 +181,21 @@ class Registry:
     def current(self) -> Snapshot:
         """Returns the newest snapshot."""
         pointer = self.pointer()
-        return self.at(pointer) if pointer is not None else self.exported
+        if pointer is None:
+            raise not_begun(self.store)
+        return self.at(pointer)
 
     def change(self, action: str, edit: Callable[[Change], Result]) -> Result:
         """Makes a change, and publishes it unless `edit` raises. `edit` may be called again, with a newer generation."""
-        kept, until = Kept(self.store), time.monotonic() + PATIENCE
+        kept = Kept(self.store)
+        try:
+            return self._change(kept, action, edit)
+        except (InvalidInput, Busy):  # it was not made
+            kept.remove()
+            raise
+
+    def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
+        until = time.monotonic() + PATIENCE
         while True:
             try:
                 pointer, tag = self._seen()
@@ -191,6 +218,7 @@ class Registry:
         self.decided = after.generation
         try:
             self._tell(after)
+            kept.remove(needed_by(after))
             self._remove(name for name, until in before.ledger.resting if until <= now)
             self._remove(f"{SNAPSHOTS}/{name}" for name in _forgotten(pointer, after.generation))
             if after.ledger.swept == now:
@@ -218,9 +246,11 @@ class Registry:
         needed = needed_by(snapshot) | {f"{SNAPSHOTS}/{name}" for name in pointer.snapshots.values()}
         gone = [
             found
-            for folder in (RECORDS, SNAPSHOTS, TABLES)
+            for folder in (RECORDS, SNAPSHOTS, TABLES, CHANGES)
             for found in self.store.names(folder)
-            if (whole := _whole(found.name)) not in needed and resting.get(whole, found.written + ORPHAN_SECONDS) < now
+            if (folder != CHANGES or found.name.endswith(WRITING))
+            and (whole := _whole(found.name)) not in needed
+            and resting.get(whole, found.written + ORPHAN_SECONDS) < now
         ]
         self.store.delete(found.name for found in gone)
         return sum(found.size for found in gone)
@@ -250,10 +280,13 @@ class Registry:
         try:
             self.store.swap(pointer.then(after.generation, name).written(), tag)
             return True
-        except Conflict:
+        except (Conflict, Away, OSError) as error:
             now = self.pointer()
             if now is not None and now.snapshots.get(after.generation) == name:
-                return True  # only the answer was lost
+                log.warning("a change of %s is made, though %s", self.store, error or "its answer was lost")
+                return True
+            if not isinstance(error, Conflict):
+                raise
             self.store.delete([f"{SNAPSHOTS}/{name}"])
             return False
 

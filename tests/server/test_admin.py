@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
+from hplm.registry.folder import Folder
 from hplm.server import TritonServer, probing, process_group
 from hplm.server.held import holders
 from testing.random_store import random_weights
@@ -107,7 +108,7 @@ def test_a_probe_is_answered_while_a_command_waits_for_another_manager(server, a
     with ThreadPoolExecutor(1) as pool:
         assert Admin(server)("tenant.add", **trained(server, acme))["after"] == 1
         control = server.server.control()
-        with State(server.state / "toy").alone():
+        with Folder(server.state / "toy").alone():
             deleted = pool.submit(lambda: Admin(server)("tenant.delete", id=acme))  # a client belongs to one thread
             eventually(lambda: [one.held for one in holders(server.server.id) if one.model == "toy-admin"] == [1])
             probe = control.probes(["toy-admin"])["toy-admin"]
