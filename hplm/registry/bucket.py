@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,7 +28,11 @@ class Bucket:
         try:
             self._store = from_url(
                 place.url,
-                client_options={"timeout": TIMEOUT, "connect_timeout": CONNECTING},
+                client_options={
+                    "timeout": TIMEOUT,
+                    "connect_timeout": CONNECTING,
+                    "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"),
+                },
                 retry_config={"max_retries": RETRIES, "retry_timeout": RETRYING},
             )
         except (exceptions.BaseError, ValueError) as error:
