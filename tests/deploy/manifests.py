@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,13 +13,13 @@ import yaml
 
 from tests.deploy.image import DEPLOY
 from tests.deploy.programs import helm, run
+from tests.deploy.schemas import SCHEMAS
 
 Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev)\b[\w./-]*")
 DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
-SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 BUCKET = "--set=registry.address=s3://bucket/hplm"
 
 

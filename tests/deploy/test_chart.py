@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -65,6 +66,11 @@ def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, v
     spoilt["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["period"] = 10
     with pytest.raises(kubernetes_validate.ValidationError, match="period"):
         validate(spoilt, version)
+    for kind, name in (("ScaledObject", "hplm-all"), ("PodMonitor", "hplm"), ("PrometheusRule", "hplm")):
+        spoilt = copy.deepcopy(find(known["whole"], kind, name))
+        spoilt["spec"]["period"] = 10
+        with pytest.raises(jsonschema.ValidationError, match="period"):
+            validate(spoilt)
 
 
 def test_what_is_named_exists(objects):
