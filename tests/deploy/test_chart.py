@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,11 @@ import yaml
 
 from hplm.cli.main import parser
 from hplm.server.flags import contract_flags
-from tests.deploy.image import SECRET, docker_run
+from tests.deploy.image import ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,
     CHART,
+    DOCUMENTED,
     NEWEST,
     OLDEST,
     Object,
@@ -161,6 +163,17 @@ def test_another_release_with_other_values_is_whole_too():
     (mirror,) = [volume for volume in replica.pod["volumes"] if volume["name"] == "mirror"]
     claim = mirror["ephemeral"]["volumeClaimTemplate"]["spec"]
     assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
+
+
+def test_the_documented_words_install_it_with_a_gpu_for_each_replica_too():
+    (install,) = re.findall(r"^helm install ((?:.*\\\n)*.*)$", DOCUMENTED, re.MULTILINE)
+    (gpu,) = re.findall(r"GPU a replica: `(--set .*)`", DOCUMENTED)
+    given = shlex.split(f"{install} {gpu}".replace("\\\n", " "))
+    objects = list(yaml.safe_load_all(run(helm(), "template", *given, cwd=ROOT)))
+    server = container(objects, *SERVER)
+    assert server["image"] == "registry.example.com/hplm:0.1.0"
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert not list(faults(objects, made_by_the_operator()))
 
 
 @pytest.mark.parametrize("wrong", ["pool.most=1", "pool.replicas=9", "autoscaling.least=9", "registry.address="])
