@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sysconfig
+import urllib.request
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
+from hplm.server import process_group
 from hplm.server.discovery import find_installation
+from hplm.server.ports import Ports
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -75,6 +84,37 @@ def python_of_the_image(folder: Path, opt: Path) -> Path:
     installed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     (packages / "image.pth").write_text("\n".join([str(opt / "hplm"), str(absent), *installed, ""]))
     return folder / "bin"
+
+
+@contextmanager
+def started(folder: Path, repository: Path, **variables: str) -> Iterator[SimpleNamespace]:
+    """Starts the documented `tritonserver` with the image's files and variables, and yields its addresses when it is ready."""
+    opt, installation, ports = lay_out(folder), find_installation(), Ports().claim("127.0.0.1")
+    environment = {**installation.environment(opt / "tritonserver", os.environ), **dockerfile_variables(), **variables}
+    environment["PATH"] = f"{python_of_the_image(folder / 'python', opt)}:{environment['PATH']}"
+    flags = [flag.replace("=/models", f"={repository}") for flag in docker_run()[1][1:]]
+    flags += [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
+    flags += [f"--backend-directory={opt}/tritonserver/backends", *(f"{flag}={port}" for flag, port in ports.items())]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [str(installation.binary), *flags],
+            cwd=opt / "tritonserver", env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        eventually(lambda: _is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, folder / "log"), 240)
+        yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
+    finally:
+        process_group.stop(server.pid, grace=10)
+        server.wait()
+
+
+def _is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
+    assert server.poll() is None, log.read_text()
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def docker_run(program: str = "tritonserver") -> tuple[list[str], list[str]]:

@@ -1,21 +1,14 @@
 """An unchanged tritonserver serves an exported repository, with the image's files and the documented flags."""
 
-import os
 import re
-import subprocess
 import urllib.error
 import urllib.request
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hplm.cli.main import main, parser
-from hplm.server import process_group
-from hplm.server.discovery import find_installation
 from hplm.server.flags import contract_flags
-from hplm.server.ports import Ports
 from testing.toy import TENANTS
 from tests.deploy.image import (  # fmt: skip
     DEPLOY,
@@ -25,12 +18,10 @@ from tests.deploy.image import (  # fmt: skip
     docker_run,
     dockerfile_copies,
     dockerfile_variables,
-    lay_out,
-    python_of_the_image,
+    started,
 )
 from tests.server.stock import Stock
 from tests.support.answers import Comparison
-from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -38,40 +29,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def served(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
-    opt = lay_out(folder)
-    installation = find_installation()
-    environment = installation.environment(opt / "tritonserver", os.environ)
-    environment["PATH"] = f"{python_of_the_image(folder / 'python', opt)}:{environment['PATH']}"
-    ports = Ports().claim("127.0.0.1")
-    mounted = [flag.replace("=/models", f"={toy.repository}") for flag in docker_run()[1][1:]]
-    services = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
-    command = [
-        str(installation.binary), *mounted, f"--backend-directory={opt}/tritonserver/backends",
-        *services, *(f"{flag}={port}" for flag, port in ports.items()),
-    ]  # fmt: skip
     begin = [word.replace("/models", str(toy.repository)) for word in docker_run("begin")[1]]
     assert main([word.replace("/state", str(folder / "state")) for word in begin]) == 0
-    environment |= {"HPLM_STATE": str(folder / "state"), **dockerfile_variables()}
-    log = folder / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command, cwd=opt / "tritonserver", env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        eventually(lambda: is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, log), 240)
-        yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
-    finally:
-        process_group.stop(server.pid, grace=10)
-        server.wait()
-
-
-def is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
-    assert server.poll() is None, log.read_text()
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
+    with started(folder, toy.repository, HPLM_STATE=str(folder / "state")) as addresses:
+        yield addresses
 
 
 def test_answers_equal_the_reference_and_only_the_admin_secret_manages_models(served, reference):

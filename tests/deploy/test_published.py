@@ -1,4 +1,4 @@
-"""The documented commands begin a registry in a bucket and change it, with the image's files. The chart's router reads it."""
+"""The documented commands change a registry in a bucket, with the image's files. A server and the router read it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
+from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -19,9 +20,11 @@ from builder.store.store import Store, TenantFile
 from testing.random_store import random_store, random_table, random_tenant
 from testing.toy import CONFIG
 from tests.deploy.documented import commands_of_pages
-from tests.deploy.image import copy_files, python_of_the_image
+from tests.deploy.image import copy_files, python_of_the_image, started
 from tests.deploy.manifests import BUCKET, container, find, rendered, words
 from tests.deploy.programs import debian_program, run
+from tests.server.stock import Stock
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -46,13 +49,14 @@ class Place:
         return json.loads(said.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """The variables of a bucket that this process plays."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"), timeout=30).close()
+    for method, path in (("POST", "moto-api/reset"), ("PUT", "bucket")):  # all servers of a process have the same buckets
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{path}", method=method), timeout=30).close()
     rights = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
     yield {**rights, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}
     server.stop()
@@ -91,6 +95,25 @@ def test_tenants_domains_and_keys_are_changed_in_a_bucket_and_the_router_knows_t
     (acme,) = [one for one in place.run("tenant", "list", *served)["tenants"] if one["id"] == "acme"]
     assert (acme["domain"], acme["domain_version"], acme["homes"]) == ("bio", 2, 3)
     check_router(place, tmp_path_factory.mktemp("r"))
+
+
+def test_a_server_of_the_image_answers_for_a_tenant_that_a_laptop_publishes(place, bucket, tmp_path):
+    place.run(*documented("begin"))
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with started(folder, place.repository, HPLM_STATE=ADDRESS, HPLM_MIRROR=str(folder / "mirror"), **bucket) as addresses:
+        assert answer(addresses, "old") == 1 and answer(addresses, "acme") is None
+        place.run(*documented("tenant", "publish", "acme", "--store", "store"))
+        eventually(lambda: answer(addresses, "acme") == 1)
+
+
+def answer(addresses: Any, tenant: str) -> int | None:
+    """Returns the version of the tenant that answers, or None if the server does not know it."""
+    try:
+        return int(Stock(addresses, "http").ask(["a few words"], tenant, outputs=("VERSION",))["VERSION"].flat[0])
+    except InferenceServerException as error:
+        assert "[no_tenant]" in error.message(), error
+        return None
 
 
 def check_router(place: Place, folder: Path) -> None:
