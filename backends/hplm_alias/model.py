@@ -104,7 +104,7 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         repository = Path(args["model_repository"]).parent
         state = replies.given_state()
-        self._directory = Directory(repository, state)
+        self._directory = Directory(repository, state, copied=True)
         self._held = Held(args["model_name"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)

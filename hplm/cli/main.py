@@ -22,7 +22,7 @@ GROUPS = (
     *("build", "import_", "export", "begin", "serve", "watch", "drain", "route", "cluster", "doctor"),
     *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "place"),
 )
-BUILDER = "builder"  # not in the container image
+BUILDER = "builder"  # not everywhere that hplm is installed
 
 
 def parser() -> argparse.ArgumentParser:
