@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import obstore
 from obstore import exceptions
-from obstore.store import from_url
+from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
 from hplm.registry.store import CURRENT, Absent, Away, Conflict, Found, Remote
@@ -26,7 +26,7 @@ class Bucket:
     def __init__(self, place: Remote) -> None:
         self._place = place
         try:
-            self._store = from_url(
+            self._store: Any = from_url(
                 place.url,
                 client_options={
                     "timeout": TIMEOUT,
@@ -52,7 +52,8 @@ class Bucket:
 
     def swap(self, content: bytes, seen: Mapping[str, str] | None) -> None:
         with self._asking(CURRENT):
-            obstore.put(self._store, CURRENT, content, mode={**seen} if seen else "create")  # pyright: ignore[reportArgumentType]
+            mode: Any = {**seen} if seen else "create"
+            obstore.put(self._store, CURRENT, content, mode=mode)
 
     def get(self, name: str) -> bytes:
         with self._asking(name):
@@ -72,7 +73,9 @@ class Bucket:
 
     def names(self, folder: str) -> Iterator[Found]:
         with self._asking(f"{folder}/"):
-            for found in obstore.list(self._store, f"{folder}/"):
+            library: Any = obstore  # a type of its lists is that of a package that we do not need
+            listed = library.list(self._store, f"{folder}/")
+            for found in listed:
                 for one in found:
                     yield Found(one["path"], one["last_modified"].timestamp(), one["size"])
 
@@ -85,7 +88,7 @@ class Bucket:
                     continue
 
     @contextmanager
-    def _asking(self, name: str) -> Iterator[None]:
+    def _asking(self, name: str) -> Generator[None, None, None]:
         where: Any = f"{self._place}/{name}"
         try:
             yield

@@ -15,7 +15,7 @@ from hplm.errors import HplmError, InvalidInput, QueueFull
 
 CURRENT = "CURRENT"
 SNAPSHOTS, RECORDS, TABLES = "snapshots", "records", "plot"  # what the names of objects begin with
-SCHEMES = ("s3", "gs", "az", "memory")
+SCHEMES = ("s3", "gs", "az")
 
 
 class Away(HplmError):

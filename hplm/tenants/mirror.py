@@ -80,7 +80,7 @@ class Mirror:
                     return
                 if begun or self.is_whole:
                     return
-                self._tables.raise_failure()
+                self.raise_failure()
             time.sleep(FIRST_SECONDS)
 
     def look(self) -> None:
@@ -112,6 +112,11 @@ class Mirror:
             return False
         wanted = self._wanted[1]
         return not self._missing(wanted) and all(map(self._is_here, wanted.branches))
+
+    def raise_failure(self) -> None:
+        """Raises what keeps a table from coming."""
+        if self._tables.failure is not None:
+            raise self._tables.failure
 
     def close(self) -> None:
         self._tables.close()
@@ -247,7 +252,7 @@ class _Tables:
         self._store = store
         self._change = threading.Condition()
         self._wanted: Sequence[Branch] = ()
-        self._failure: HplmError | None = None
+        self.failure: HplmError | None = None
         self._ended = False
         self._thread: threading.Thread | None = None
 
@@ -259,11 +264,6 @@ class _Tables:
                 self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
                 self._thread.start()
             self._change.notify_all()
-
-    def raise_failure(self) -> None:
-        """Raises what keeps a table from coming."""
-        if self._failure is not None:
-            raise self._failure
 
     def close(self) -> None:
         with self._change:
@@ -282,11 +282,11 @@ class _Tables:
             try:
                 if not (self._state.tables / branch.folder).is_dir():
                     self._bring(branch)
-                self._failure = None
+                self.failure = None
                 with self._change:
                     self._wanted = [one for one in self._wanted if one != branch]
             except (HplmError, OSError) as error:
-                self._failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
+                self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
                 log.error("table %s cannot be brought: %s", branch.folder, error)
                 with self._change:
                     self._wanted = [*self._wanted[1:], *self._wanted[:1]]
