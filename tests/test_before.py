@@ -39,8 +39,10 @@ from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.import_state import import_state
 from hplm.tenants.keys import allows
 from hplm.tenants.manager import Manager
+from hplm.tenants.mirror import Mirror
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import LIMITS
+from hplm.tenants.state import State
 from testing.random_store import random_tenant, words
 from testing.reference import Reference
 from tests.cli.commands import refused
@@ -264,13 +266,34 @@ def test_tables_that_the_export_lacks_get_into_the_registry(before):
     assert main(["verify", "--repository", str(before.repository), "--state", str(before.live)]) == 0
 
 
-def test_it_gets_into_a_bucket(before, monkeypatch):
+def test_it_gets_into_a_bucket_and_into_copies_of_it(before, monkeypatch):
     store = Bucket(Remote("memory:///live"))
     monkeypatch.setattr("hplm.tenants.manager.opened", lambda _: store)
     manager = before.manager()
-    assert import_state(manager, before.folder / "state", before.folder / "repository", 60)
-    assert {tenant.id: tenant.version for tenant in manager.current().tenants} == VERSIONS["state"]
-    assert sum(found.size for found in store.names("records")) and len(manager.registry.audit()) == CHANGES + 1
+    assert before.bring_over() and len(manager.registry.audit()) == CHANGES + 1
+    mirror = Mirror(manager.folder, store, State(before.live / BACKBONE))
+    mirror.begin()
+    mirror.close()
+    assert_answers(before.reference(), VERSIONS["state"])
+
+
+@pytest.mark.parametrize("kind", ["changes", "records", "snapshots"])
+def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, monkeypatch, kind):
+    put = Folder.put
+
+    def fails(self, name, content):
+        if name.startswith(kind):
+            raise OSError(name)
+        put(self, name, content)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Folder, "put", fails)
+        with pytest.raises(OSError, match=kind):
+            before.bring_over()
+    with pytest.raises(InvalidInput, match="CURRENT is missing"):
+        before.manager().registry.check_begun()
+    assert before.bring_over()
+    assert_answers(before.reference(), VERSIONS["state"])
 
 
 def test_a_decided_change_that_was_not_published_counts(before):
