@@ -27,6 +27,7 @@ from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
 OLD = ".old"  # ends the name of a version folder that is being replaced
+ELSEWHERE = "export into another --repository, so that `hplm begin --from` can still read this one, or give --replace"
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 
 
@@ -56,7 +57,7 @@ def export(
     with folder_lock.alone(repository / name, while_served):
         _put_back(version_folder)
         if version_folder.exists() and not replace:
-            known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}
+            known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS, ELSEWHERE).tenants}
             refuse_loss(version_folder, known, tenants)
         branches = write_version(store, tenants, version_folder)
         write_configs(repository, store.config, options)

@@ -21,8 +21,7 @@ from hplm.arrays import Array
 from hplm.levels.evidence import Evidence, log_softmax
 
 UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
-TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
-
+KINDS = TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
 
 MOST_SPREAD = 700.0  # exp of more is near the largest float
 

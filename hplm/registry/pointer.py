@@ -51,7 +51,7 @@ class Pointer(msgspec.Struct, frozen=True):
         except msgspec.DecodeError as error:
             if text.strip().isdigit():
                 raise InvalidInput(
-                    f"{place} is of an earlier version of hplm: bring its changes over with `hplm begin --from`"
+                    f"{place} is of an earlier version of hplm: bring it over into a new state with `hplm begin --from`"
                 ) from None
             raise Broken(f"{place} does not say which generation is the newest ({error}): restore the state") from None
         if found.format != FORMAT or found.generation < 0 or (found.generation and found.generation not in found.snapshots):
@@ -59,20 +59,27 @@ class Pointer(msgspec.Struct, frozen=True):
         return found
 
 
+def is_begun(store: Store, anew: bool = False) -> bool:
+    """Whether there is a registry. Raises where one has lost its CURRENT, unless it may be made `anew`."""
+    try:
+        found = store.current()
+        assert found is not None  # no tag was given
+        Pointer.read(found[0], f"{store}/{CURRENT}")
+        return True
+    except Absent:
+        pass
+    if not anew and next(iter(store.names(SNAPSHOTS)), None) is not None:
+        raise InvalidInput(f"{store} has lost its {CURRENT}: restore its backup, or move it away to begin without it")
+    return False
+
+
 def begin(store: Store, lease_s: float = LEASE_SECONDS, anew: bool = False) -> bool:
     """Makes a registry without changes, unless there is one. Returns whether it was made now.
 
     `anew`: also where one has lost its CURRENT.
     """
-    try:
-        found = store.current()
-        assert found is not None  # no tag was given
-        Pointer.read(found[0], f"{store}/{CURRENT}")
+    if is_begun(store, anew):
         return False
-    except Absent:
-        pass
-    if not anew and next(iter(store.names(SNAPSHOTS)), None) is not None:
-        raise InvalidInput(f"{store} has lost its {CURRENT}: restore its backup, or move it away to begin without it")
     try:
         store.swap(Pointer(0, secrets.token_hex(8), lease_s=lease_s).written(), None)
     except Conflict:  # somebody else has just begun it

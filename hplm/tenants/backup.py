@@ -77,7 +77,7 @@ def restore(source: Path, registry: Registry) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise InvalidInput(
             f"{source} has format {manifest.get('format')!r}, but this version of hplm reads {FORMAT}: "
-            "restore it with the version that wrote it, and bring its changes over with `hplm begin --from`"
+            "bring a backup of an earlier version over into a new state with `hplm begin --from`"
         )
     if manifest["export"] != registry.exported.export:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from hplm.adapters.record import Record
-from hplm.adapters.records import Packed, pack
+from hplm.adapters.records import Packed, Part, pack
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
 from hplm.registry.folder import WRITING
-from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin
+from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin, is_begun
 from hplm.registry.store import (
     CURRENT,
     RECORDS,
@@ -42,7 +42,6 @@ from hplm.registry.store import (
     not_begun,
     opened,
 )
-from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.snapshot import SETTINGS, Ledger, Snapshot, Tenant, files_of
 from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS
 
@@ -65,10 +64,10 @@ class Kept:
         self._waiting: list[Packed] = []
         self._written: set[str] = set()
 
-    def of(self, key: Hashable, knowledge: Knowledge) -> Mapping[str, Record]:
+    def of(self, key: Hashable, parts_of: Callable[[], Mapping[str, Part]]) -> Mapping[str, Record]:
         """`key`: what one change keeps once."""
         if key not in self._records:
-            parts = knowledge.parts()
+            parts = parts_of()
             packed = pack(parts, f"{secrets.token_hex(4)}-") if parts else None
             self._records[key] = packed.records if packed is not None else {}
             if packed is not None:
@@ -165,6 +164,17 @@ class Registry:
     def begin(self, lease_s: float = LEASE_SECONDS) -> bool:
         """Makes a registry with no change since the export, unless there is one. Returns whether it was made now."""
         return begin(self.store, lease_s)
+
+    def begin_with(self, action: str, edit: Callable[[Change], object], lease_s: float) -> bool:
+        """Makes a registry whose first generation has this change, unless there is one. Without all of it there is none."""
+        if is_begun(self.store):
+            return False
+        change = _begun(Kept(self.store), self.exported)
+        edit(change)
+        change.kept.write()
+        after = self._after(self.exported, action, change, time.time())
+        after.ledger = replace(after.ledger, resting=())  # nobody has read this registry yet
+        return self._publish(Pointer(0, secrets.token_hex(8), lease_s=lease_s), None, after)
 
     def check_begun(self) -> None:
         """Raises if there is no registry. Without it nobody knows of keys and deletions since the export."""

@@ -6,11 +6,12 @@ A snapshot never changes. The exported one is generation 0, `tenants.json` in th
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ import msgspec
 
 from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import Calibration
+from hplm.levels.calibration import KINDS, Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
 
+log = logging.getLogger(__name__)
 FORMAT = 10
-EXPORT_AGAIN = "export the repository again"
+EXPORT_AGAIN = "export the repository again with `hplm export`"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
@@ -183,12 +185,12 @@ class Snapshot:
         temporary.rename(path)
 
     @classmethod
-    def load(cls, path: Path) -> Snapshot:
+    def load(cls, path: Path, way_out: str = EXPORT_AGAIN) -> Snapshot:
         try:
             stored = path.read_bytes()
         except FileNotFoundError:
-            raise InvalidInput(f"{path} is missing: {EXPORT_AGAIN}") from None
-        return cls.read(stored, path)
+            raise InvalidInput(f"{path} is missing: {way_out}") from None
+        return cls.read(stored, path, way_out)
 
     @classmethod
     def read(cls, text: bytes, place: object, way_out: str = EXPORT_AGAIN) -> Snapshot:
@@ -201,11 +203,11 @@ class Snapshot:
             raise InvalidInput(f"{place} has format {found!r}, but this version of hplm reads {FORMAT}: {way_out}")
         try:
             stored = msgspec.json.decode(text, type=_Stored)
-            for tenant in (*stored.tenants, *stored.ledger.before):
-                _check(tenant)
+            ledger = replace(stored.ledger, before=tuple(map(checked, stored.ledger.before)))
+            tenants = [checked(tenant) for tenant in stored.tenants]
         except (msgspec.ValidationError, TypeError) as error:
             raise Broken(f"{place} does not describe tenants and tables ({error}): {way_out}") from None
-        return cls(stored.generation, stored.tables, stored.tenants, stored.export, stored.ledger)
+        return cls(stored.generation, stored.tables, tenants, stored.export, ledger)
 
 
 def files_of(tenants: Iterable[Tenant]) -> set[str]:
@@ -230,10 +232,13 @@ def _said(one: Any) -> dict[str, Any]:
     return {own.name: value for own in fields(one) if (value := getattr(one, own.name)) != own.default}
 
 
-def _check(tenant: Tenant) -> None:
-    """Raises TypeError for a tenant that would fail later, far from its file."""
+def checked(tenant: Tenant) -> Tenant:
+    """Returns the tenant, without a calibration of another version of hplm. Raises TypeError if it would fail later."""
     if tenant.homes < 1:
         raise TypeError(f"tenant {tenant.id!r} has no homes")
+    if tenant.calibration is not None and tenant.calibration.kind not in KINDS:
+        _warn_of_calibration(tenant.id, tenant.calibration.kind)
+        tenant = replace(tenant, calibration=None)
     if tenant.calibration is not None:
         tenant.calibration.check()
         if not tenant.calibration.suits(len(tenant.labels)):
@@ -242,3 +247,10 @@ def _check(tenant: Tenant) -> None:
         tenant.exits.check()
         if tenant.exits.record is None or not tenant.exits.suits(len(tenant.labels), tenant.task_object.is_number):
             raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
+    return tenant
+
+
+@cache
+def _warn_of_calibration(tenant_id: str, kind: str) -> None:
+    """Warns once for each tenant: its snapshots are read again and again."""
+    log.warning("tenant %s is served without its calibration of kind %r: calibrate it again", tenant_id, kind)
