@@ -23,7 +23,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from bench.machine import gflops, machine
-from bench.rows import expect_text, say
+from bench.rows import Positive, Size, Whole, expect_text, say
+from bench.run import app_of
 from bench.server import Used, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
@@ -37,12 +38,12 @@ from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.comparison.model_control import Clients, ModelControl
 from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import COMPARED, MB, ExportedScheme, export_compared, random_tenant_store
-from research.options import FLAT, JSON, SEVERAL, command, expect_numbers_above_zero
+from research.options import FLAT, JSON
 from research.options import run as run_command
 from research.result_file import ResultFile
 from testing.random_store import SIZES
 
-app = command("research.comparison.compare", __doc__)
+app = app_of("python -m research.comparison.compare", __doc__)
 Scenario = Literal["saturate", "slowdown", "steady", "burst"]
 CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
 DISTINCT = 4096  # different requests of `saturate`, more than are sent
@@ -56,31 +57,30 @@ WAY_OUT = "read the server's log or give more --patience, and then give the comm
 class Comparison:
     scenario: Scenario = "saturate"
     "How requests arrive."
-    size: Literal["minilm", "bert-base", "toy"] = "bert-base"
+    size: Size = "bert-base"
     "Size of the model."
-    tenants: Annotated[tuple[int, ...], SEVERAL] = (1, 10, 100, 1000)
+    tenants: tuple[Whole, ...] = (1, 10, 100, 1000)
     "Numbers of tenants. The server knows as many as the largest one."
-    schemes: Annotated[tuple[str, ...], SEVERAL] = COMPARED
+    schemes: tuple[str, ...] = COMPARED
     "Schemes to measure."
-    budget: int = 20
+    budget: Whole = 20
     "Dedicated models in memory."
     lengths: str = "128"
     "Tokens of a text, or normal:MEAN,VARIANCE."
-    seconds: float = 15.0
+    seconds: Positive = 15.0
     "Seconds of each measurement."
-    connections: int = 16
+    connections: Whole = 16
     "Connections of saturate."
-    batch_tokens: int = 1024
+    batch_tokens: Whole = 1024
     "Most tokens in a batch, in every scheme."
-    patience: float = 60.0
+    patience: Positive = 60.0
     "Seconds that an answer may take, and requests in flight after the end."
     dtype: str = "auto"
     "Precision of the engine."
-    rank: int = 32
+    rank: Whole = 32
     "Rank of the adapters."
 
     def __post_init__(self) -> None:
-        expect_numbers_above_zero(self)
         for tokens in (self.mix(1).lengths.least, self.mix(1).lengths.most):
             expect_text(tokens, self.size, "lengths")
         if unknown := [scheme for scheme in self.schemes if scheme not in COMPARED]:

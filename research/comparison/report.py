@@ -18,12 +18,13 @@ from typing import Any
 
 from bench.curves import Curve, draw
 from bench.machine import in_words
+from bench.run import app_of
 from hplm.errors import InvalidInput
 from research.comparison.schemes import COMPARED
-from research.options import command, run
+from research.options import run
 from research.result_file import ResultFile
 
-app = command("research.comparison.report", __doc__)
+app = app_of("python -m research.comparison.report", __doc__)
 TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most_tenants": 100.0, "hplm_to_inprocess": 4.0}
 NAMES = {
     "hplm": "hPLM", "adapter": "adapters, no tables", "shared": "one shared BERT",
