@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,7 +35,6 @@ from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
-from research.comparison.model_control import Clients, ModelControl
 from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import COMPARED, MB, ExportedScheme, export_compared, random_tenant_store
 from research.options import FLAT, JSON
@@ -128,11 +127,11 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
             say(f"{scheme}: exporting")
             store = random_tenant_store(work / f"store-{case.size}-{case.rank}", case.config, case.rank)
             exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
-            with served(exported, case) as server:
+            with TritonServer(exported.repository) as server:
                 for tenants, one in missing.items():
                     say(f"{scheme}: measuring {tenants} tenants")
                     try:
-                        kept.put(one, server.measured(tenants))
+                        kept.put(one, Served(case, exported, server).measured(tenants))
                     except HplmError as error:
                         failed.append(str(error))
     if failed:
@@ -142,33 +141,25 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
 
 @dataclass(frozen=True)
 class Served:
-    """One scheme behind a real Triton. Only `dedicated` needs model control."""
+    """One scheme behind a real Triton."""
 
     case: Comparison
     exported: ExportedScheme
     server: TritonServer
-    control: ModelControl | None
 
     def measured(self, tenants: int) -> dict:
-        case, arrivals, loaded = self.case, self.case.arrivals(tenants), tenants
-        if self.control is not None:
-            loaded = min(tenants, self.control.budget)
-            self.control.load([self.exported.model(number) for number in range(loaded)])
-        load = self._load(arrivals)
-        self._warm_up(load, loaded)
-        loads, speeds = self.control.loads if self.control else 0, [gflops()]
-        if self.control is None or loaded == tenants:
-            (report,) = send(load)
-        else:
-            models = [self.exported.model(tenant) for tenant in arrivals.tenant.tolist()]
-            report = Clients(self.control, load, models).run()
-        if case.scenario in CLOSED:
+        load = self._load(self.case.arrivals(tenants))
+        self._warm_up(load, tenants)
+        before = gflops()
+        (report,) = send(load)
+        if self.case.scenario in CLOSED:
             report.expect_success(f"{self.exported.scheme} with {tenants} tenants", WAY_OUT)
-        speeds.append(gflops())
-        measured = figures(report, load) | self.exported.megabytes()
-        measured["machine_gflops"] = [round(speed, 1) for speed in speeds]  # before and after: whether the machine is steady
-        measured |= {"known_tenants": self.exported.tenants, "private_mb": round(Used.by(self.server.pid).private / MB, 1)}
-        return measured | ({"loads": self.control.loads - loads} if self.control else {})
+        return (
+            figures(report, load)
+            | self.exported.megabytes()
+            | {"machine_gflops": [round(speed, 1) for speed in (before, gflops())]}  # whether the machine is steady
+            | {"known_tenants": self.exported.tenants, "private_mb": round(Used.by(self.server.pid).private / MB, 1)}
+        )
 
     def _load(self, arrivals: Arrivals) -> Load:
         case, at = self.case, arrivals.at_ns / SECOND
@@ -177,30 +168,19 @@ class Served:
             return replace(load, seconds=case.seconds)
         return replace(load, seconds=float(at[-1]) + 1.0, arrivals=at)
 
-    def _warm_up(self, load: Load, loaded: int) -> None:
-        """Asks loaded models alone: loading others would take longer than the whole warm-up."""
+    def _warm_up(self, load: Load, tenants: int) -> None:
         case = self.case
-        drawn = case.mix(loaded).draw(np.zeros(DISTINCT), None, np.random.default_rng(loaded))
+        drawn = case.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
         warming = replace(load, requests=self._requests(drawn), arrivals=None)
         if case.scenario in CLOSED:
             send(replace(warming, seconds=WARM_UP * case.seconds))
         else:
-            send(replace(warming, requests=warming.requests[: min(16, loaded)], count=16, connections=4))
+            send(replace(warming, requests=warming.requests[: min(16, tenants)], count=16, connections=4))
 
     def _requests(self, arrivals: Arrivals) -> list[bytes]:
         texts = texts_of(self.case.config, arrivals.tokens)
-        return [
-            infer_request(self.exported.model(tenant), [text], tenant_id(tenant), outputs=("LABEL", "SCORE"))
-            for text, tenant in zip(texts, arrivals.tenant.tolist(), strict=True)
-        ]
-
-
-@contextmanager
-def served(exported: ExportedScheme, case: Comparison) -> Iterator[Served]:
-    dedicated = exported.scheme == "dedicated"
-    with TritonServer(exported.repository, load=() if dedicated else ("*",)) as server:
-        control = ModelControl(server.http_url, server.admin_header, case.budget) if dedicated else None
-        yield Served(case, exported, server, control)
+        pairs = zip(texts, arrivals.tenant.tolist(), strict=True)
+        return [infer_request(self.exported.backbone, [text], tenant_id(tenant)) for text, tenant in pairs]
 
 
 def figures(report: Report, load: Load) -> dict:
