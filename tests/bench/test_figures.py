@@ -11,7 +11,7 @@ import torch
 
 from bench import overload
 from bench.adapters import variants
-from bench.engine import batches_of, packed, padding
+from bench.engine import packed, padding
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
 from loadtest.load import Report
@@ -28,13 +28,6 @@ def test_all_variants_of_an_adapter_compute_the_same() -> None:
         assert not torch.equal(results[name], rows.after), name
     for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if with_peft else [])):
         torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
-
-
-def test_lengths_are_distributed_as_in_the_paper() -> None:
-    for variance in (20, 100):
-        lengths = np.concatenate(batches_of(300, variance))
-        assert lengths.min() >= 3 and lengths.max() <= 100
-        assert lengths.mean() == pytest.approx(20, abs=2) and lengths.var() == pytest.approx(variance, rel=0.3)
 
 
 def test_padding_is_the_share_of_rows_without_text() -> None:
