@@ -11,11 +11,9 @@ import torch
 
 from bench import overload
 from bench.adapters import variants
-from bench.engine import packed, padding
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
 from loadtest.load import Report
-from research.papers.packings import Concat, Naive
 
 
 @pytest.mark.slow
@@ -28,12 +26,6 @@ def test_all_variants_of_an_adapter_compute_the_same() -> None:
         assert not torch.equal(results[name], rows.after), name
     for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if with_peft else [])):
         torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
-
-
-def test_padding_is_the_share_of_rows_without_text() -> None:
-    batches = [np.array([10, 5, 5])]
-    assert padding(packed, batches) == padding(Concat(4, 10).lay, batches) == 0
-    assert padding(Naive().lay, batches) == pytest.approx(1 / 3)
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
