@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.rows import SHORTEST, EngineDtype, Positive, Row, Rows, Size, Whole, benchmark
-from bench.server import LABELS, RANK, texts_of
+from bench.server import texts_of
 from builder.publish.export import export
 from builder.publish.groups import emit
 from builder.publish.model_configs import ServingOptions
@@ -39,6 +39,7 @@ from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
+from testing.random_repository import LABELS, RANK
 from testing.random_store import SIZES, random_store, random_tenants
 
 LOAD = 0.6  # share of the time that both cores would compute, if texts came one by one

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.server import LABELS, multiply, tenant_id
+from bench.server import multiply, tenant_id
 from builder.publish.export import SCHEME as HPLM
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -21,6 +21,7 @@ from hplm.model.config import BackboneConfig
 from hplm.tenants.snapshot import Snapshot
 from research.baselines.models import WholeConfig
 from research.schemes.export import FLAT, WHOLE, export_scheme
+from testing.random_repository import LABELS
 from testing.random_store import random_store, random_tenants
 
 COMPARED = (HPLM, *FLAT, "dedicated_inprocess", "compressed")
