@@ -40,6 +40,8 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
     "bench training": "tables_ms; share_of_whole",
+    "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
+    "comparison --scenario burst": "p50_ms/dedicated_inprocess/5",
     "papers alpaserve --picture a.svg": "; ".join(
         f"curves/{title}/search"
         for title in ("Table 2: in time by deadline", *(f"Fig. {n}: in time by CV" for n in (12, 13, 17)))

@@ -12,29 +12,25 @@ import pytest
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import InvalidInput
 from research.comparison import compare as compare_module
-from research.comparison.compare import Comparison, run
+from research.comparison.compare import QUICK, run
 from research.comparison.report import NAMES, described, make_report, summary
 from research.comparison.schemes import export_compared, random_tenant_store
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
-CASE = Comparison(
-    "saturate", "toy", (1, 5), ("hplm", "dedicated_inprocess"), budget=2, lengths="12", seconds=0.5, connections=3,
-    batch_tokens=64, dtype="fp32", rank=4,
-)  # fmt: skip
 STORED = Path(__file__).parents[3] / "research/report/results"
 
 
 def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
     """Of the five dedicated models, two fit in memory."""
     monkeypatch.setattr(compare_module, "gflops", lambda: 1.0)
-    first = summary(run(replace(CASE, schemes=("hplm",)), tmp_path / "results", tmp_path / "work"))
-    case = replace(CASE, schemes=("hplm",), tenants=(1,), seconds=0.6)
+    first = summary(run(replace(QUICK, schemes=("hplm",)), tmp_path / "results", tmp_path / "work"))
+    case = replace(QUICK, schemes=("hplm",), tenants=(1,), seconds=0.6)
     assert summary(run(case, tmp_path / "results", tmp_path / "work"))["settings"]["seconds"] == 0.6  # kept apart
-    results = run(CASE, tmp_path / "results", tmp_path / "work")
+    results = run(QUICK, tmp_path / "results", tmp_path / "work")
     figures = summary(results)
-    assert set(figures["schemes"]) == set(CASE.schemes)
+    assert set(figures["schemes"]) == set(QUICK.schemes)
     assert all(set(rates) == {"1", "5"} and min(rates.values()) > 0 for rates in figures["schemes"].values())
     assert figures["schemes"]["hplm"] == first["schemes"]["hplm"]  # not measured again
     for _, _, measured in results.found:
@@ -42,11 +38,11 @@ def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path
         assert len(measured["machine_gflops"]) == 2
     assert figures["ratios"]["hplm_to_inprocess"] > 0 and "| hPLM | 5 |" in described(results)
     monkeypatch.setattr(compare_module, "export_compared", lambda *_: pytest.fail("measured again"))
-    assert summary(run(CASE, tmp_path / "results", tmp_path / "work")) == figures
+    assert summary(run(QUICK, tmp_path / "results", tmp_path / "work")) == figures
 
 
 def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
-    case = replace(CASE, scenario="burst", tenants=(3,), schemes=("dedicated_inprocess",), seconds=2.0)
+    case = replace(QUICK, scenario="burst", tenants=(3,), schemes=("dedicated_inprocess",), seconds=2.0)
     for _, _, measured in run(case, tmp_path).found:
         # A user starts every 0.05 s, and each sends again after 1.2 s.
         assert measured["offered"] == 40 + 16 == measured["succeeded"]
@@ -54,7 +50,7 @@ def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
 
 
 def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:
-    store = random_tenant_store(tmp_path / "store", CASE.config, rank=4)
+    store = random_tenant_store(tmp_path / "store", QUICK.config, rank=4)
     hplm, shared, dedicated = (
         export_compared(store, tmp_path / scheme, scheme, 5, 2, ServingOptions(dtype="fp32")).megabytes()
         for scheme in ("hplm", "shared", "dedicated_inprocess")
