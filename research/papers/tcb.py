@@ -146,14 +146,14 @@ def simulated(axes: Axes) -> dict[str, Any]:
     """Returns the figures by axis (Figs. 9 to 13, 15 and 16), and the ratios beside those that TCB states."""
     packings = {
         f"{name} var{variance}": {
-            f"{rate:g}": Setting(axes, *BY_RATE, variance, rate, capacity_of=BY_RATE).packings(name) for rate in axes.rates
+            str(rate): Setting(axes, *BY_RATE, variance, rate, capacity_of=BY_RATE).packings(name) for rate in axes.rates
         }
         for name in ("DAS", "FCFS")
         for variance in VARIANCES
     }
     usual, slotted = Setting(axes, *BY_AXIS), Setting(axes, *SLOTTED, capacity_of=SLOTTED)
     slots = {
-        f"{number}": {
+        str(number): {
             name: replace(slotted, slot_tokens=max(1, slotted.row_tokens // number)).run(POLICIES[name], "slotted")
             for name in ("DAS", "FCFS")
         }
@@ -161,9 +161,9 @@ def simulated(axes: Axes) -> dict[str, Any]:
     }
     return {
         "packings": packings,
-        "rows": {f"{number}": replace(usual, rows=number).policies() for number in axes.rows},
-        "variances": {f"{number}": replace(usual, variance=number).policies() for number in axes.variances},
-        "row_tokens": {f"{number}": replace(usual, row_tokens=number).policies() for number in axes.row_tokens},
+        "rows": {str(number): replace(usual, rows=number).policies() for number in axes.rows},
+        "variances": {str(number): replace(usual, variance=number).policies() for number in axes.variances},
+        "row_tokens": {str(number): replace(usual, row_tokens=number).policies() for number in axes.row_tokens},
         "slots": slots | {"chosen": {"Slotted-DAS": slotted.run(SLOTTED_DAS, "slotted")}},
         "to_concat": {name: _ratios(name, by_rate) for name, by_rate in packings.items()},
     }
