@@ -39,13 +39,11 @@ def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
 
 def draw(curves: Curves, title: str, path: Path, log: str = "") -> None:
     """Draws the figures. The suffix of the path chooses the format. `log`: the logarithmic axes, such as `xy`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
     rows, columns = -(-len(curves) // COLUMNS), min(len(curves), COLUMNS)
     figure = Figure(figsize=(8, 4.6) if len(curves) == 1 else (15, 3.4 * rows), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, lines) in zip(grid, curves.items(), strict=False):
         for (label, curve), color in zip(lines.items(), colors(), strict=False):
