@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import overload
+from bench import curves, overload
 from bench.adapters import variants
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
@@ -86,3 +86,16 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
     shown = table_of(rows).splitlines()
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
+
+
+def test_a_panel_is_named_by_what_stands_before_the_number(monkeypatch, tmp_path) -> None:
+    drawn = {}
+    monkeypatch.setattr(curves, "draw", lambda panels, *_: drawn.update(panels))
+    names = ("rates/1.5/das/utility", "curves/Fig. 5/search/8", "points/a/4/real")
+    curves.draw_rows([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)], "title", tmp_path / "a.svg")
+    assert drawn == {
+        "tenants: ms": {"p50": {"10": 3.0}},
+        "rates: utility": {"das": {"1.5": 1.0}},
+        "Fig. 5": {"search": {"8": 1.0}},
+        "points/a": {"real": {"4": 1.0}},
+    }
