@@ -220,10 +220,11 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     if is_secure:
         options.address = {protocol: f"https://{address}" for protocol, address in options.address.items()}
     Settings(options.address[given.protocol], given.protocol, ca_file=options.ca_file)  # raises if it is wrong
+    asked, _, asked_port = options.address[given.protocol].removeprefix("https://").rpartition(":")
     try:
-        socket.create_connection((url.hostname, port), CONNECT_S).close()
+        socket.create_connection((asked.strip("[]"), int(asked_port)), CONNECT_S).close()
     except OSError as error:
-        raise InvalidInput(f"--host {host}: nobody answers there ({error}): start the server, or correct the address") from None
+        raise InvalidInput(f"nobody answers at {asked}:{asked_port} ({error}): start the server, or correct --host") from None
     options.metrics = given.metrics or f"{url.hostname}:{port + 2}"
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
