@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters import records
 from hplm.adapters.layout import Layout
@@ -27,9 +26,9 @@ from hplm.server.process_group import arguments, members
 from hplm.tenants.snapshot import Snapshot, Tenant
 from loadtest.encode import infer_request
 from loadtest.traffic import texts_for
-from testing.random_store import random_store, random_tenants, words
+from testing.random_repository import write
+from testing.random_store import words
 
-RANK, LABELS = 32, 4
 APART = 8  # numbers of the pool between the beginnings of two tenants
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
@@ -38,9 +37,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second
 def random_export(config: BackboneConfig, tenants: int, options: ServingOptions) -> Iterator[Path]:
     """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        store = random_store(Path(folder) / "store", config, random_tenants(tenants, RANK, LABELS))
-        repository = Path(folder) / "repository"
-        yield repository / export(store, repository, options).backbone
+        yield write(Path(folder), config, tenants, options)
 
 
 def tenant_id(number: int, tenants: int = 10**6) -> str:
