@@ -189,9 +189,6 @@ class Layout:
         """The places of a bottleneck, each with the names of its tensors."""
         return [(place, [f"{place}/{name}" for name in ("down", "up", "down_bias", "up_bias")]) for place in self.places]
 
-    def touches(self, at: str) -> bool:
-        return at in self.touched
-
     def group(self, slots: Array, device: torch.device, dtype: torch.dtype, counts: Array | None = None) -> Groups:
         """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots.
 

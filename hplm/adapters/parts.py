@@ -18,7 +18,7 @@ from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
-Placed = tuple[Layout, int]  # a record's layout and slot
+Placed = tuple[Slots, int]  # a record's slot, among those of its layout
 
 
 @dataclass(slots=True)
@@ -34,48 +34,33 @@ class Part:
 
 @dataclass(slots=True)
 class Homes:
-    """Where the records of some texts are."""
+    """Where the records of some tenants are."""
 
-    layouts: Sequence[Layout]
-    layout_of: Array | None  # the number of each text's layout; -1: it has no record; None: all have the only layout
+    layouts: Sequence[Slots]  # of each layout
+    layout_of: Array | None  # the number of each tenant's layout; -1: it has no record; None: all have the only layout
     slots: Array
 
     @classmethod
     def of(cls, placed: Sequence[Placed | None]) -> Homes:
-        first = placed[0]
-        if first is None and not any(placed):
-            return NOWHERE
-        if first is not None and all(one is not None and one[0] is first[0] for one in placed):
-            return cls([first[0]], None, np.array([one[1] for one in placed if one is not None], dtype=np.int64))
-        numbers: dict[Layout, int] = {}
+        numbers: dict[Slots, int] = {}
         found = [(numbers.setdefault(one[0], len(numbers)), one[1]) if one is not None else (-1, 0) for one in placed]
-        layout_of, slots = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        return cls(list(numbers), layout_of if layout_of.any() or not numbers else None, slots)
+        layout_of, slots = np.array(found, dtype=np.int64).T
+        return cls(list(numbers), None if len(numbers) == 1 and None not in placed else layout_of, slots)
 
-    def some(self, texts: Array) -> Homes:
-        """Returns the homes of some texts, in their order. One may be there several times."""
-        if not self.layouts:
-            return self
-        return Homes(self.layouts, None if self.layout_of is None else self.layout_of[texts], self.slots[texts])
-
-
-NOWHERE = Homes([], None, np.empty(0, dtype=np.int64))
+    def some(self, tenants: Array) -> Homes:
+        """Returns the homes of some tenants, in their order. One may be there several times."""
+        return Homes(self.layouts, None if self.layout_of is None else self.layout_of[tenants], self.slots[tenants])
 
 
 def parts_of(
-    homes: Homes,
-    counts: Array,
-    slots: Mapping[Layout, Slots],
-    arrived: Mapping[Layout, Sequence[Mark]],
-    device: torch.device,
-    dtype: torch.dtype,
+    homes: Homes, counts: Array, arrived: Mapping[Slots, Sequence[Mark]], device: torch.device, dtype: torch.dtype
 ) -> list[Part]:
-    """Divides rows by layout. `counts` has the rows of each text, `slots` the weights, and `arrived` their marks."""
+    """Divides rows by layout. `counts` has the rows of each tenant, and `arrived` the marks of its weights."""
     parts: list[Part] = []
-    for number, layout in enumerate(homes.layouts):
-        own, own_counts, rows = homes.slots, counts, None
+    for number, slots in enumerate(homes.layouts):
+        own, own_counts, rows, layout = homes.slots, counts, None, slots.layout
         mine = counts if homes.layout_of is None else counts * (homes.layout_of == number)  # rows of this layout
-        if not mine.all():
+        if 0 in mine:
             if not mine.any():
                 continue
             mine = mine > 0
@@ -83,14 +68,14 @@ def parts_of(
             if homes.layout_of is not None:
                 rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
         groups = layout.group(own, device, layout.computed_in(dtype), own_counts)
-        parts.append(Part(layout, groups, slots[layout].layers, arrived[layout], rows))
+        parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
     return parts
 
 
 def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """Returns the adapted output of a projection (`hplm.model.layer`) for all rows, given its input and output."""
     for part in parts:
-        if not part.layout.touches(at):
+        if at not in part.layout.touched:
             continue
         part.arrived[layer].wait()
         weights = part.layers[layer]

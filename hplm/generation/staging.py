@@ -69,7 +69,7 @@ class Stager:
         self._device, self._dtype = device, dtype
         self._gatherer = Gatherer(device, dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._arrived: dict[Layout, list[Mark]] = {}  # of the last copies of each layout
+        self._arrived: dict[Slots, list[Mark]] = {}  # of the last copies of each layout
         self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
         self._tenants: dict[Record, str] = {}  # whose records are in slots
 
@@ -94,7 +94,7 @@ class Stager:
                 bank.layout, self._count, self._device, bank.layout.computed_in(self._dtype)
             )
         misses = slots.misses
-        sequence.adapter = bank.layout, slots.hold(record, bank)
+        sequence.adapter = slots, slots.hold(record, bank)
         if slots.misses > misses:
             self._awaited.add(bank.layout)
             held = {record for slots in self._slots.values() for record in slots.records}
@@ -105,14 +105,13 @@ class Stager:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
         for layout in self._slots.keys() - self._layouts():
             if not self._slots[layout].pinned:
-                del self._slots[layout]
-                self._arrived.pop(layout, None)
+                self._arrived.pop(self._slots.pop(layout), None)
                 self._awaited.discard(layout)
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
-            layout, slot = sequence.adapter
-            self._slots[layout].release(slot)
+            slots, slot = sequence.adapter
+            slots.release(slot)
             sequence.adapter = None
 
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None:
@@ -124,7 +123,7 @@ class Stager:
         if not planned:
             return None
         for layout in list(self._awaited):
-            self._arrived[layout] = self._slots[layout].fill()
+            self._arrived[self._slots[layout]] = self._slots[layout].fill()
             self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
@@ -132,7 +131,7 @@ class Stager:
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         homes = Homes.of([one.sequence.adapter for one in planned])
-        placed = self._slots, self._arrived, self._device, self._dtype
+        placed = self._arrived, self._device, self._dtype
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
