@@ -179,7 +179,7 @@ class LayerRuns:
         groups = layout.group(np.repeat(texts % TENANTS, rooms), self.device, self.dtype)
 
         def of(weights: dict[str, Tensor]) -> Adapt:
-            return lambda at, before, after: layout.adapt(at, before, after, groups, weights) if at in layout.touched else after
+            return lambda at, before, after: layout.adapt(at, before, after, groups, weights) if at in layout.maps else after
 
         return [of(weights) for weights in layers]
 

@@ -13,7 +13,6 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 
@@ -32,42 +31,34 @@ class Part:
     rows: Tensor | None  # None: all rows
 
 
-@dataclass(slots=True)
-class Homes:
-    """Where the records of some tenants are."""
-
-    layouts: Sequence[Slots]  # of each layout
-    layout_of: Array | None  # the number of each tenant's layout; -1: it has no record; None: all have the only layout
-    slots: Array
-
-    @classmethod
-    def of(cls, placed: Sequence[Placed | None]) -> Homes:
-        numbers: dict[Slots, int] = {}
-        found = [(numbers.setdefault(one[0], len(numbers)), one[1]) if one is not None else (-1, 0) for one in placed]
-        layout_of, slots = np.array(found, dtype=np.int64).T
-        return cls(list(numbers), None if len(numbers) == 1 and None not in placed else layout_of, slots)
-
-    def some(self, tenants: Array) -> Homes:
-        """Returns the homes of some tenants, in their order. One may be there several times."""
-        return Homes(self.layouts, None if self.layout_of is None else self.layout_of[tenants], self.slots[tenants])
-
-
 def parts_of(
-    homes: Homes, counts: Array, arrived: Mapping[Slots, Sequence[Mark]], device: torch.device, dtype: torch.dtype
+    placed: Sequence[Placed | None],
+    counts: Sequence[int],
+    arrived: Mapping[Slots, Sequence[Mark]],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[Part]:
-    """Divides rows by layout. `counts` has the rows of each tenant, and `arrived` the marks of its weights."""
+    """Divides rows, which lie in runs of one record each, by layout.
+
+    `placed` has the record of each run, `counts` the rows of each, and `arrived` the marks of the weights.
+    """
+    found: dict[Slots, tuple[list[int], list[int]]] = {}  # slots and rows of runs
+    for one, count in zip(placed, counts, strict=True):
+        if one is None or not count:
+            continue
+        own, own_counts = found.setdefault(one[0], ([], []))
+        if own and own[-1] == one[1]:
+            own_counts[-1] += count
+        else:
+            own.append(one[1])
+            own_counts.append(count)
     parts: list[Part] = []
-    for number, slots in enumerate(homes.layouts):
-        own, own_counts, rows, layout = homes.slots, counts, None, slots.layout
-        mine = counts if homes.layout_of is None else counts * (homes.layout_of == number)  # rows of this layout
-        if 0 in mine:
-            if not mine.any():
-                continue
-            mine = mine > 0
-            own, own_counts = own[mine], counts[mine]
-            if homes.layout_of is not None:
-                rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
-        groups = layout.group(own, device, layout.computed_in(dtype), own_counts)
+    for slots, (own, own_counts) in found.items():
+        layout, rows = slots.layout, None
+        if len(found) > 1 or sum(own_counts) < sum(counts):
+            is_mine = [one is not None and one[0] is slots for one in placed]
+            rows = sent(tensor_of(np.flatnonzero(np.repeat(is_mine, counts))), device)
+        groups = layout.group(np.array(own), device, layout.computed_in(dtype), np.array(own_counts))
         parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
     return parts
 
@@ -75,7 +66,7 @@ def parts_of(
 def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """Returns the adapted output of a projection (`hplm.model.layer`) for all rows, given its input and output."""
     for part in parts:
-        if at not in part.layout.touched:
+        if at not in part.layout.maps:
             continue
         part.arrived[layer].wait()
         weights = part.layers[layer]

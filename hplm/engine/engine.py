@@ -214,7 +214,8 @@ class Engine:
         rows_of = sheet.rows_of[asked]
         reading, starts, lengths, heads = sheet.at_exit(asked, stage)
         parts = split(read(with_means(x, reading, rows_of, starts, lengths), heads, exit), rows_of)
-        return parts, self.watch.leaving([sheet.texts[number] for number in asked.tolist()], parts, exit)
+        numbers: list[int] = asked.tolist()
+        return parts, self.watch.leaving([sheet.texts[number] for number in numbers], parts, exit)
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hplm.adapters.copying import Mark
 from hplm.adapters.groups import starts_of_runs
 from hplm.adapters.layout import EXIT, Layout
-from hplm.adapters.parts import Homes, Part, parts_of
+from hplm.adapters.parts import Part, Placed, parts_of
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, together
 from hplm.engine.packing import Arrangement, Packing
@@ -27,6 +27,7 @@ from hplm.model.tensors import tensor_of
 from hplm.plot.forest import Forest
 
 NOBODY = np.empty(0, dtype=np.int64)
+HEAD, ADAPTER, EXITS = range(3)  # a tenant's records
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,6 @@ class StagingSettings:
         return by_layer if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Where the heads, adapters and exits of a batch's tenants are, by the tenant's number in the batch."""
-
-    head: Homes
-    adapter: Homes
-    exits: Homes
-    arrived: Mapping[Slots, list[Mark]]  # empty lists until copying starts
-
-
 class Sheet:
     """The texts of a batch that are computed in one tensor. Those that leave at an exit are taken out."""
 
@@ -76,10 +67,14 @@ class Sheet:
         arrangement: Arrangement,
         texts: Sequence[Text],
         tenants: Array,
-        weights: Weights,
+        placed: Sequence[Sequence[Placed | None]],
+        arrived: Mapping[Slots, list[Mark]],
     ) -> None:
-        """`texts` are those of the whole batch, `tenants` their tenants' numbers in `weights`."""
-        self._settings, self._heads, self._weights = settings, config.heads, weights
+        """`texts` are those of the whole batch, and `tenants` the numbers of their tenants. `placed`: the records of each.
+
+        `arrived` has empty lists until copying starts.
+        """
+        self._settings, self._heads, self._placed, self._arrived = settings, config.heads, placed, arrived
         self.indexes: list[int] = arrangement.texts.tolist()  # of its texts in the batch
         self.texts = [texts[index] for index in self.indexes]
         self.addresses = together([text.addresses for text in self.texts])
@@ -107,7 +102,7 @@ class Sheet:
         self.rows_of = np.array([len(text.reading) for text in self.texts])  # answer rows of each text
         devices, dtype = self._settings.devices, self._settings.dtype
         by_device = {
-            own: (arrangement.attention(self._heads, own, dtype), self._parts(self._weights.adapter, arrangement.rooms, own))
+            own: (arrangement.attention(self._heads, own, dtype), self._parts(ADAPTER, arrangement.rooms, own))
             for own in devices
         }
         self.attend: list[Attend] = [by_device[own][0] for own in devices]  # of each stage
@@ -119,17 +114,17 @@ class Sheet:
         """The token that each answer row reads, and the adapters and heads of these rows."""
         last, starts = self._settings.devices[-1], self._arrangement.starts.repeat(self.rows_of)
         reading = together([text.reading for text in self.texts]) + starts
-        adapter, head = (self._parts(own, self.rows_of, last) for own in (self._weights.adapter, self._weights.head))
-        return sent(tensor_of(reading), last), adapter, head
+        return sent(tensor_of(reading), last), self._parts(ADAPTER, self.rows_of, last), self._parts(HEAD, self.rows_of, last)
 
-    def _parts(self, homes: Homes, counts: Array, device: torch.device, asked: Array | None = None) -> list[Part]:
+    def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[Part]:
         """`counts`: rows of each text, or of each that is asked."""
         tenants, runs = self._tenants, self._runs
         if asked is not None:
             tenants = tenants[asked]
             runs = starts_of_runs(tenants)
-        own = np.add.reduceat(counts, runs)
-        return parts_of(homes.some(tenants[runs]), own, self._weights.arrived, device, self._settings.dtype)
+        own: list[int] = tenants[runs].tolist()
+        placed = [self._placed[tenant][which] for tenant in own]
+        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device, self._settings.dtype)
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""
@@ -140,7 +135,7 @@ class Sheet:
         starts, rows_of = self._arrangement.starts[asked], self.rows_of[asked]
         texts: list[int] = asked.tolist()
         reading = np.concatenate([self.texts[number].reading for number in texts]) + np.repeat(starts, rows_of)
-        heads = self._parts(self._weights.exits, rows_of, self._settings.devices[stage], asked)
+        heads = self._parts(EXITS, rows_of, self._settings.devices[stage], asked)
         return reading, starts, self._arrangement.lengths[asked], heads
 
     def leave(self, numbers: Array) -> Array:

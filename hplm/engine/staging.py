@@ -14,15 +14,15 @@ from weakref import ref
 import numpy as np
 import torch
 
-from hplm.adapters.copying import Copies
+from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Homes, Placed
+from hplm.adapters.parts import Placed
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, together
 from hplm.engine.backbone import Backbone
-from hplm.engine.packing import end_to_end
+from hplm.engine.packing import Arrangement, end_to_end
 from hplm.engine.request import Text
-from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings, Weights
+from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.model import faults
 from hplm.model.prepacked import with_rows
@@ -104,16 +104,16 @@ class Stager:
         held: list[tuple[Slots, int]],
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
-        numbers: dict[TenantWeights, int | HplmError] = {}  # of each tenant's weights, or why they cannot be used
+        pinned: dict[TenantWeights, int | HplmError] = {}  # of each tenant's weights, or why they cannot be used
         placed: list[list[Placed | None]] = []  # by this number: where the weights are
         kept: list[int] = []
         tenants: list[int] = []
         forest = self._backbone.view.forest
         for number in self._readable(forest, texts, broken):
             text = texts[number]
-            tenant = numbers.get(text.slot_key)
+            tenant = pinned.get(text.slot_key)
             if tenant is None:
-                tenant = numbers[text.slot_key] = self._pin(text, placed, held)
+                tenant = pinned[text.slot_key] = self._pin(text, placed, held)
             if isinstance(tenant, HplmError):
                 broken(text, tenant)
                 continue
@@ -124,17 +124,17 @@ class Stager:
         for own, count in zip(placed, np.bincount(tenants).tolist(), strict=True):
             for slots, _ in filter(None, own):
                 slots.hits += count - 1  # further texts of a tenant find its weights there
-        weights = Weights(*map(Homes.of, zip(*placed, strict=True)), arrived={slots: [] for slots, _ in held})
-        staged = [texts[number] for number in kept]
-        sheets = self._laid(staged, np.array(tenants), weights, places and places.of(kept))
-        return StagedBatch(staged, forest, sheets, weights.arrived, held)
+        staged, numbers = [texts[number] for number in kept], np.array(tenants)
+        arrived: dict[Slots, list[Mark]] = {slots: [] for slots, _ in held}
+        own = self._settings, self._backbone.config
+        arrangements = self._arranged(staged, numbers, places and places.of(kept))
+        sheets = [Sheet(*own, one, staged, numbers, placed, arrived) for one in arrangements]
+        return StagedBatch(staged, forest, sheets, arrived, held)
 
-    def _laid(self, texts: Sequence[Text], tenants: Array, weights: Weights, places: Places | None) -> list[Sheet]:
+    def _arranged(self, texts: Sequence[Text], tenants: Array, places: Places | None) -> list[Arrangement]:
         lengths, packing = np.array([len(text.addresses) for text in texts]), self._settings.packing
         arrangements = [end_to_end(lengths, tenants)] if packing is None else packing.lay(lengths, places)
-        if self._settings.few_sizes:
-            arrangements = [one.rounded_up() for one in arrangements]
-        return [Sheet(self._settings, self._backbone.config, one, texts, tenants, weights) for one in arrangements]
+        return [one.rounded_up() for one in arrangements] if self._settings.few_sizes else arrangements
 
     def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
         """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Homes, Part, parts_of
+from hplm.adapters.parts import Part, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
@@ -130,15 +130,15 @@ class Stager:
         ends = np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
-        homes = Homes.of([one.sequence.adapter for one in planned])
+        slots = [one.sequence.adapter for one in planned]
         placed = self._arrived, self._device, self._dtype
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
             attend=attention_over(self._config, self._cache, [one.chunk for one in planned], seeded),
-            adapters=parts_of(homes, counts, *placed),
-            last_adapters=parts_of(homes, completes.astype(np.int64), *placed),
+            adapters=parts_of(slots, counts.tolist(), *placed),
+            last_adapters=parts_of(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),
         )
 
