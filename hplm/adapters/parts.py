@@ -13,8 +13,7 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
 Placed = tuple[Slots, int]  # a record's slot, among those of its layout
@@ -57,7 +56,7 @@ def parts_of(
         layout, rows = slots.layout, None
         if len(found) > 1 or sum(own_counts) < sum(counts):
             is_mine = [one is not None and one[0] is slots for one in placed]
-            rows = sent(tensor_of(np.flatnonzero(np.repeat(is_mine, counts))), device)
+            rows = sent(np.flatnonzero(np.repeat(is_mine, counts)), device)
         groups = layout.group(np.array(own), device, layout.computed_in(dtype), np.array(own_counts))
         parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
     return parts

@@ -13,8 +13,7 @@ from torch.nn.functional import grouped_mm
 
 from hplm.adapters.groups import Groups, starts_of_runs
 from hplm.arrays import Array
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 ALIGNMENT = 16  # bytes
 GENERATIONS = (9, 10)  # major compute capabilities of GPUs that have the kernel
@@ -43,15 +42,15 @@ class Runs(Groups):
         if len(starts) > MANY and len(starts) > min(MANY * len(np.unique(slots)), MOST):
             slots, counts = slots if counts is None else np.repeat(slots, counts), None
             order = np.argsort(slots, kind="stable")
-            self._take = sent(tensor_of(order), device)
-            self._back = sent(tensor_of(np.argsort(order)), device)
+            self._take = sent(order, device)
+            self._back = sent(np.argsort(order), device)
             slots = slots[order]
             starts = starts_of_runs(slots)
         slot_of = slots[starts].astype(np.int64, copy=False)  # of each run
         sizes = np.diff(starts, append=len(slots)) if counts is None else np.add.reduceat(counts, starts)
         bounds = np.append(0, sizes.cumsum())
         self._calls = [_call(slot_of[i : i + MOST], bounds[i : i + MOST + 1], device) for i in range(0, len(slot_of), MOST)]
-        self._slot_of_row = sent(tensor_of(slot_of.repeat(sizes)), device)
+        self._slot_of_row = sent(slot_of.repeat(sizes), device)
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
@@ -71,4 +70,4 @@ class Runs(Groups):
 def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
     """Returns the rows of some runs, and for each run its slot and its end. `bounds`: those of the runs."""
     ends = (bounds[1:] - bounds[0]).astype(np.int32)
-    return slice(int(bounds[0]), int(bounds[-1])), sent(tensor_of(slots), device), sent(tensor_of(ends), device)
+    return slice(int(bounds[0]), int(bounds[-1])), sent(slots, device), sent(ends, device)

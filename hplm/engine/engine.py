@@ -23,9 +23,8 @@ from hplm.model.layer import QKV, Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.means import with_means
 from hplm.model.prepacked import can_prepack, prepacked
-from hplm.model.sending import sent
 from hplm.model.stacks import UpperStack, through
-from hplm.model.tensors import array_of, tensor_of
+from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
@@ -197,7 +196,7 @@ class Engine:
                 parts, leaves = self._at_exit(sheet, at, asked, x, number)
                 if leaves.any():
                     yield Computed([sheet.indexes[own] for own in asked[leaves].tolist()], list(compress(parts, leaves)), at)
-                    x = x.index_select(0, sent(tensor_of(sheet.leave(asked[leaves])), stage.device))
+                    x = x.index_select(0, sent(sheet.leave(asked[leaves]), stage.device))
             if not sheet.texts:
                 break
             parts, rows = sheet.adapters[number], None

@@ -22,8 +22,7 @@ from hplm.engine.request import Text
 from hplm.engine.stages import Stage
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 from hplm.plot.forest import Forest
 
 NOBODY = np.empty(0, dtype=np.int64)
@@ -86,9 +85,9 @@ class Sheet:
             own, places = places, np.zeros(self.rows, dtype=np.int64)
             places[tokens] = own
         first = settings.devices[0]
-        self.places = sent(tensor_of(places), first)  # of each token: its row in the engine's table of positions and segments
+        self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
         # The row of each token in the tensor; None: in order, with padding behind the last one only.
-        self.scattered = None if isinstance(tokens, slice) else sent(tensor_of(tokens), first)
+        self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
         self._exits = None  # of each text: where it may leave; None: none does
         if any([text.plan is not None for text in self.texts]):
             self._exits = np.array([text.exit for text in self.texts])
@@ -114,7 +113,7 @@ class Sheet:
         """The token that each answer row reads, and the adapters and heads of these rows."""
         last, starts = self._settings.devices[-1], self._arrangement.starts.repeat(self.rows_of)
         reading = together([text.reading for text in self.texts]) + starts
-        return sent(tensor_of(reading), last), self._parts(ADAPTER, self.rows_of, last), self._parts(HEAD, self.rows_of, last)
+        return sent(reading, last), self._parts(ADAPTER, self.rows_of, last), self._parts(HEAD, self.rows_of, last)
 
     def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[Part]:
         """`counts`: rows of each text, or of each that is asked."""

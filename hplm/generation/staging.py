@@ -24,8 +24,7 @@ from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 from hplm.plot.forest import Chain, Forest
 from hplm.plot.gathering import Gatherer
 
@@ -180,7 +179,7 @@ class Stager:
         return kept, np.array([address for one in kept for address in rows(one)], dtype=np.int64)
 
     def _sent(self, numbers: Array) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int64)), self._device)
+        return sent(numbers.astype(np.int64), self._device)
 
 
 def _place(one: Planned) -> tuple[bool, int]:

@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
 from hplm.model.kernel import attending
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 CPU = torch.device("cpu")
 
@@ -48,7 +47,7 @@ class PackedAttention:
         self._scores = int(self._lengths.dot(self._lengths))
         self._ends: Tensor | None = None
         if device.type == "cuda" and len(self.runs) > 1:
-            self._ends = sent(tensor_of(bounds.astype(np.int32)), device)
+            self._ends = sent(bounds.astype(np.int32), device)
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
