@@ -102,7 +102,7 @@ class Sheet:
         devices, dtype = self._settings.devices, self._settings.dtype
         by_device = {
             own: (arrangement.attention(self._heads, own, dtype), self._parts(ADAPTER, arrangement.rooms, own))
-            for own in devices
+            for own in dict.fromkeys(devices)
         }
         self.attend: list[Attend] = [by_device[own][0] for own in devices]  # of each stage
         self.adapters: list[list[Part]] = [by_device[own][1] for own in devices]
