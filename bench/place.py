@@ -23,9 +23,9 @@ from bench.server import texts_of
 from builder.publish.export import export
 from builder.publish.groups import emit
 from builder.publish.model_configs import ServingOptions
-from hplm.engine.profiling import cores_of
 from hplm.errors import Broken, InvalidInput
 from hplm.placement.cluster import Cluster, Device, Machine
+from hplm.placement.measuring import cores_of
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Terms
 from hplm.placement.screen import Screen, alone_ns

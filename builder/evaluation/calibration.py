@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.evaluation.fitting import Cases, fitted
+from builder.evaluation.reliability import Bin, bins_of, calibration_error
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
@@ -23,8 +25,6 @@ from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.levels.evidence import Evidence
-from hplm.levels.fitting import Cases, fitted
-from hplm.levels.reliability import Bin, bins_of, calibration_error
 
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.evaluation.calibration import reported_bins
+from builder.evaluation.reliability import BINS
 from builder.pictures import GRID, INK, OTHERS, OWN
-from hplm.levels.reliability import BINS
 
 
 def draw_reliability(report: dict[str, Any], path: Path) -> None:

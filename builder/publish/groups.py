@@ -17,11 +17,11 @@ from builder.publish.export import copy_file, write_tenants
 from builder.publish.model_configs import ALIAS
 from builder.store.store import written_folder
 from hplm.engine.backbone import Backbone
-from hplm.engine.profiling import cores_of, device_parameters
 from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
+from hplm.placement.measuring import cores_of, device_parameters
 from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table

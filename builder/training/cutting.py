@@ -36,7 +36,7 @@ class Cutting:
 
 def cuttable(layers: Layers, layout: Layout) -> list[nn.Parameter]:
     """Returns the weights that may learn if the change is cut to a LoRA: no biases and no norms, which a LoRA cannot hold."""
-    return [getattr(layer, at).weight for layer in layers for at in _products(layout) if layout.touches(at)]
+    return [getattr(layer, at).weight for layer in layers for at in _products(layout) if at in layout.maps]
 
 
 @torch.no_grad()

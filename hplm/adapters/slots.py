@@ -45,7 +45,7 @@ class Slots:
         devices: Sequence[torch.device] = (),
     ) -> None:
         """`devices`: of each layer, if they are not all on `device`. A slot has the same number on all of them."""
-        self._layout = layout
+        self.layout, self.count = layout, count
         self._devices = list(devices) or [device] * layout.layers
         self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype, devices)
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
@@ -60,6 +60,11 @@ class Slots:
     @property
     def device_bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
+
+    @property
+    def awaited(self) -> int:
+        """How many held records are not copied yet."""
+        return len(self._promised)
 
     @property
     def used(self) -> int:
@@ -96,7 +101,7 @@ class Slots:
 
     def fill(self) -> list[Mark]:
         """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
-        if not self._promised and all(copies.are_at_once for copies in self._copies.values()):
+        if not self._promised and all([copies.are_at_once for copies in self._copies.values()]):
             return [REACHED] * len(self.layers)
         marks: list[Mark] = []
         self._last = []
@@ -122,8 +127,8 @@ class Slots:
             mark.synchronize()
         self._last = []
         if len(self._promised) == len(self._arrivals):
-            flat = self._layout.empty(pin=self._devices[0].type == "cuda")
-            self._arrivals.append(Arrival(flat, self._layout.unpack(flat)))
+            flat = self.layout.empty(pin=self._devices[0].type == "cuda")
+            self._arrivals.append(Arrival(flat, self.layout.unpack(flat)))
         return self._arrivals[len(self._promised)]
 
     def _free_slot(self) -> int:
@@ -133,4 +138,4 @@ class Slots:
             if not self._pins[slot]:
                 del self._slot_of[record]
                 return slot
-        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.name} are in use: increase 'slots'")
+        raise SlotsTaken(f"all {self.count} slots for {self.layout.name} are in use: increase 'slots'")

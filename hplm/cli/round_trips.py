@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli.client import open_client
-from hplm.engine.profiling import RoundTrip
 from hplm.errors import InvalidInput
+from hplm.placement.measuring import RoundTrip
 from hplm.registry.store import Place
 from hplm.server.process_group import computed_ns
 

@@ -124,7 +124,10 @@ class Views:
         raise Draining("the served tenants or tables changed while the request was on its way: send it again")
 
     def _known(self, generation: int) -> View | None:
-        return next((view for view in reversed(self._remembered) if view.snapshot.generation == generation), None)
+        for view in reversed(self._remembered):
+            if view.snapshot.generation == generation:
+                return view
+        return None
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)

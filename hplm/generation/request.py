@@ -12,7 +12,6 @@ from math import ceil
 
 import numpy as np
 
-from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
@@ -157,7 +156,7 @@ class Sequence:
         self.room: Room | None = None  # of its keys and values
         self.token_ns = 0  # when its newest token came
         self.computed = 0  # tokens whose keys and values are in the room
-        self.adapter: tuple[Layout, int] | None = None  # its layout and slot
+        self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
         self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet
         # As the line sees it:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Homes, Part, parts_of
+from hplm.adapters.parts import Part, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
@@ -25,8 +25,7 @@ from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 from hplm.plot.forest import Chain, Forest
 from hplm.plot.gathering import Gatherer
 
@@ -72,7 +71,7 @@ class Stager:
         self._device, self._dtype = device, dtype
         self._gatherer = Gatherer(device, dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._arrived: dict[Layout, list[Mark]] = {}  # of the last copies of each layout
+        self._arrived: dict[Slots, list[Mark]] = {}  # of the last copies of each layout
         self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
         self._tenants: dict[Record, str] = {}  # whose records are in slots
 
@@ -96,7 +95,7 @@ class Stager:
             self._give_room_back()
             slots = self._slots[layout] = Slots(layout, self._count, self._device, layout.computed_in(self._dtype))
         misses = slots.misses
-        sequence.adapter = layout, slots.hold(record, self._records)
+        sequence.adapter = slots, slots.hold(record, self._records)
         if slots.misses > misses:
             self._awaited.add(layout)
             held = {record for slots in self._slots.values() for record in slots.records}
@@ -107,14 +106,13 @@ class Stager:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
         for layout in self._slots.keys() - self._layouts():
             if not self._slots[layout].pinned:
-                del self._slots[layout]
-                self._arrived.pop(layout, None)
+                self._arrived.pop(self._slots.pop(layout), None)
                 self._awaited.discard(layout)
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
-            layout, slot = sequence.adapter
-            self._slots[layout].release(slot)
+            slots, slot = sequence.adapter
+            slots.release(slot)
             sequence.adapter = None
 
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None:
@@ -126,22 +124,22 @@ class Stager:
         if not planned:
             return None
         for layout in list(self._awaited):
-            self._arrived[layout] = self._slots[layout].fill()
+            self._arrived[self._slots[layout]] = self._slots[layout].fill()
             self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         ends = np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
-        homes = Homes.of([one.sequence.adapter for one in planned])
-        placed = self._slots, self._arrived, self._device, self._dtype
+        slots = [one.sequence.adapter for one in planned]
+        placed = self._arrived, self._device, self._dtype
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
             attend=attention_over(self._config, self._cache, [one.chunk for one in planned], seeded),
-            adapters=parts_of(homes, counts, *placed),
-            last_adapters=parts_of(homes, completes.astype(np.int64), *placed),
+            adapters=parts_of(slots, counts.tolist(), *placed),
+            last_adapters=parts_of(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),
         )
 
@@ -183,7 +181,7 @@ class Stager:
         return kept, np.array([address for one in kept for address in rows(one)], dtype=np.int64)
 
     def _sent(self, numbers: Array) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int64)), self._device)
+        return sent(numbers.astype(np.int64), self._device)
 
 
 def _place(one: Planned) -> tuple[bool, int]:

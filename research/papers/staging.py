@@ -20,13 +20,12 @@ from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder, Prepared
-from hplm.engine.engine import Engine
+from hplm.engine.engine import Computed, Engine
 from hplm.engine.lookup import Lookup
-from hplm.engine.passage import Computed
 from hplm.engine.process import Process
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
-from hplm.engine.staged import StagedBatch
+from hplm.engine.sheets import StagedBatch
 from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
 from testing.random_store import SIZES

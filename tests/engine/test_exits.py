@@ -13,8 +13,8 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.engine import engine as computing
 from hplm.engine import exits as exits_module
-from hplm.engine import passage
 from hplm.engine.engine import Engine, resolve_precision
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
 from hplm.engine.packing import read_packing
@@ -131,8 +131,8 @@ def pair_of_texts(small, given):
 
 def in_last_layer(monkeypatch, do):
     """Does something while the last layer computes, once."""
-    adapt, done = passage._adapt_last, []
-    monkeypatch.setattr(passage, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
+    adapt, done = computing._adapt_last, []
+    monkeypatch.setattr(computing, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
 
 
 def world_of(small, expected, **changes):

@@ -28,7 +28,6 @@ from tqdm import tqdm
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device
-from hplm.engine.samples import Sampler, Samples, Sizes, steps
 from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import STAGES, Settings
 from hplm.errors import Internal, InvalidInput
@@ -37,6 +36,7 @@ from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
+from hplm.placement.samples import Sampler, Samples, Sizes, steps
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 

@@ -7,12 +7,12 @@ import os
 import numpy as np
 import pytest
 
-from hplm.engine import profiling
 from hplm.engine.backbone import Backbone
-from hplm.engine.profiling import Measurement, check_devices, measure, profile_repository, sources_of
-from hplm.engine.samples import EVEN, HELD_OUT
 from hplm.errors import Internal, InvalidInput
+from hplm.placement import measuring
+from hplm.placement.measuring import Measurement, check_devices, measure, profile_repository, sources_of
 from hplm.placement.profile import Profile
+from hplm.placement.samples import EVEN, HELD_OUT
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import mentioning
 
@@ -54,7 +54,7 @@ def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = sources_of(toy.repository)
     profile = profile_repository(
-        sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": profiling.RoundTrip(9e9, 4e9)}, show_progress=False
+        sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": measuring.RoundTrip(9e9, 4e9)}, show_progress=False
     )
     own = profile.backbones["toy"]
     assert set(own.times) == {1, len(cores)} and all(len(times) == CONFIG.upper_layers for times in own.times.values())
@@ -74,7 +74,7 @@ def killed(given):
 
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
-    monkeypatch.setattr(profiling, "measure", killed)
+    monkeypatch.setattr(measuring, "measure", killed)
     with pytest.raises(Internal, match=mentioning("toy, 1 device")):
         profile_repository(sources_of(toy.repository), [CORE], [1], show_progress=False)
 
