@@ -20,8 +20,8 @@ from transformers import AutoModel, PreTrainedTokenizerFast, RobertaConfig, Robe
 
 import bench
 import testing.reference
-from builder.adaptation.learning import Budget
 from builder.evaluation.tenant import evaluate_tenant
+from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile

@@ -68,7 +68,9 @@ def build_exits(
         states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
         for own, most in ((learning, MOST_ROWS), (choosing, None))
     ]
-    found = _made(store, tenant, task, computed, choosing, drops, delta, seed, asked, texts.is_labelled)
+    found = _made(
+        store, tenant, task, computed, choosing, drops, delta, seed, asked, texts.is_labelled, show_progress
+    )  # fmt: skip
     write_exits(store, tenant, found)
     return found, True
 
@@ -118,10 +120,11 @@ def _made(
     seed: int,
     asked: dict[str, Any],
     is_labelled: bool,
+    show_progress: bool,
 ) -> StoredExits:
     learning, judged = computed
     layout = layout_of(store, tenant)
-    heads = learned(learning, layout, task, seed)
+    heads = learned(learning, layout, task, seed, show_progress)
     outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
     full = calibration_of(store, tenant)
     if full is None and is_labelled and task.served.read_each is not None:

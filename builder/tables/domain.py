@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from builder.adaptation.distillation import adapt
-from builder.adaptation.learning import Budget
-from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.options import check_keep, check_seed
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
@@ -217,7 +217,7 @@ def _adapt(
     if store.config.is_decoder and not budget.empty:
         print(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted", file=sys.stderr, flush=True)
     elif not budget.empty:
-        documents, saved = build.documents(store.tokenizer(), options.seed), build.folder / "adaptation.pt"
+        documents, saved = build.documents(store.tokenizer(), options.seed), build.folder / "learning.pt"
         LEARN[options.learn](_Course(store, start, branch, lower, documents, budget, options.seed, device, saved))
     store.save_lower(*branch, lower)
 
@@ -251,17 +251,17 @@ def _masked(course: _Course) -> None:
         saved=course.saved,
     )  # fmt: skip
     store.save_masked_head(*course.branch, head.state_dict())
-    save_report(store.folder, *course.branch, {"learn": "masked", **asdict(report)})
+    save_report(store.folder, *course.branch, {"learn": "masked", **report})
 
 
 def _distil(course: _Course) -> None:
     store, config = course.store, course.store.config
     teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
-    report = adapt(
+    report = distil(
         teacher, course.lower, store.upper(), course.documents, course.budget, course.seed, train_upper=False,
         device=course.device, saved=course.saved,
     )  # fmt: skip
-    save_report(store.folder, *course.branch, {"learn": "distil", **asdict(report)})
+    save_report(store.folder, *course.branch, {"learn": "distil", **report})
 
 
 # masked: guess masked words of the corpus (HMI's further pretraining). distil: match the original model on the corpus.

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from builder.adaptation.distillation import adapt
-from builder.adaptation.learning import Budget
-from builder.adaptation.learning_curve import draw_adaptation
-from builder.adaptation.masked import further_pretrain, given_head
+from builder.learning.curve import draw_learning
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.masked import further_pretrain, given_head
 from builder.options import check_keep, check_seed
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
@@ -126,15 +126,15 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
     distilling = replace(budget.part(1 - options.masked), until=budget.until)
-    saved = build.folder / "adaptation.pt"
-    report = asdict(adapt(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved))
+    saved = build.folder / "learning.pt"
+    report = distil(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved)
     head = None
     if not masked.empty:
         saved = build.folder / "masked.pt"
         head, guessing = further_pretrain(
             config, lower, upper, given_head(model, config), "the checkpoint's", documents, masked, seed, device, saved=saved
         )
-        report["masked"] = asdict(guessing)
+        report["masked"] = guessing
     save_report(folder, "root", 1, report)
     return Store.create(folder, model, config, checkpoint.tokenizer_json, lower, upper, head)
 
@@ -157,4 +157,5 @@ def save_report(store_folder: Path, domain: str, version: int, report: dict[str,
     path.parent.mkdir(exist_ok=True)
     write_json(path, report)
     if report["curve"]:
-        draw_adaptation(report, f"{domain} version {version}: adaptation", path.with_suffix(".png"))
+        metric = "-loss" if "head" in report else "share explained"
+        draw_learning(report, metric, f"{domain} version {version}", path.with_suffix(".png"))

@@ -76,10 +76,15 @@ class Reader:
     """Looks texts up in one domain's chain."""
 
     def __init__(self, store: Store, domain: str, version: int) -> None:
+        self.store, self._branch = store, (domain, version)
         self._tokenizer = store.tokenizer()
         self._forest = store.forest(domain, version)
         self._chain = self._forest.chain(domain, version)
         self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opens the same tables where it is sent."""
+        return Reader, (self.store, *self._branch)
 
     def read(self, labelled: Labelled, task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TRAINING = (
     *("train", "dev", "from_version", "fresh", "adapter", "places", "dtype", "rank", "epochs", "patience", "learning_rate"),
-    *("upper_rate", "batch_texts", "dropout", "grid", "exits"),
+    *("upper_rate", "batch_texts", "grid", "exits"),
 )
 
 
@@ -108,13 +108,6 @@ def _training_options(tenant: argparse.ArgumentParser) -> None:
         help="texts in a training step, with 8,192 tokens at most (default: %(default)s)",
     )
     tenant.add_argument(
-        "--dropout",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of the hidden states that each training step leaves out; BERT's is 0.1 (default: %(default)s)",
-    )
-    tenant.add_argument(
         "--grid",
         action="store_true",
         help="train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best",
@@ -157,7 +150,6 @@ def run(args: argparse.Namespace) -> dict:
         learning_rate=args.learning_rate,
         body_rate=args.upper_rate,
         batch_texts=args.batch_texts,
-        dropout=args.dropout,
         seed=args.seed,
     )
     report = store.report(tenant)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.domain import DomainOptions, build_domain, recut_domain
 from builder.tables.root import RootOptions, build_root, recut_root

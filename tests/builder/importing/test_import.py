@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from builder.adaptation.learning import Budget
 from builder.importing import tenant as tenants
 from builder.importing.found import halves, records, upper_layout
 from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
+from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.domain import DomainOptions, build_domain, delete_domain
 from hplm.errors import InvalidInput

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from builder.adaptation.learning import Budget
 from builder.importing.lower import NewDomain
+from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, recut_domain

@@ -11,9 +11,9 @@ import pytest
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.resumable import write_json
 from builder.store.store import TenantFile
+from builder.training.data import read_files
 from builder.training.examples import Divided, split_off
 from builder.training.labelled import Example, Labelled, read_corpus
-from builder.training.material import Material
 from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
@@ -101,8 +101,8 @@ def test_a_corpus_is_lines_or_jsonl(tmp_path):
 
 def divided(path, task):
     """Returns the examples for training and for dev, of one file."""
-    parts = Material(path.parent, "root", 1, task, path, None).read()
-    return parts.training.examples, parts.dev.examples
+    files = read_files(None, task, path, None)
+    return files.train.examples, files.dev.examples
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,8 @@ def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
     random_tenant(store, start, 0.3, seed=1)
     for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
         write_json(store.tenant_folder("acme", 1) / "report.json", report)
-        material = Material(store.folder, "root", 1, "classify", train, None, ("a", "b"), start=start)
         with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
-            assert len(material.read().dev.examples) == 2
+            assert len(read_files(store, "classify", train, None, ("a", "b"), start=start).dev.examples) == 2
 
 
 def numbers(*values):
@@ -171,7 +170,7 @@ def numbers(*values):
 def test_data_that_no_head_can_learn_are_refused_before_training(tmp_path, task, rows, dtype, named):
     path = write(tmp_path / "data.jsonl", rows)
     with pytest.raises(InvalidInput, match=mentioning(path, *named)):
-        Material(tmp_path, "root", 1, task, path, path, dtype=dtype).read()
+        read_files(None, task, path, path, dtype=dtype)
 
 
 def test_values_are_checked_without_the_dev_part(tmp_path):
@@ -199,7 +198,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             learn(store, "classify", *given, **options)
     counts = dict.fromkeys(("epochs", "patience", "batch_texts"), 0)
-    for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1, "dropout": 1.0}.items():
+    for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1}.items():
         with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{name: value})
     for task in ("guess", "generate"):
