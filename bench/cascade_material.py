@@ -23,8 +23,8 @@ from builder.store.exits import StoredExits, layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
-from builder.training.labelled import Labelled
-from builder.training.tasks import TrainingTask, training_task
+from builder.tasks.examples import Labelled
+from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.tenant import build_tenant
 from demo.building import minilm
 from demo.data import write_demo_data

@@ -15,11 +15,11 @@ from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
 from builder.store.store import Store, TenantFile
+from builder.tasks.examples import Example
+from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import rows_of
-from builder.training.labelled import Example
 from builder.training.model import TenantModel
-from builder.training.tasks import TrainingTask
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration

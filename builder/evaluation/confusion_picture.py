@@ -6,8 +6,8 @@ from pathlib import Path
 
 from builder.evaluation.tenant import Evaluation
 from builder.pictures import INK
-from builder.training.scores import confusion
-from builder.training.tasks import TRAINING_TASKS, training_task
+from builder.tasks.scores import confusion
+from builder.tasks.tasks import TRAINING_TASKS, training_task
 from hplm.errors import InvalidInput
 
 MOST_LABELS = 60  # more cannot be read in a picture

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
+from builder.tasks.examples import Labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Pack, Reader, Texts
+from builder.tasks.scores import Scores
+from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.bodies import PlotBody
 from builder.training.data import Data
-from builder.training.examples import Pack, Reader, Texts
 from builder.training.finetuning import answers_to
-from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
 from builder.training.model import TenantModel
-from builder.training.scores import Scores
-from builder.training.tasks import TrainingTask, training_task
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.eightbit import to_eight_bits

@@ -19,10 +19,10 @@ from builder.exits.thresholds import Chosen, chosen
 from builder.store.calibrations import calibration_of
 from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
 from builder.store.store import Store, TenantFile
-from builder.training.examples import unread_targets
+from builder.tasks.examples import Bare, Labelled, read_labelled
+from builder.tasks.lookup import unread_targets
+from builder.tasks.tasks import TrainingTask
 from builder.training.history import PARTS, learned_by
-from builder.training.labelled import Labelled, read_labelled, read_text
-from builder.training.tasks import TrainingTask
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
@@ -100,7 +100,7 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
-        return read_labelled(training, read_text), texts.fresh
+        return read_labelled(training, Bare), texts.fresh
     examples = texts.fresh.examples
     order = np.random.default_rng(0).permutation(len(examples)).tolist()
     cut = round(LEARN * len(order))

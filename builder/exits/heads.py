@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from builder.exits.states import States
 from builder.learning.limits import Epochs
 from builder.learning.loop import Diverged, Exam, Group, Training, train
-from builder.training.tasks import TrainingTask
+from builder.tasks.tasks import TrainingTask
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 

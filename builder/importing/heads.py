@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from builder.importing.files import read_json
-from builder.training.tasks import training_task
+from builder.tasks.tasks import training_task
 from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig

@@ -20,9 +20,9 @@ from builder.importing.peft import is_peft, read_peft
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.weights import Weights
 from builder.tables.build_folder import held
-from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
-from builder.training.tasks import training_task
+from builder.tasks.examples import Labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.tasks import training_task
 from hplm.errors import MISFITS, InvalidInput
 from hplm.tasks import check_backbone
 

@@ -17,7 +17,7 @@ from builder.store.store import Store
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from builder.tables.table import table_bytes
-from builder.training.labelled import read_corpus
+from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.plot.forest import Chain
 from hplm.plot.levels import count_levels, ends

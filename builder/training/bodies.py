@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.store.store import Store
-from builder.training.examples import Pack, Text
+from builder.tasks.lookup import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 from hplm.model.layer import Adapt, Attend, Layers

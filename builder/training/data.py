@@ -10,10 +10,10 @@ import torch
 
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
-from builder.training.examples import Divided, Reader, Texts, split_off
-from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
-from builder.training.tasks import TrainingTask, training_task
+from builder.tasks.examples import Labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Divided, Reader, Texts, split_off
+from builder.tasks.tasks import TrainingTask, training_task
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 

@@ -17,12 +17,12 @@ from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.options import check_seed
 from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
+from builder.tasks.lookup import Pack, Texts
+from builder.tasks.scores import Scores
 from builder.training.bodies import Body, learnable
 from builder.training.cutting import Cutting
 from builder.training.data import Data
-from builder.training.examples import Pack, Texts
 from builder.training.model import TenantModel
-from builder.training.scores import Scores
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig

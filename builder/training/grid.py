@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from builder.learning.loop import Diverged
 from builder.store.savepoint import Savepoint
+from builder.tasks.scores import Scores
 from builder.training.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import Train, Trained, TrainingOptions, finetune, tenant_model
-from builder.training.scores import Scores
 from builder.worker_processes import processes_that_fit, worker_processes
 
 FACTORS = (0.5, 1.0, 2.0)  # of the given learning rate

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from builder.learning.loop import Diverged
+from builder.tasks.lookup import Pack
 from builder.training.bodies import Body
-from builder.training.examples import Pack
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.layer import QKV, Adapt

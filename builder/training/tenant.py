@@ -17,13 +17,13 @@ from builder.store.resumable import digest_of, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
 from builder.tables.text_files import check_file
+from builder.tasks.lookup import Reader, Texts
+from builder.tasks.tasks import training_task
 from builder.training.bodies import PlotBody
 from builder.training.data import Data, read_files
-from builder.training.examples import Reader, Texts
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
-from builder.training.tasks import training_task
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 

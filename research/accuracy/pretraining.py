@@ -22,8 +22,8 @@ from builder.store.savepoint import Savepoint
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
+from builder.tasks.lookup import Pack
 from builder.training.bodies import WholeBody
-from builder.training.examples import Pack
 from hplm.model.config import BackboneConfig
 from research.schemes.trained import whole_body
 

@@ -20,12 +20,12 @@ from bench.turns import threads
 from builder.hardware import products_of
 from builder.store.resumable import digest_of, replaced
 from builder.store.store import FORMAT as STORE_FORMAT
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
 from builder.training.bodies import WholeBody
 from builder.training.data import Data, read_files
-from builder.training.examples import Reader
 from builder.training.finetuning import TrainingOptions, evaluate
-from builder.training.labels import check_labels
-from builder.training.tasks import training_task
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT

@@ -24,8 +24,8 @@ from builder.exits.thresholds import Estimate, within
 from builder.packed_batches import packed_batches
 from builder.publish.precision import served_precision
 from builder.store.store import Store
+from builder.tasks.tasks import training_task
 from builder.training.finetuning import PACK_TOKENS
-from builder.training.tasks import training_task
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device

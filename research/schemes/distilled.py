@@ -16,9 +16,9 @@ from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
+from builder.tasks.lookup import Pack
 from builder.training.bodies import WholeBody
 from builder.training.data import Data
-from builder.training.examples import Pack
 from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune
 from hplm.model.attention import PackedAttention
 from research.schemes.pretrained import evenly

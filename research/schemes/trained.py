@@ -13,12 +13,12 @@ from builder.evaluation.tenant import Evaluation
 from builder.learning.loop import Diverged
 from builder.store.resumable import digest_of
 from builder.store.store import Store
+from builder.tasks.lookup import Reader
+from builder.tasks.scores import Scores
 from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
 from builder.training.data import Data, read_files
-from builder.training.examples import Reader
 from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
-from builder.training.scores import Scores
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from research.schemes.distilled import distilled

@@ -46,7 +46,7 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     for wrong, named in (
         (None, [path]),
         ("one document of two words", [1]),
-        ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "'text'"]),
+        ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"]),
     ):
         if wrong is not None:
             path.write_text(wrong)

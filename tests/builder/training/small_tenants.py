@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from builder.learning.loop import Exam, Progress
+from builder.tasks.scores import Scores
 from builder.training.finetuning import Trained, tenant_model
-from builder.training.scores import Scores
 from builder.training.tenant import build_tenant
 from testing.toy import WORDS
 

@@ -5,12 +5,12 @@ import pytest
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.learning.loop import Exam, Progress
-from builder.training.examples import Reader
-from builder.training.labelled import Example
-from builder.training.objectives import UNREAD
-from builder.training.scores import Scores, confusion, is_bio
-from builder.training.tasks import training_task
-from builder.training.threshold import none_shift
+from builder.tasks.examples import Example
+from builder.tasks.lookup import Reader
+from builder.tasks.losses import UNREAD
+from builder.tasks.scores import Scores, confusion, is_bio
+from builder.tasks.tasks import training_task
+from builder.tasks.threshold import none_shift
 from hplm.tasks import TASKS
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import CPU, write

@@ -14,9 +14,9 @@ from builder.publish.model_configs import ServingOptions
 from builder.store import savepoint
 from builder.store.store import TenantFile
 from builder.store.verification import store_parts
+from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
 from builder.training.data import read_files
-from builder.training.examples import Reader
 from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.model import TenantModel
 from builder.training.tenant import warnings_of

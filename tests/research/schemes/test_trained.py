@@ -12,10 +12,10 @@ from transformers import AutoModel
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.store import Store
+from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
 from builder.training.data import Data
-from builder.training.examples import Reader
 from builder.training.finetuning import TrainingOptions, finetune
-from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from builder.packed_batches import positions_of
 from builder.store.store import Store
-from builder.training.labelled import Example, Labelled
-from builder.training.objectives import UNREAD
-from builder.training.tasks import TrainingTask
+from builder.tasks.examples import Example, Labelled
+from builder.tasks.losses import UNREAD
+from builder.tasks.tasks import TrainingTask
 from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.training.labelled import Example
+from builder.tasks.examples import Example
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
 BIO = re.compile(r"[BI]-.+|O")
