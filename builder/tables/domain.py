@@ -13,6 +13,7 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.options import check_keep, check_seed
+from builder.page import branch_page
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
 from builder.tables.counting import add_counts
@@ -78,6 +79,7 @@ def build_domain(
             _adapt(store, build, parent, (name, 1), options, budget, device)
         store.chain(*parent)  # fails if the parent was deleted meanwhile
         table = build_table(store, spec, counts, store.lower(name, 1), keep, device, build.folder)
+        branch_page(store.folder, table)
         build.close()
         return table
 
@@ -132,6 +134,7 @@ def update_domain(
                 check_table(store.folder, spec, counts, keep, store.lower(name, version - 1), device, copied)
             _adapt(store, build, (name, version - 1), (name, version), options, budget, device)
         table = build_table(store, spec, counts, store.lower(name, version), keep, device, build.folder, known)
+        branch_page(store.folder, table)
         store.sweep()
         build.close()
         return table

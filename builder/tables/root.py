@@ -15,6 +15,7 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.options import check_keep, check_seed
+from builder.page import branch_page
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
@@ -73,6 +74,7 @@ def build_root(
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         keep = chosen_keep(counts, root=True, keep=options.keep)
         table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
+        branch_page(folder, table)
         build.close()
         return store, table
 

@@ -6,13 +6,13 @@ import json
 import sys
 from collections import Counter
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from builder.learning.curve import draw_learning
+from builder.page import tenant_page
 from builder.store.resumable import digest_of, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
@@ -23,6 +23,7 @@ from builder.training.bodies import PlotBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune
 from builder.training.grid import points, train_grid
+from builder.training.mistakes import mistakes_of
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
@@ -97,13 +98,20 @@ def build_tenant(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
         )  # fmt: skip
+        store.chain(*stands_on)  # fails if the domain was deleted meanwhile
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
         if tried:
             report["grid"] = [point.described() for point in tried]
-        title = f"{tenant_id} version {tenant.version}: {task} on {domain}"
-        store.chain(*stands_on)  # fails if the domain was deleted meanwhile
-        draw = partial(draw_learning, report, trained.scores.metric, title)
-        store.save_tenant(tenant, *trained.model.stored(), report, draw)
+        adapter, head = trained.model.stored()
+        report["bytes"] = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
+
+        def draw(picture: Path) -> None:
+            title = f"{tenant_id} version {tenant.version}: {task} on {domain}"
+            draw_learning(report, trained.scores.metric, title, picture)
+            tenant_page(report, title, picture)
+
+        store.chain(*stands_on)
+        store.save_tenant(tenant, adapter, head, report, draw)
         put_away(working)
         return tenant
 
@@ -136,6 +144,7 @@ def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, 
         "dev": {**dev, **_described(data.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
         "labels_without_examples": [label for label in data.labels if label not in counts] if counts else [],
+        **mistakes_of(trained, data),
         **trained.report,
     }
 

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> dict:
         metric = dev["metric"]
         before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""
         print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts{before}")
-        print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
+        print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.html")
     made = {"tenant": tenant.id, "version": tenant.version, "from_version": report["from_version"]}
     made |= {"task": tenant.task, "labels": tenant.labels, "dev": dev}
     return made | ({"exits": make_exits(args, store, tenant.id, args.exits)} if args.exits is not None else {})

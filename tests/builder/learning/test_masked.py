@@ -123,6 +123,8 @@ def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
     assert report_of(store, "law-1")["learn"] == "distil" and store.masked_head("law", 1) is None
     for branch in ("bio-2", "law-1"):
         assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
+        page = (store.folder / "lower" / f"{branch}.html").read_text()
+        assert f"{branch[:3]} version" in page and "data:image/png;base64," in page and "Exams" in page
     with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
         build_domain(store, "new", [corpus(tmp_path, 1)], replace(options, learn="guess"), two, CPU)
     Store(store.folder).remove_branch("bio", 2)

@@ -120,7 +120,9 @@ def untrained(body, data, options, saved=None, show_progress=True, further=None)
     scores = Scores(len(data.dev.examples), "accuracy", {"accuracy": 0.5})
     now = Progress(1, 1, 0.0, [1.0])
     now.examined(Exam(0.5, 1.0), {}, 0.0)
-    return Trained(body, model, scores, {**asdict(options), "kept_epoch": 1, "best_epoch": 1, **now.reported()})
+    return Trained(
+        body, model, scores, {**asdict(options), "kept_epoch": 1, "best_epoch": 1, "epochs_run": 1, **now.reported()}
+    )
 
 
 def interrupted(*_, **__):

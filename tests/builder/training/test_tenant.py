@@ -1,5 +1,6 @@
 """Tenants on a toy backbone: they learn every task, are scored as they are served, and are trained on."""
 
+import html
 import random
 from dataclasses import replace
 
@@ -70,6 +71,22 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     assert report["epochs_run"] == 6 or report["epochs_run"] - report["best_epoch"] == 3  # the patience
     assert name != "cut" or (0.2 < exams[0]["change_held"] < 1 and 0.2 < report["change_held"] <= 1)
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
+    check_page((store.tenant_folder(name, 1) / "report.html").read_text(), report)
+
+
+def check_page(page, report):
+    """It shows what the report says of labels and mistakes, and loads nothing."""
+    dev, by_label, mistakes = report["dev"], report["by_label"], report["mistakes"]
+    assert "<script" not in page and "http" not in page and "data:image/png;base64," in page
+    assert str(dev[dev["metric"]]) in page and len(mistakes) <= 10
+    for shown in (*(row["label"] for row in by_label), *(mistake["text"] for mistake in mistakes)):
+        assert html.escape(shown, quote=False) in page
+    assert bool(by_label) == (report["task"] not in ("regress", "span"))
+    if report["task"] == "classify":
+        right = sum(row["right"] for row in by_label)
+        assert right == round(dev["accuracy"] * dev["rows"]) and len(mistakes) == min(10, dev["rows"] - right)
+        assert all(mistake["right"] != mistake["answered"] for mistake in mistakes)
+        assert sum(row["wanted"] for row in by_label) == dev["rows"]
 
 
 def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path):
