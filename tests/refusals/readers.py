@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from builder.importing.found import halves, records, storable, upper_layout
+from builder.importing.foreign import records, storable, upper_layout
 from builder.importing.heads import check_head, chosen_labels
 from builder.importing.tenant import read_folder
 from builder.publish.export import export
@@ -228,11 +228,13 @@ def imported(work: Path, take: Taken) -> Made:
         shutil.copytree(SAVED / name, work / "saved" / name, ignore=shutil.ignore_patterns("expected.json"))
 
     def read(name: str) -> None:
-        adapter, head = read_folder(work / "saved" / name.partition("/")[0], str(work), None)
+        adapter = read_folder(work / "saved" / name.partition("/")[0], str(work), None)
+        head = adapter.head
+        assert head is not None
         rows = len(head.weights["weight"])
         chosen_labels(head.task, None if head.labels else [str(row) for row in range(rows)], head.labels, rows, head.source)
         check_head(head.weights, head.function, CONFIG, head.source)
-        upper = halves(adapter, CONFIG).upper
+        _, upper = adapter.halves(CONFIG)
         if (layout := upper_layout(adapter, upper, CONFIG)) is not None:
             for record in records(upper, layout):
                 storable(record, layout, adapter.source)
