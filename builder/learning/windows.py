@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from builder.hardware import OpaqueAttention
 from builder.learning.teacher import Teacher
 from builder.packed_batches import packed_batches, positions_of
+from builder.tables.sorted_runs import distinct
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
-from hplm.plot.keys import KeySpace, first_of_each, order
+from hplm.plot.keys import KeySpace
 
 EXAM_TOKENS = 1024  # of a held-out pack
 LONG_EVERY = 8  # one of so many packs holds texts of the model's full length, so that every position is trained
@@ -97,7 +98,7 @@ class Shrinking:
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Returns distinct windows, and the window of each token."""
         levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
-        keys, window_of = _distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
+        keys, window_of = distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
         return index_of(self._space.unpack(keys), self._device), index_of(window_of, self._device)
 
 
@@ -124,15 +125,6 @@ def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64)).to(device)
-
-
-def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct keys, and the index of each key among them."""
-    sorting = order(keys)
-    starts = first_of_each(keys[sorting])
-    which = np.empty(len(keys), dtype=np.int64)
-    which[sorting] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(keys))))
-    return keys[sorting[starts]], which
 
 
 class Student(nn.Module):

@@ -140,25 +140,6 @@ def update_domain(
         return table
 
 
-def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
-    """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root.
-
-    Rows of the old table are copied if both store them in the same format.
-    """
-    build = store.work_folder(name, 1)
-    with held(build, f"domain {name!r}"):
-        if (name, 1) in store.domains():
-            return store.table(name, 1)
-        store.remove_branch(name, 1)  # of an interrupted call, perhaps with another size
-        put_away(build)
-        counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
-        store.save_lower(name, 1, lower)  # before the table, which makes it a branch
-        spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
-        table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
-        put_away(build)
-        return table
-
-
 def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:
     """Deletes all versions of a domain, or one. Refuses while tenants or other domains need it."""
     newest = store.latest(name)  # its error names the known domains

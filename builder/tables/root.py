@@ -20,7 +20,6 @@ from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
-from builder.tables.counts import Counts
 from builder.tables.size import check_table, chosen_keep
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
@@ -77,27 +76,6 @@ def build_root(
         branch_page(folder, table)
         build.close()
         return store, table
-
-
-def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    """Makes a new store with another table of the same corpus and layers. Rows that the old table has are copied."""
-    with held(folder.with_name(f"{folder.name}.building"), f"the root of {folder}"):
-        return _recut_root(origin, folder, keep, device)
-
-
-def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    if (folder / "store.json").exists() and (store := Store(folder)).domains():
-        return store.table("root", 1)
-    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted build
-    counts, lower, known = Counts(origin.counts_folder("root", 1)), origin.lower("root", 1), origin.table("root", 1)
-    tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
-    store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
-    spec = store.table_spec("root", 1, None, known.meta.dtype, counts.tokens)
-    build = store.work_folder("root", 1)
-    build.mkdir(parents=True)
-    table = build_table(store, spec, counts, lower, keep, device, build, known)
-    shutil.rmtree(build)
-    return table
 
 
 def _counts(folder: Path) -> Path:
