@@ -56,10 +56,10 @@ def distil(
     documents: Sequence[np.ndarray],
     budget: Budget,
     seed: int,
-    train_upper: bool,
     device: torch.device,
     show_progress: bool = True,
     saved: Path | None = None,
+    train_upper: bool = True,
 ) -> dict[str, Any]:
     """Changes `lower` and, with `train_upper`, `upper` in place, and returns the report. A result that explains held-out texts
     worse than the start is dropped. After an interruption the same call continues from `saved`."""

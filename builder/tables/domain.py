@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
 from builder.learning.distil import distil
@@ -201,51 +201,29 @@ def _adapt(
     if store.config.is_decoder and not budget.empty:
         print(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted", file=sys.stderr, flush=True)
     elif not budget.empty:
-        documents, saved = build.documents(store.tokenizer(), options.seed), build.folder / "learning.pt"
-        LEARN[options.learn](_Course(store, start, branch, lower, documents, budget, options.seed, device, saved))
+        documents = build.documents(store.tokenizer(), options.seed)
+        given = documents, budget, options.seed, device, True, build.folder / "learning.pt"
+        report = LEARN[options.learn](store, start, branch, lower, *given)
+        save_report(store.folder, *branch, {"learn": options.learn, **report})
     store.save_lower(*branch, lower)
 
 
-@dataclass(frozen=True)
-class _Course:
-    """A lower stack and what it learns from."""
-
-    store: Store
-    start: tuple[str, int]  # the branch whose stack it was
-    branch: tuple[str, int]
-    lower: LowerStack  # it learns in place
-    documents: list[np.ndarray]
-    budget: Budget
-    seed: int
-    device: torch.device
-    saved: Path  # a savepoint
-
-
-def _masked(course: _Course) -> None:
+def _masked(store: Store, start: tuple[str, int], branch: tuple[str, int], lower: LowerStack, *given: Any) -> dict[str, Any]:
     """Trains on masked words. The head is saved with the branch, so that an update need not train a new one."""
-    store, config = course.store, course.store.config
-    head, head_is = MaskedHead(config), "the branch's"
-    weights = store.masked_head(*course.start)
-    if weights is not None:
+    head, head_is = MaskedHead(store.config), "the branch's"
+    if (weights := store.masked_head(*start)) is not None:
         head.load_state_dict(weights)
     else:
-        head, head_is = given_head(store.model, config), "the checkpoint's"
-    head, report = further_pretrain(
-        config, course.lower, store.upper(), head, head_is, course.documents, course.budget, course.seed, course.device,
-        saved=course.saved,
-    )  # fmt: skip
-    store.save_masked_head(*course.branch, head.state_dict())
-    save_report(store.folder, *course.branch, {"learn": "masked", **report})
+        head, head_is = given_head(store.model, store.config), "the checkpoint's"
+    head, report = further_pretrain(store.config, lower, store.upper(), head, head_is, *given)
+    store.save_masked_head(*branch, head.state_dict())
+    return report
 
 
-def _distil(course: _Course) -> None:
-    store, config = course.store, course.store.config
+def _distil(store: Store, start: tuple[str, int], branch: tuple[str, int], lower: LowerStack, *given: Any) -> dict[str, Any]:
+    config = store.config
     teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
-    report = distil(
-        teacher, course.lower, store.upper(), course.documents, course.budget, course.seed, train_upper=False,
-        device=course.device, saved=course.saved,
-    )  # fmt: skip
-    save_report(store.folder, *course.branch, {"learn": "distil", **report})
+    return distil(teacher, lower, store.upper(), *given, train_upper=False)
 
 
 # masked: guess masked words of the corpus (HMI's further pretraining). distil: match the original model on the corpus.

@@ -107,7 +107,7 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
     distilling = replace(budget.part(1 - options.masked), until=budget.until)
     saved = build.folder / "learning.pt"
-    report = distil(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved)
+    report = distil(checkpoint, lower, upper, documents, distilling, seed, device, saved=saved)
     head = None
     if not masked.empty:
         saved = build.folder / "masked.pt"

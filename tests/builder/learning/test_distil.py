@@ -30,7 +30,7 @@ def documents(checkpoint):
 
 def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
     lower, upper = start or split(checkpoint)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, train_upper, CPU, show_progress=False)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, CPU, False, train_upper=train_upper)
     return lower, upper, report
 
 
@@ -142,7 +142,7 @@ def test_a_goal_ends_an_adaptation_at_the_first_exam_that_reaches_it(checkpoint,
 
     def run_until(until):
         budget = Budget(steps=14, until=until)
-        return distil(checkpoint, *split(checkpoint), documents, budget, 0, True, CPU, show_progress=False)
+        return distil(checkpoint, *split(checkpoint), documents, budget, 0, CPU, show_progress=False)
 
     exams = run_until(0.999)["exams"]
     assert exams[0]["step"] == 0 and exams[-1]["step"] == 14 and len(exams) > 4

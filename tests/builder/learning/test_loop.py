@@ -113,7 +113,7 @@ def test_impossible_budgets_are_refused():
 
 def distilled(checkpoint, documents, budget, saved):
     lower, upper = split(checkpoint)
-    return [lower, upper], distil(checkpoint, lower, upper, documents, budget, 3, True, CPU, False, saved)
+    return [lower, upper], distil(checkpoint, lower, upper, documents, budget, 3, CPU, False, saved)
 
 
 def guessed(checkpoint, documents, budget, saved):
