@@ -25,6 +25,7 @@ from builder.training.finetuning import Train, Trained, TrainingOptions, adapter
 from builder.training.grid import points, train_grid
 from builder.training.mistakes import mistakes_of
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
+from builder.training.teacher import TEACHERS, taught
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
@@ -43,13 +44,14 @@ def build_tenant(
     device: torch.device | None = None,
     show_progress: bool = True,
     trainer: Train = finetune,
+    teacher: str | None = None,
     **training: Any,
 ) -> TenantFile:
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
-    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW.
+    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: one of TEACHERS.
     """
     check_name("tenant", tenant_id)
     device = device or resolve_device("auto")
@@ -59,6 +61,10 @@ def build_tenant(
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
         options = TrainingOptions(**form_of(before, training))
+        if teacher is not None:
+            if teacher not in TEACHERS or grid:
+                raise InvalidInput(f"--teacher {teacher}: choose {' or '.join(TEACHERS)}, and leave out --grid")
+            trainer = taught
         if options.body_rate and not options.cut:
             raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
         adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
@@ -67,7 +73,7 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": _digest(train_file), "dev": _digest(dev_file) if dev_file is not None else None,
-            **asdict(options), "grid": grid,
+            **asdict(options), "grid": grid, **({"teacher": teacher} if teacher is not None else {}),
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
         begun = _begun(working)

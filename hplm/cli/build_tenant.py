@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TRAINING = (
     *("train", "dev", "from_version", "fresh", "adapter", "places", "dtype", "rank", "epochs", "patience", "learning_rate"),
-    *("upper_rate", "batch_texts", "grid", "exits"),
+    *("upper_rate", "batch_texts", "grid", "teacher", "exits"),
 )
 
 
@@ -108,6 +108,11 @@ def _training_options(tenant: argparse.ArgumentParser) -> None:
         help="texts in a training step, with 8,192 tokens at most (default: %(default)s)",
     )
     tenant.add_argument(
+        "--teacher",
+        choices=("dedicated",),
+        help="first fine-tune the original model in full on the same data; the tenant then learns labels and its soft answers",
+    )
+    tenant.add_argument(
         "--grid",
         action="store_true",
         help="train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best",
@@ -142,6 +147,7 @@ def run(args: argparse.Namespace) -> dict:
         args.train,
         args.dev,
         grid=args.grid,
+        teacher=args.teacher,
         from_version=0 if args.fresh else args.from_version,
         device=device_of(args),
         **{name: value for name, value in form.items() if value is not None},
