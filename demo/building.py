@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store

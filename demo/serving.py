@@ -15,7 +15,7 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from builder.training.tasks import training_task
+from builder.tasks.tasks import training_task
 from demo.data import DemoTenant
 from demo.picture import draw_bars
 from hplm.errors import HplmError

@@ -1,6 +1,6 @@
 """The tasks of tenants: which tokens a head reads, how many outputs it has, and how an answer is read from its logits.
 
-A task is one object here and one in `builder/training/tasks.py`. docs/extending.md describes how to add one.
+A task is one object here and one in `builder/tasks/tasks.py`. docs/extending.md describes how to add one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.live import add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions

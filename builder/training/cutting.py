@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from builder.learning.loop import Diverged
 from builder.training.bodies import PlotBody, WholeBody
-from builder.training.model import Diverged, Weights
+from builder.training.model import Weights
 from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers
 

@@ -121,7 +121,7 @@ def _serve_update(args: argparse.Namespace) -> dict:
 
 
 def _build_update(args: argparse.Namespace) -> dict:
-    from builder.adaptation.learning import Budget
+    from builder.learning.limits import Budget
     from builder.store.store import Store
     from builder.tables.domain import UpdateOptions, update_domain
     from builder.tables.inspection import behind

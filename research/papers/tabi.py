@@ -24,8 +24,8 @@ from builder.exits.thresholds import Estimate, within
 from builder.packed_batches import packed_batches
 from builder.publish.precision import served_precision
 from builder.store.store import Store
+from builder.tasks.tasks import training_task
 from builder.training.finetuning import PACK_TOKENS
-from builder.training.tasks import training_task
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
@@ -220,11 +220,11 @@ def pruned(store: Store, id: str, question: Question, precision: Precision, own:
 
 
 @torch.inference_mode()
-def _pruned_labels(body, model, ground, keep: float) -> Array:
-    texts = ground.texts
+def _pruned_labels(body, model, data, keep: float) -> Array:
+    texts = data.dev
     found = np.empty(len(texts.texts), dtype=np.int64)
     for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = ground.reader.pack(texts, some, ground.device)
+        pack = data.reader.pack(texts, some, data.device)
         x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
         looked = Looked(pack.lengths, body.upper.heads)
         kept, lengths = None, pack.lengths

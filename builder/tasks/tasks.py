@@ -9,19 +9,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from builder.training.labelled import (
-    Example,
-    Labelled,
-    ReadLine,
-    read_answers,
-    read_label,
-    read_labelled,
-    read_labels,
-    read_tags,
-    read_value,
-)
-from builder.training.labels import check_answerable, check_values, labels_in, mean_and_spread
-from builder.training.objectives import (
+from builder.tasks.examples import Classified, Example, Labelled, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
+from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
+from builder.tasks.losses import (
     end_loss,
     end_targets,
     holding_distance,
@@ -34,9 +24,9 @@ from builder.training.objectives import (
     value_loss,
     value_targets,
 )
-from builder.training.outcomes import is_exact, is_near, right_holding, right_label
-from builder.training.scores import Labels, Scores, holding_scores, label_scores, span_scores, tag_scores, value_scores
-from builder.training.threshold import none_shift
+from builder.tasks.outcomes import is_exact, is_near, right_holding, right_label
+from builder.tasks.scores import Labels, Scores, holding_scores, label_scores, span_scores, tag_scores, value_scores
+from builder.tasks.threshold import none_shift
 from hplm.errors import InvalidInput
 from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
@@ -69,7 +59,7 @@ IsRight = Callable[[Example, TextAnswer, float], bool]  # takes an example, its 
 @dataclass(frozen=True)
 class TrainingTask:
     served: Task
-    read_line: ReadLine  # reads a line of a labelled file
+    line: type[Line]  # of a labelled file
     targets: Callable[[Example, np.ndarray, Mapping[str, int]], np.ndarray]  # takes an example, its rows, the labels' numbers
     loss: Callable[[Tensor, Tensor, list[int], float], tuple[Tensor, int]]  # takes logits, targets, rows of each text, `scale`
     score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # takes labels, examples and their answers
@@ -86,7 +76,7 @@ class TrainingTask:
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def read(self, path: Path) -> Labelled:
-        return read_labelled(path, self.read_line)
+        return read_labelled(path, self.line)
 
     def labels(self, labelled: Labelled) -> list[str]:
         """Returns the labels of the head's outputs."""
@@ -107,57 +97,24 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
     task.served.name: task
     for task in (
         TrainingTask(
-            TASKS["classify"],
-            read_label,
-            label_targets,
-            label_loss,
-            label_scores,
-            one_label_a_row=True,
-            right_class=right_label,
-            distance=label_distance,
+            TASKS["classify"], Classified, label_targets, label_loss, label_scores,
+            one_label_a_row=True, right_class=right_label, distance=label_distance,
         ),
         TrainingTask(
-            TASKS["multilabel"],
-            read_labels,
-            holding_targets,
-            holding_loss,
-            holding_scores,
-            fewest_labels=1,
-            right_class=right_holding,
-            distance=holding_distance,
+            TASKS["multilabel"], ManyLabelled, holding_targets, holding_loss, holding_scores,
+            fewest_labels=1, right_class=right_holding, distance=holding_distance,
         ),
         TrainingTask(
-            TASKS["tag"],
-            read_tags,
-            label_targets,
-            label_loss,
-            tag_scores,
-            one_label_a_row=True,
-            right_class=right_label,
-            distance=label_distance,
+            TASKS["tag"], Tagged, label_targets, label_loss, tag_scores,
+            one_label_a_row=True, right_class=right_label, distance=label_distance,
         ),
         TrainingTask(
-            TASKS["regress"],
-            read_value,
-            value_targets,
-            value_loss,
-            value_scores,
-            check=check_values,
-            scale=mean_and_spread,
-            is_right=is_near,
-            is_number=True,
-            distance=value_distance,
+            TASKS["regress"], Valued, value_targets, value_loss, value_scores,
+            check=check_values, scale=mean_and_spread, is_right=is_near, is_number=True, distance=value_distance,
         ),
         TrainingTask(
-            TASKS["span"],
-            read_answers,
-            end_targets,
-            end_loss,
-            span_scores,
-            check=check_answerable,
-            further=_some_unanswerable,
-            shift=none_shift,
-            is_right=is_exact,
+            TASKS["span"], Question, end_targets, end_loss, span_scores,
+            check=check_answerable, further=_some_unanswerable, shift=none_shift, is_right=is_exact,
         ),
     )
-}
+}  # fmt: skip

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.adaptation.distillation import lower_groups, split_documents
-from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
-from builder.hardware import compiled, half_precision, step_tokens
+from builder.hardware import compiled, step_tokens
+from builder.learning.distil import WAY_OUT, lower_groups, split_documents
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.windows import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
 from builder.packed_batches import positions_of
 from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
@@ -55,32 +56,6 @@ class MaskedHead(nn.Module):
 class MaskedLesson(Windowed):
     guessed: Tensor  # the indices of the tokens to guess
     words: Tensor  # the original words there
-
-
-@dataclass(frozen=True)
-class Guessing:
-    """Quality of the guesses on held-out texts: the mean loss, and the share that is right."""
-
-    loss: float
-    right: float
-
-
-@dataclass(frozen=True)
-class MaskedReport:
-    documents: int
-    head: str  # where the head comes from: the checkpoint, the branch, or this run
-    at_start: Guessing  # with the head that is used for training
-    at_end: Guessing  # of the kept state
-    kept_at: float  # the share of the budget at which the kept state was reached
-    history: list[dict[str, float]]
-    first_loss: float
-    last_loss: float
-    curve: list[list[float]]
-    steps: int
-    head_steps: int
-    tokens: int
-    seconds: float
-    seed: int
 
 
 def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
@@ -145,66 +120,47 @@ def further_pretrain(
     device: torch.device,
     show_progress: bool = True,
     saved: Path | None = None,
-) -> tuple[MaskedHead, MaskedReport]:
-    """Changes `lower` in place. Trains a head first if there is none. The same call after an interruption continues."""
+) -> tuple[MaskedHead, dict[str, Any]]:
+    """Changes `lower` in place, and returns the head and the report. Trains a head first if there is none.
+
+    `head_is`: where the head comes from. The same call after an interruption continues.
+    """
     held_out, training = split_documents(documents, seed)
     lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
-    exam = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
-    guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device)
+    held = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
+    guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device).requires_grad_(False)
     compiled([*lower.layers, *upper.layers], device)
-    in_half = half_precision(device)
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
         lesson = lessons.lesson(*texts)
-        with in_half:
-            guesses = guesser(lesson)
-        return F.cross_entropy(guesses.float(), lesson.words), lesson.tokens
+        return F.cross_entropy(guesser(lesson).float(), lesson.words), lesson.tokens
 
-    head_steps, before, main = 0, 0.0, budget
+    def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
+        training = Training(
+            title, device, groups, reading.starting, loss_of, lambda: _examined(guesser, held), WAY_OUT, exams=exams
+        )
+        now = train(training, part, Savepoint(file), show_progress)
+        guesser.requires_grad_(False)
+        return now
+
+    fitted, main = Progress(), budget
     if head is None:
-        whole = {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()}
-        path = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
-        fitting = Learning(guesser, [Group(HEAD_RATE, whole)], budget.part(HEAD_SHARE), Savepoint(path))
-        fitted = fitting.run("fitting a head", reading.starting, loss_of, show_progress)
-        head_steps, before = fitted.steps, fitted.seconds
+        whole = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
+        file = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
+        fitted = learned("fitting a head", [whole], budget.part(HEAD_SHARE), file, 1)
         main = budget.part(1 - HEAD_SHARE)
-    learning = Learning(guesser, _below(lower), main, Savepoint(saved))
-    facts = learning.course.facts
-    if not learning.begun:
-        facts |= {"start": _examined(guesser, exam), "exams": [], "kept_at": 0.0, "best": learning.weights()}
-    best = facts["start"] if not facts["exams"] else min([facts["start"], *facts["exams"]], key=lambda found: found["loss"])
-
-    def between(share: float) -> bool:
-        nonlocal best
-        if share < 1 and len(facts["exams"]) + 1 > share * EXAMS:
-            return False
-        found = _examined(guesser, exam) | {"share": round(min(share, 1.0), 3)}
-        facts["exams"].append(found)
-        if found["loss"] < best["loss"]:
-            best, facts["kept_at"], facts["best"] = found, found["share"], learning.weights()
-        return False
-
-    course = learning.run("pretraining", reading.starting, loss_of, show_progress, between)
-    learning.put(facts["best"])
-    lower.requires_grad_(True)
-    upper.requires_grad_(True)
-    report = MaskedReport(
-        documents=len(documents),
-        head=head_is if head is not None else "made here",
-        at_start=Guessing(facts["start"]["loss"], facts["start"]["right"]),
-        at_end=Guessing(best["loss"], best["right"]),
-        kept_at=facts["kept_at"],
-        history=facts["exams"],
-        first_loss=course.first_loss,
-        last_loss=course.last_loss,
-        curve=course.curve,
-        steps=course.steps,
-        head_steps=head_steps,
-        tokens=course.tokens,
-        seconds=round(before + course.seconds, 1),
-        seed=seed,
-    )
-    return guesser.head, report
+    now = learned("pretraining", lower_groups(lower, LEARNING_RATE), main, saved, EXAMS)
+    for module in (guesser.head, lower, upper):
+        module.requires_grad_(True)
+    return guesser.head, {
+        "documents": len(documents),
+        "head": head_is if head is not None else "made here",
+        "head_steps": fitted.steps,
+        "seed": seed,
+        "tokens": now.units,
+        **now.reported(),
+        "seconds": round(fitted.seconds + now.seconds, 1),
+    }
 
 
 class _Guesser(nn.Module):
@@ -217,19 +173,13 @@ class _Guesser(nn.Module):
         return self.head(hidden.index_select(0, lesson.guessed), self.student.lower.words.weight)
 
 
-def _below(lower: LowerStack) -> list[Group]:
-    return [
-        Group(group.peak, {f"student.{name}": parameter for name, parameter in group.parameters.items()})
-        for group in lower_groups(lower, LEARNING_RATE)
-    ]
-
-
 @torch.no_grad()
-def _examined(guesser: _Guesser, exam: Sequence[MaskedLesson]) -> dict[str, Any]:
+def _examined(guesser: _Guesser, held: Sequence[MaskedLesson]) -> Exam:
+    """Returns the mean loss of the guesses on held-out texts, and the share that is right."""
     loss = right = total = 0.0
-    for lesson in exam:
+    for lesson in held:
         guesses = guesser(lesson).float()
         loss += float(F.cross_entropy(guesses, lesson.words, reduction="sum"))
         right += int((guesses.argmax(1) == lesson.words).sum())
         total += len(lesson.words)
-    return {"loss": round(loss / total, 4), "right": round(right / total, 4)}
+    return Exam(-round(loss / total, 4), round(loss / total, 4), facts={"right": round(right / total, 4)})

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.training.labelled import Example
-from builder.training.scores import overlap_of
+from builder.tasks.examples import Example
+from builder.tasks.scores import overlap_of
 from hplm.tasks import TASKS
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from builder.adaptation import masked
-from builder.adaptation.learning import Budget
-from builder.adaptation.masked import MaskedLessons, further_pretrain, given_head
+from builder.learning import masked
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam
+from builder.learning.masked import MaskedLessons, further_pretrain, given_head
 from builder.store.store import Store
 from builder.tables import root
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
@@ -18,8 +19,8 @@ from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_documents
-from tests.builder.adaptation.models import chained, same, weights
 from tests.builder.checkpoints import save_bert
+from tests.builder.learning.models import chained, same, weights
 from tests.builder.stores import CPU, some_lines
 from tests.support.message import mentioning
 
@@ -72,14 +73,14 @@ def test_predictions_improve_and_only_the_lower_layers_change(model):
     head = given_head(str(folder), checkpoint.config)
     before_lower, before_upper = (stack.state_dict() for stack in split(checkpoint))
     lower, upper, _, report = run(checkpoint, documents, Budget(steps=30), head)
-    assert report.at_end.loss < report.at_start.loss
-    assert report.at_end.loss == min(exam["loss"] for exam in report.history)
-    assert (report.head, report.head_steps) == (("given", 0) if head is not None else ("made here", 6))
-    assert len(report.history) == masked.EXAMS and report.kept_at > 0
+    start, *exams = report["exams"]
+    kept = next(exam for exam in exams if exam["step"] == report["kept_step"])
+    assert kept["loss"] == min(exam["loss"] for exam in exams) < start["loss"] and len(exams) == masked.EXAMS
+    assert (report["head"], report["head_steps"]) == (("given", 0) if head is not None else ("made here", 6))
     assert all(torch.equal(tensor, upper.state_dict()[name]) for name, tensor in before_upper.items())
     assert torch.equal(before_lower["words.weight"], lower.state_dict()["words.weight"])
     assert not torch.equal(before_lower["layers.0.qkv.weight"], lower.state_dict()["layers.0.qkv.weight"])
-    assert json.dumps(report.history)
+    assert json.dumps(report)
 
 
 def test_steps_that_make_predictions_worse_are_not_kept(model, monkeypatch):
@@ -87,9 +88,9 @@ def test_steps_that_make_predictions_worse_are_not_kept(model, monkeypatch):
     documents = chained(checkpoint.config, 4000, 16, seed=1)
     head = given_head(str(model[0]), checkpoint.config) or masked.MaskedHead(checkpoint.config)
     losses = iter(range(100))
-    monkeypatch.setattr(masked, "_examined", lambda guesser, exam: {"loss": float(next(losses)), "right": 0.0})
+    monkeypatch.setattr(masked, "_examined", lambda guesser, held: Exam(-float(loss := next(losses)), float(loss)))
     lower, _, _, report = run(checkpoint, documents, Budget(steps=10), head)
-    assert report.kept_at == 0 and report.at_end == report.at_start and report.steps == 10
+    assert (report["kept_step"], report["steps"]) == (0, 10)
     assert same(weights(lower), weights(split(checkpoint)[0]))
 
 
@@ -122,6 +123,8 @@ def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
     assert report_of(store, "law-1")["learn"] == "distil" and store.masked_head("law", 1) is None
     for branch in ("bio-2", "law-1"):
         assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
+        page = (store.folder / "lower" / f"{branch}.html").read_text()
+        assert f"{branch[:3]} version" in page and "data:image/png;base64," in page and "Exams" in page
     with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
         build_domain(store, "new", [corpus(tmp_path, 1)], replace(options, learn="guess"), two, CPU)
     Store(store.folder).remove_branch("bio", 2)

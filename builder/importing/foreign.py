@@ -1,9 +1,9 @@
-"""A saved adapter in one form for all libraries: changes by layer and projection, and a head."""
+"""The one form of an adapter that another library saved: changes by layer and projection, and a head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -46,18 +46,7 @@ Changes = dict[int, dict[str, Part]]  # layer -> place -> part
 
 
 @dataclass(frozen=True)
-class FoundAdapter:
-    source: Path  # the file of its tensors
-    library: str
-    base: str | None  # the model it was trained on, as its library names it
-    kind: str
-    function: str  # inside a bottleneck
-    changes: Changes
-    leave_out: str  # the library's option that leaves the lower layers unchanged
-
-
-@dataclass(frozen=True)
-class FoundHead:
+class ForeignHead:
     source: Path
     task: str
     weights: dict[str, Tensor]
@@ -66,30 +55,35 @@ class FoundHead:
 
 
 @dataclass(frozen=True)
-class Halves:
-    """The changes by half, with the layer numbers of each half."""
+class Foreign:
+    """An adapter that another library saved."""
 
-    lower: Changes = field(default_factory=dict)
-    upper: Changes = field(default_factory=dict)
+    source: Path  # the file of its tensors
+    library: str
+    base: str | None  # the model it was trained on, as its library names it
+    kind: str
+    function: str  # inside a bottleneck
+    changes: Changes  # of the whole model's layers
+    leave_out: str  # the library's option that leaves the lower layers unchanged
+    head: ForeignHead | None = None  # None: it generates text
+
+    def halves(self, config: BackboneConfig) -> tuple[Changes, Changes]:
+        """Returns the changes of the lower and of the upper layers, each half numbered by itself."""
+        total = config.lower_layers + config.upper_layers
+        beyond = sorted(layer for layer in self.changes if layer >= total)
+        if beyond:
+            raise InvalidInput(
+                f"{self.source} changes layer {beyond[-1]}, but backbone {config.name!r} has {config.lower_layers} lower and "
+                f"{config.upper_layers} upper layers: import into a store that keeps all layers of the model, or train again "
+                f"with {self.leave_out}"
+            )
+        _check_shapes(self, config)
+        lower = {layer: parts for layer, parts in self.changes.items() if layer < config.lower_layers}
+        upper = {layer - config.lower_layers: parts for layer, parts in self.changes.items() if layer >= config.lower_layers}
+        return lower, upper
 
 
-def halves(found: FoundAdapter, config: BackboneConfig) -> Halves:
-    """Divides the changes between the halves. Files number the layers of the whole model."""
-    total = config.lower_layers + config.upper_layers
-    beyond = sorted(layer for layer in found.changes if layer >= total)
-    if beyond:
-        raise InvalidInput(
-            f"{found.source} changes layer {beyond[-1]}, but backbone {config.name!r} has {config.lower_layers} lower and "
-            f"{config.upper_layers} upper layers: import into a store that keeps all layers of the model, or train again "
-            f"with {found.leave_out}"
-        )
-    lower = {layer: parts for layer, parts in found.changes.items() if layer < config.lower_layers}
-    upper = {layer - config.lower_layers: parts for layer, parts in found.changes.items() if layer >= config.lower_layers}
-    _check_shapes(found, config)
-    return Halves(lower, upper)
-
-
-def upper_layout(found: FoundAdapter, upper: Changes, config: BackboneConfig) -> Layout | None:
+def upper_layout(found: Foreign, upper: Changes, config: BackboneConfig) -> Layout | None:
     """Returns a layout with the largest rank and every changed place; None if no upper layer changes."""
     if not upper:
         return None
@@ -124,7 +118,7 @@ def _rank(part: Part) -> int:
     return len(part["a"] if "a" in part else part["down"])
 
 
-def _check_shapes(found: FoundAdapter, config: BackboneConfig) -> None:
+def _check_shapes(found: Foreign, config: BackboneConfig) -> None:
     for layer, parts in found.changes.items():
         for place, part in parts.items():
             layout = adapter_layout(config, found.kind, _rank(part), (place,))

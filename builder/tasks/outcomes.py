@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builder.training.labelled import Example
-from builder.training.scores import span_scores
+from builder.tasks.examples import Example
+from builder.tasks.scores import span_scores
 from hplm.levels.evidence import Evidence
 from hplm.tasks import TextAnswer
 

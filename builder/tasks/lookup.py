@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from builder.packed_batches import positions_of
 from builder.store.store import Store
-from builder.training.labelled import Example, Labelled
-from builder.training.objectives import UNREAD
-from builder.training.tasks import TrainingTask
+from builder.tasks.examples import Example, Labelled
+from builder.tasks.losses import UNREAD
+from builder.tasks.tasks import TrainingTask
 from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded
@@ -76,10 +76,15 @@ class Reader:
     """Looks texts up in one domain's chain."""
 
     def __init__(self, store: Store, domain: str, version: int) -> None:
+        self.store, self._branch = store, (domain, version)
         self._tokenizer = store.tokenizer()
         self._forest = store.forest(domain, version)
         self._chain = self._forest.chain(domain, version)
         self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opens the same tables where it is sent."""
+        return Reader, (self.store, *self._branch)
 
     def read(self, labelled: Labelled, task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}

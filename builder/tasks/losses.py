@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.training.labelled import Example
+from builder.tasks.examples import Example
 
 UNREAD = -1  # of a word without a token or an answer that was cut off: not learned, and counted as wrong
 

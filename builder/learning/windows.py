@@ -1,4 +1,4 @@
-"""The lessons of an adaptation: packed documents, windows shortened as a lookup shortens them, and the teacher's output."""
+"""What lower layers learn from: packed documents, windows shortened as a lookup shortens them, and the teacher's output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from builder.adaptation.teacher import Teacher
 from builder.hardware import OpaqueAttention
+from builder.learning.teacher import Teacher
 from builder.packed_batches import packed_batches, positions_of
+from builder.tables.sorted_runs import distinct
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
-from hplm.plot.keys import KeySpace, first_of_each, order
+from hplm.plot.keys import KeySpace
 
 EXAM_TOKENS = 1024  # of a held-out pack
 LONG_EVERY = 8  # one of so many packs holds texts of the model's full length, so that every position is trained
@@ -47,21 +48,6 @@ class Lesson(Windowed):
 
     at_split: Tensor
     at_end: Tensor
-
-
-class Windows:
-    """Finds the distinct windows of packed texts, and the window of each token: frequent n-grams are computed once."""
-
-    def __init__(self, config: BackboneConfig) -> None:
-        self.space = KeySpace(config.vocabulary, config.window)
-
-    def whole(self, tokens: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self.shrunk(tokens, lengths, np.zeros(len(tokens), dtype=np.int64))
-
-    def shrunk(self, tokens: np.ndarray, lengths: np.ndarray, levels: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Returns each window shortened to a random level of the fallback."""
-        keys, window_of = _distinct(self.space.of(tokens, lengths) & self.space.masks[levels])
-        return torch.from_numpy(self.space.unpack(keys).astype(np.int64)), torch.from_numpy(window_of)
 
 
 class Reading:
@@ -101,18 +87,19 @@ class Reading:
 
 
 class Shrinking:
-    """Draws how windows are found: most of them whole, some shortened."""
+    """Finds the distinct windows of packed texts, most of them whole, some shortened as by a lookup's fallback."""
 
     def __init__(self, config: BackboneConfig, device: torch.device) -> None:
-        self._windows = Windows(config)
+        self._space = KeySpace(config.vocabulary, config.window)
         self._device = device
         shares = SHRINKING ** np.arange(len(config.window.levels()))
         self._shares = shares / shares.sum()
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Returns distinct windows, and the window of each token."""
         levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
-        distinct, window_of = self._windows.shrunk(tokens, lengths, levels)
-        return distinct.to(self._device), window_of.to(self._device)
+        keys, window_of = distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
+        return index_of(self._space.unpack(keys), self._device), index_of(window_of, self._device)
 
 
 class Lessons:
@@ -120,9 +107,6 @@ class Lessons:
         self._teacher = teacher
         self._device = device
         self._windows = Shrinking(config, device)
-
-    def once(self, documents: Sequence[np.ndarray], rng: np.random.Generator) -> list[Lesson]:
-        return [self.lesson(texts, rng) for texts in in_packs(documents)]
 
     def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
         lengths = np.array([len(text) for text in texts])
@@ -141,15 +125,6 @@ def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64)).to(device)
-
-
-def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct keys, and the index of each key among them."""
-    sorting = order(keys)
-    starts = first_of_each(keys[sorting])
-    which = np.empty(len(keys), dtype=np.int64)
-    which[sorting] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(keys))))
-    return keys[sorting[starts]], which
 
 
 class Student(nn.Module):

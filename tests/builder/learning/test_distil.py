@@ -5,17 +5,18 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from builder.adaptation import distillation, learning
-from builder.adaptation.distillation import adapt
-from builder.adaptation.learning import Budget
-from builder.adaptation.lessons import Lessons, Student
-from builder.adaptation.teacher import Teacher
+from builder.learning import distil as distillation
+from builder.learning import limits
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.teacher import Teacher
+from builder.learning.windows import Lessons, Student
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import random_documents
-from tests.builder.adaptation.models import same, weights
 from tests.builder.checkpoints import VOCABULARY
+from tests.builder.learning.models import same, weights
 from tests.builder.stores import CPU
 from tests.support.message import mentioning
 
@@ -29,7 +30,7 @@ def documents(checkpoint):
 
 def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
     lower, upper = start or split(checkpoint)
-    report = adapt(checkpoint, lower, upper, documents, Budget(steps=steps), seed, train_upper, CPU, show_progress=False)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, CPU, False, train_upper=train_upper)
     return lower, upper, report
 
 
@@ -53,10 +54,10 @@ def test_the_teacher_is_the_original_model(folder, checkpoint):
 
 def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
     report = adapted[2]
-    assert report.at_start.at_split < report.fitted.at_split < report.at_end.at_split
-    assert report.fitted.at_end < report.at_end.at_end
-    assert report.last_loss < report.first_loss
-    assert report.at_end.at_split > 0.5 and report.steps == 40
+    fitted, end = report["exams"]
+    assert report["at_start"]["at_split"] < fitted["at_split"] < end["at_split"] and fitted["score"] < end["score"]
+    assert report["last_loss"] < report["first_loss"]
+    assert end["at_split"] > 0.5 and report["steps"] == report["kept_step"] == 40
 
 
 def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
@@ -84,14 +85,14 @@ def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, ad
     assert same(weights(upper), weights(adapted[1]))
     assert not torch.equal(before["0.layers.0.qkv.weight"], after["0.layers.0.qkv.weight"])
     assert torch.equal(before["0.words.weight"], after["0.words.weight"])
-    assert report.fitted == report.at_start
+    assert report["exams"][0]["score"] == pytest.approx(report["at_start"]["at_end"])  # nothing was fitted
 
 
 def test_a_branch_that_learned_nothing_stays_as_it_was(checkpoint, documents, adapted, monkeypatch):
     monkeypatch.setattr(distillation, "DOMAIN_RATE", 1.0)
     lower, _, report = further(checkpoint, documents, adapted)
-    assert not report.kept and report.at_end == report.fitted and report.steps == 5
-    assert same(weights(lower), weights(adapted[0])) and adapted[2].kept
+    assert (report["kept_step"], report["steps"]) == (0, 5)
+    assert same(weights(lower), weights(adapted[0]))
 
 
 def test_with_dropped_layers_the_teacher_keeps_its_last_layers(folder, documents):
@@ -99,7 +100,7 @@ def test_with_dropped_layers_the_teacher_keeps_its_last_layers(folder, documents
     report = run(checkpoint, documents, steps=8)[2]
     teacher = Teacher(checkpoint).eval()
     assert len(teacher.layers) == 4
-    assert report.at_end.at_end > report.fitted.at_end
+    assert report["exams"][-1]["score"] > report["exams"][0]["score"]
 
 
 def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
@@ -128,7 +129,8 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, ada
     """It hooks into layers before they are compiled. Of the steps after it, second segments take the first one's."""
     monkeypatch.setattr(distillation, "compiled", ignore_hooks)
     _, upper, report = run(checkpoint, documents, steps=0)
-    assert report.steps == 0 and report.at_end == report.fitted == adapted[2].fitted != report.at_start
+    assert report["steps"] == 0 and report["exams"] == adapted[2]["exams"][:1]
+    assert report["exams"][0]["score"] > report["at_start"]["at_end"]
     fitted, moved = (stack.segments.weight.detach() for stack in (upper, adapted[1]))
     assert not torch.allclose(moved[0], fitted[0], atol=1e-4)  # no lesson has a second segment
     assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
@@ -136,19 +138,19 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, ada
 
 def test_a_goal_ends_an_adaptation_at_the_first_exam_that_reaches_it(checkpoint, documents, monkeypatch):
     """How much each step explains depends on the arithmetic of the machine, so a first run without end says when that is."""
-    monkeypatch.setattr(learning, "FIRST_ROUND", 8)
+    monkeypatch.setattr(limits, "FIRST_ROUND", 8)
 
     def run_until(until):
         budget = Budget(steps=14, until=until)
-        return adapt(checkpoint, *split(checkpoint), documents, budget, 0, True, CPU, show_progress=False)
+        return distil(checkpoint, *split(checkpoint), documents, budget, 0, CPU, show_progress=False)
 
-    exams = run_until(0.999).explained
-    assert exams[0][0] == 0 and exams[-1][0] == 14 and len(exams) > 4
-    better = next(number for number in range(1, len(exams)) if exams[number][-1] > max(share for *_, share in exams[:number]))
+    exams = run_until(0.999)["exams"]
+    assert exams[0]["step"] == 0 and exams[-1]["step"] == 14 and len(exams) > 4
+    scores = [exam["score"] for exam in exams]
+    better = next(number for number in range(1, len(exams)) if scores[number] > max(scores[:number]))
     for number in (0, better):
-        report = run_until(exams[number][-1])
-        assert report.explained == exams[: number + 1]
-        assert report.explained[-1] == [report.steps, report.at_end.at_split, report.at_end.at_end]
+        report = run_until(scores[number])
+        assert report["exams"] == exams[: number + 1] and report["steps"] == report["kept_step"] == exams[number]["step"]
 
 
 def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documents):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.training.labelled import Example
+from builder.tasks.examples import Example
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
 BIO = re.compile(r"[BI]-.+|O")
@@ -94,6 +94,25 @@ def holding_scores(labels: Labels, examples: Sequence[Example], answers: Sequenc
             "exact": float((holds == said).all(1).mean()),
         },
     )
+
+
+def by_label(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels], in_rows: bool) -> list[dict[str, Any]]:
+    """Returns how often each label is wanted and answered, and its F1. `in_rows`: each row has one label."""
+    wanted: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for example, answer in zip(examples, answers, strict=True):
+        wanted.update(example.labels)
+        said.update(answer)
+        if in_rows:
+            right.update(own for own, other in zip(example.labels, answer, strict=True) if own == other)
+        else:
+            right.update(set(example.labels) & set(answer))
+    return [
+        {"label": label, "wanted": wanted[label], "answered": said[label], "right": right[label],
+         "f1": round(2 * right[label] / max(1, wanted[label] + said[label]), 4)}
+        for label in labels if wanted[label] or said[label]
+    ]  # fmt: skip
 
 
 def _f1(right: np.ndarray, total: np.ndarray) -> np.ndarray:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.adaptation.lessons import Lesson, Student
-from builder.adaptation.teacher import Teacher
+from builder.learning.teacher import Teacher
+from builder.learning.windows import Lesson, Student
 
 RIDGE = 0.5  # strength, in average tokens for each unknown: keeps a small corpus from large errors
 RIDGE_POSITIONS = 0.5

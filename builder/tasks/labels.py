@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.training.labelled import Example, Labelled
+from builder.tasks.examples import Example, Labelled
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
 

@@ -5,22 +5,24 @@ Both halves learn for a root. Only the lower half learns for a domain (HMI, obse
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from builder.adaptation.fit import fit
-from builder.adaptation.goal import Goal
-from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Lesson, Lessons, Reading, Student, TextPack
-from builder.adaptation.teacher import Teacher
 from builder.hardware import compiled, half_precision, step_tokens
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.ridge import fit
+from builder.learning.teacher import Teacher
+from builder.learning.windows import Lesson, Lessons, Reading, Student, TextPack, in_packs
 from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
@@ -33,6 +35,10 @@ LEARNING_RATE = 6e-4  # of the lower layers
 DOMAIN_RATE = 1e-4  # of lower layers that were adapted before: at 3e-4 a short run makes them worse
 UPPER_RATE = 1e-4  # of the upper layers, which start close to their goal
 SMALL_RATE = 1e-3  # of gates, positions and norms, which start far from it
+WAY_OUT = (
+    "Start again with another --seed, with fewer --minutes or --steps, or with --minutes 0; that command names the folder to "
+    "remove first"
+)
 
 
 @dataclass(frozen=True)
@@ -43,100 +49,79 @@ class Explained:
     at_end: float
 
 
-@dataclass(frozen=True)
-class AdaptationReport:
-    documents: int
-    held_out_tokens: int
-    seed: int
-    kept: bool  # False: the result explains held-out texts worse than the start, and was dropped
-    first_loss: float  # the mean over the first tenth of the steps; 0 without steps
-    last_loss: float
-    curve: list[list[float]]
-    explained: list[list[float]]  # on the way to `until`: steps, and the shares explained after them
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    at_start: Explained
-    fitted: Explained  # after the closed-form start, before the first step
-    at_end: Explained
-
-
-def adapt(
+def distil(
     checkpoint: Checkpoint,
     lower: LowerStack,
     upper: UpperStack,
     documents: Sequence[np.ndarray],
     budget: Budget,
     seed: int,
-    train_upper: bool,
     device: torch.device,
     show_progress: bool = True,
     saved: Path | None = None,
-) -> AdaptationReport:
-    """Changes `lower` and, with `train_upper`, `upper` in place. After an interruption the same call continues from `saved`."""
+    train_upper: bool = True,
+) -> dict[str, Any]:
+    """Changes `lower` and, with `train_upper`, `upper` in place, and returns the report. A result that explains held-out texts
+    worse than the start is dropped. After an interruption the same call continues from `saved`."""
     started = time.monotonic()
     held_out, training = split_documents(documents, seed)
-    teacher = Teacher(checkpoint).to(device).eval()
-    student = Student(lower, upper).to(device)
-    in_half = half_precision(device)
-    lessons = Lessons(checkpoint.config, teacher, device)
+    teacher, student = Teacher(checkpoint).to(device).eval(), Student(lower, upper).to(device).requires_grad_(False)
+    lessons, chance = Lessons(checkpoint.config, teacher, device), np.random.default_rng(seed)
     reading = Reading(checkpoint.config, training, seed, step_tokens(device))
-    with in_half:
-        exam = lessons.once(held_out, np.random.default_rng(seed))
-    scale = _variances(exam)
-    learning = Learning(student, groups_of(student, train_upper), budget, Savepoint(saved))
-    course = learning.course
-    if not learning.begun:
-        start = fitted = _explained(student, exam, scale)
-        if train_upper:
-            with in_half:
-                first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)]
-            fit(student, teacher, first)
-            fitted = _explained(student, exam, scale)
-        course.facts |= {"at_start": asdict(start), "fitted": asdict(fitted), "first": learning.weights()}
-        course.seconds = time.monotonic() - started  # the time so far counts
+    with half_precision(device):
+        held = [lessons.lesson(texts, chance) for texts in in_packs(held_out)]
+        first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)] if train_upper else []
+    scale = _variances(held)
+    start = _explained(student, held, scale)
+    if first:
+        fit(student, teacher, first)
+    apart = upper.segments.weight[1:] - upper.segments.weight[0]
     compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not earlier: the closed-form start hooks into them
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
-        with in_half:
-            lesson = lessons.lesson(*texts)
-            hidden = student(lesson)
-        at_split, at_end = errors_of(hidden, lesson, scale)
+        lesson = lessons.lesson(*texts)
+        at_split, at_end = errors_of(student(lesson), lesson, scale)
         return at_split + at_end, lesson.tokens
 
-    fitted = Explained(**course.facts["fitted"])
+    def examined() -> Exam:
+        found = _explained(student, held, scale)
+        return Exam(found.at_end, 2 - found.at_split - found.at_end, facts={"at_split": found.at_split})
 
-    def examine() -> tuple[float, float]:
-        return astuple(_explained(student, exam, scale))
+    @torch.no_grad()
+    def keep_apart() -> dict[str, float]:
+        """Moves the other segments with the first, the only one in the lessons, at the distance that was fitted."""
+        if train_upper:
+            upper.segments.weight[1:] = upper.segments.weight[0] + apart
+        return {}
 
-    goal = Goal(budget, course, examine, astuple(fitted))
-    if not goal.is_reached:  # an earlier run may have been interrupted when it had reached its goal
-        learning.run("adapting", reading.starting, loss_of, show_progress, goal.between)
-    end = _explained(student, exam, scale)
-    kept = end.at_end >= fitted.at_end
-    if not kept:
-        learning.put(course.facts["first"])
-    elif train_upper:
-        _keep_apart(upper.segments.weight, course.facts["first"]["upper.segments"])
-    goal.report_missed(end.at_end)
-    student.requires_grad_(True)
-    return AdaptationReport(
-        documents=len(documents),
-        held_out_tokens=sum(lesson.tokens for lesson in exam),
-        at_start=Explained(**course.facts["at_start"]),
-        fitted=fitted,
-        at_end=end if kept else fitted,
-        kept=kept,
-        seed=seed,
-        **goal.reported(),
+    learning = Training(
+        "adapting", device, groups_of(student, train_upper), reading.starting, loss_of, examined, WAY_OUT, keep_apart
     )
+    now = train(learning, budget, Savepoint(saved), show_progress, time.monotonic() - started)
+    _report_missed(now, budget)
+    student.requires_grad_(True)
+    return {
+        "documents": len(documents),
+        "held_out_tokens": sum(lesson.tokens for lesson in held),
+        "seed": seed,
+        "at_start": asdict(start),  # before the closed-form start; the first exam comes after it
+        "tokens": now.units,
+        **now.reported(),
+    }
 
 
-@torch.no_grad()
-def _keep_apart(segments: Tensor, fitted: Tensor) -> None:
-    """Moves the other segments with the first, the only one in the lessons, at the distance that was fitted."""
-    segments[1:] = segments[0] + (fitted[1:] - fitted[0]).to(segments.device)
+def _report_missed(now: Progress, budget: Budget) -> None:
+    """Prints a warning if nothing was learned, or less than the goal."""
+    if not now.steps and not budget.empty and not budget.is_reached(now):
+        said = "the time was over before the first step, so the model is that of the start: give more --minutes"
+    elif budget.until is not None and not budget.is_reached(now):
+        said = (
+            f"{now.exams[now.kept]['score']:.3f} of the variance is explained after {now.steps:,} steps, less than --until "
+            f"{budget.until:g}: allow more --minutes or --steps"
+        )
+    else:
+        return
+    print(f"adapting: {said}", file=sys.stderr)
 
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
