@@ -8,8 +8,7 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.parameters import asked_number
+from hplm.registry.store import Place, place_of
 from hplm.request.answers import Outputs, outputs_of, size_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
-from hplm.tenants.state import State
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
@@ -172,19 +171,10 @@ def model_parameters(args: dict[str, str]) -> dict[str, str]:
     return {name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()}
 
 
-def state_folder(folders: Iterable[Path]) -> Path | None:
-    """Returns the folder of the live state that the server was started with, or None.
-
-    `folders`: the exported backbones that the model serves. Raises if the state of one must exist and does not: their exports
-    know of no key and no deletion.
-    """
-    if not (found := os.environ.get("HPLM_STATE")):
-        return None
-    state, seen = Path(found), os.environ.get("HPLM_STATE_SEEN", "").split(",")
-    for backbone in (folder.parent.name for folder in folders):
-        if backbone in seen or os.environ.get("HPLM_STATE_MUST_EXIST"):
-            State(state / backbone).check_begun()
-    return state
+def given_state() -> Place | None:
+    """Returns the live state that the server was started with, or None."""
+    found = os.environ.get("HPLM_STATE")
+    return place_of(found) if found else None
 
 
 def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ recipe.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hplm.errors import HplmError, InvalidInput
@@ -22,28 +23,33 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    known = benchmarks()
-    name, *words = args.words or ["--help"]
+    args.status = start("hplm bench", __name__, __path__, args.words)
+
+
+def start(command: str, package: str, folders: Iterable[str], words: Sequence[str]) -> int:
+    """Runs the benchmark of the package that the first word names, or lists all. Returns the exit status."""
+    known = benchmarks(command, folders)
+    name, *words = words or ["--help"]
     if name in ("--help", "-h"):
-        print("usage: hplm bench WHAT [OPTIONS]\n\nMeasures this machine, beside baselines. WHAT --help shows its options.\n")
+        print(f"usage: {command} WHAT [OPTIONS]\n\nPrints figures beside their baselines. WHAT --help shows its options.\n")
         print("\n".join(f"  {name:12}{about}" for name, about in known.items()))
-        return
+        return 0
     if name not in known:
         raise InvalidInput(f"there is no benchmark {name!r}: choose one of {', '.join(known)}")
     try:
         from bench.run import run
 
-        args.status = run(name, words)
+        return run(command, package, name, words)
     except ModuleNotFoundError as error:
         way_out = "run `pip install -c constraints.txt -e '.[bench]' -e clients` in the checkout"
         raise HplmError(f"the package {error.name} is missing: {way_out}") from error
 
 
-def benchmarks() -> dict[str, str]:
-    """Returns what each benchmark says of itself, without importing it. The other files of the folder serve them."""
+def benchmarks(command: str, folders: Iterable[str]) -> dict[str, str]:
+    """Returns what each benchmark says of itself, without importing it. The other files of the folders serve them."""
     about = {}
-    for file in sorted(file for folder in __path__ for file in Path(folder).glob("*.py")):
-        begins, (first, *_) = f'"""`hplm bench {file.stem}`: ', file.read_text("utf-8").split("\n", 1)
+    for file in sorted(file for folder in folders for file in Path(folder).glob("*.py")):
+        begins, (first, *_) = f'"""`{command} {file.stem}`: ', file.read_text("utf-8").split("\n", 1)
         if first.startswith(begins):
             about[file.stem] = first.removeprefix(begins).removesuffix('"""')
     return about

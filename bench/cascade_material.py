@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.rows import say
-from builder.adaptation.learning import Budget
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import States, states_of
 from builder.exits.thresholds import Answered, Estimate
+from builder.learning.limits import Budget
 from builder.store.exits import StoredExits, layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
-from builder.training.labelled import Labelled
-from builder.training.tasks import TrainingTask, training_task
+from builder.tasks.examples import Labelled
+from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.tenant import build_tenant
 from demo.building import minilm
 from demo.data import write_demo_data

@@ -88,7 +88,7 @@ def measure(one: Measurement) -> dict[str, Any]:
 def at(found: dict, path: str) -> Any:
     for name in path.split("/"):
         if name not in found:
-            raise HplmError(f"the figures have no {path}: correct bench/claims.py")
+            raise HplmError(f"the figures have no {path}: correct bench/claims.json")
         found = found[name]
     return found
 
@@ -97,10 +97,9 @@ def verdict(value: float | None, target: str) -> str:
     """Returns `met`, `missed`, or an empty string where there is no target."""
     if not target:
         return ""
-    *bound, number = target.split()
-    if value is None:
-        return "missed"
-    return "met" if (value >= float(number) if bound == ["at", "least"] else value <= float(number)) else "missed"
+    _, bound, number = target.split()
+    is_met = value is not None and (value >= float(number) if bound == "least" else value <= float(number))
+    return "met" if is_met else "missed"
 
 
 def stale(one: Measurement, result: dict[str, Any]) -> bool:

@@ -93,7 +93,7 @@ class Client:
                 if asked >= since and good == (not error):
                     return answered
             time.sleep(PAUSE)
-        raise HplmError(f"a replica has not taken a change within {PATIENCE:g} s: read the logs of its follower")
+        raise HplmError(f"a replica has not taken a change within {PATIENCE:g} s: read its log")
 
     def _ask_on(self, address: str, backbone: str, questions: Sequence[Question], options: dict[str, Any]) -> None:
         with HplmClient(address, backbone=backbone, **options) as client:
@@ -173,7 +173,7 @@ def change_figures(cluster: ServedCluster, material: Material, count: int) -> di
             manager.settle(add_tenant(manager, material.store, guest).generation)
             took.append(max(client.first(True, began) for client in clients) - began)
             began = time.monotonic()
-            manager.settle(manager.delete(guest).generation, removes=True)
+            manager.settle(manager.delete(guest).generation)
             returned = time.monotonic()
             deletes.append(returned - began)
             time.sleep(AFTER)

@@ -15,17 +15,21 @@ COLUMNS = 4
 
 
 def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws a panel for each first part of the names, and each unit; figures without a unit share the last part of the name.
+    """Draws curves over the number in the names; if no name has one, bars.
 
-    A panel has curves over the number in the names. If no name has a number, there are bars.
+    `tenants/10/p50` with the unit `ms` is in the panel `tenants: ms` on the line `p50`, `rates/1.5/das/utility` in the panel
+    `rates: utility` on the line `das`, and `curves/Fig. 5/search/8` in the panel `Fig. 5` on the line `search`.
     """
     panels: dict[str, dict[str, Curve]] = {}
     for row in rows:
         if row.x is not None and isinstance(row.value, (int, float)):
-            first, _, rest = row.series.partition("/")
-            what = row.unit or rest.rpartition("/")[2]
-            line = row.series.removeprefix(f"{first}/").removesuffix(f"/{what}")
-            panels.setdefault(f"{first}: {what}", {}).setdefault(line, {})[f"{row.x:g}"] = row.value
+            before, _, after = row.divided
+            if not after:
+                *_, panel, line = before
+            else:
+                what = row.unit or (after.pop() if len(after) > 1 else "")
+                panel, line = ": ".join(filter(None, ("/".join(before), what))), "/".join(after)
+            panels.setdefault(panel, {}).setdefault(line, {})[f"{row.x:g}"] = row.value
     if panels:
         draw(panels, title, path)
     else:
@@ -35,13 +39,11 @@ def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
 
 def draw(curves: Curves, title: str, path: Path, log: str = "") -> None:
     """Draws the figures. The suffix of the path chooses the format. `log`: the logarithmic axes, such as `xy`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
     rows, columns = -(-len(curves) // COLUMNS), min(len(curves), COLUMNS)
     figure = Figure(figsize=(8, 4.6) if len(curves) == 1 else (15, 3.4 * rows), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, lines) in zip(grid, curves.items(), strict=False):
         for (label, curve), color in zip(lines.items(), colors(), strict=False):

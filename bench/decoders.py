@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hplm.adapters.bank import Bank, write_bank
+from hplm.adapters import records
 from hplm.adapters.layout import adapter_layout
-from hplm.adapters.record import Record
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, space_of
 from hplm.generation.decoder import Decoder
@@ -76,10 +75,9 @@ class Model:
         assert layout is not None
         pool = torch.randn(layout.layers * layout.layer_size + 8 * count) * 0.02
         size = layout.layers * layout.layer_size
-        path = self.folder / f"{count}-{layout.file_name}"
-        write_bank(path, layout, ((i, 1, pool[8 * i : 8 * i + size].view(layout.layers, -1)) for i in range(count)))
-        bank = Bank(path)
-        return [replace(self.source, uid=i, adapter=(Record(path.name, i, i, 1), bank)) for i in range(count)]
+        flat = (pool[8 * i : 8 * i + size].view(layout.layers, -1) for i in range(count))
+        made = [records.write(self.folder, {"adapter": (layout, layout.unpack(one))})["adapter"] for one in flat]
+        return [replace(self.source, uid=i, adapter=record) for i, record in enumerate(made)]
 
 
 @dataclass
@@ -112,7 +110,7 @@ class Bench:
         space = space_of(SLOTTED, CACHE_TOKENS, config.positions, CPU)
         cache = Cache(space, config.upper_layers, config.key_width, CPU)
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
-        self.stager = Stager(config, lambda: model.forest, set, cache, seats, CPU, torch.float32)
+        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats, CPU, torch.float32)
         decoder = Decoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.queue, self.running, self.stager, decoder, ())

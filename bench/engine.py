@@ -15,17 +15,14 @@ from torch import Tensor
 
 from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
 from bench.turns import alternate_timed
-from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt
 from hplm.scheduling.simulation.arrivals import Lengths
 from testing.random_store import SIZES, bert_config
 
-TENANTS, RANK = 16, 32
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
 MEAN, VARIANCES = 20, (20, 100)
 ROW = 400  # tokens, TCB's L
@@ -44,7 +41,7 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
     """Measures the shared upper layers: tokens a second of each packing, and ratios of the variants.
 
     `to_uniform`: of texts of one length. `share_of_bare`: of bare matrix products of the same shapes. `to_plain`: over the
-    layers of `transformers`. `packed_adapters`: every text has another tenant than its neighbours.
+    layers of `transformers`.
 
     :param size: of the model, one or several
     :param seconds: for each figure
@@ -85,16 +82,13 @@ def _packings(runs: LayerRuns, variance: int, at: str) -> Rows:
     batches = batches_of(TEXTS, variance)
     equal = [np.full(TEXTS, round(int(lengths.sum()) / TEXTS)) for lengths in batches]
     timings = runs.time(
-        {name: runs.batches(packing, batches) for name, packing in packings.items()}
-        | {"uniform": runs.batches(packed, equal), "packed_adapters": runs.batches(packed, batches, adapters=True)}
+        {name: runs.batches(packing, batches) for name, packing in packings.items()} | {"uniform": runs.batches(packed, equal)}
     )
     yield from _rates(at, timings)
     for name in packings:
         yield Row(f"{at}/to_uniform/{name}", timings["uniform"] / timings[name])
     for name in ("naive", "turbo"):
         yield Row(f"{at}/packed_to/{name}", timings[name] / timings["packed"])
-    for name, packing in packings.items():
-        yield Row(f"{at}/padding/{name}", padding(packing, batches))
 
 
 def packed(lengths: np.ndarray) -> list[Arrangement]:
@@ -129,12 +123,6 @@ def batches_of(texts: int, variance: int) -> list[np.ndarray]:
     return [Lengths(MEAN, variance).draw(texts, generator) for _ in range(BATCHES)]
 
 
-def padding(lay: Lay, batches: list[np.ndarray]) -> float:
-    """Returns the share of the computed rows that belong to no text."""
-    rows = sum(arrangement.rows for lengths in batches for arrangement in lay(lengths))
-    return 1 - sum(int(lengths.sum()) for lengths in batches) / rows
-
-
 class LayerRuns:
     """The shared upper layers of one size, on one device, in one precision."""
 
@@ -152,15 +140,15 @@ class LayerRuns:
         with torch.inference_mode():
             return alternate_timed(runs, self._seconds, warm_up=2)
 
-    def batches(self, lay: Lay, batches: list[np.ndarray], adapters: bool = False) -> Run:
-        """Returns a function that runs one of the batches. `adapters`: every text has an adapter."""
+    def batches(self, lay: Lay, batches: list[np.ndarray]) -> Run:
+        """Returns a function that runs one of the batches."""
         ready = []
         for lengths in batches:
             sheets = []
             for arrangement in lay(lengths):
                 x = self._random(arrangement.rows, self.config.hidden)
                 attend = arrangement.attention(self.config.heads, self.device, self.dtype)
-                sheets.append((x, attend, self._adapters(arrangement.texts, arrangement.rooms) if adapters else None))
+                sheets.append((x, attend))
             ready.append((int(lengths.sum()), sheets))
 
         def run(number: int) -> float:
@@ -168,20 +156,6 @@ class LayerRuns:
             return self._timed(lambda: [self.engine.through(*sheet) for sheet in sheets], tokens)
 
         return run
-
-    def _adapters(self, texts: np.ndarray, rooms: np.ndarray) -> list[Adapt]:
-        """Returns adapters with which every text has another tenant than its neighbours."""
-        layout = adapter_layout(self.config, "bottleneck", RANK)
-        assert layout is not None
-        layers = layout.allocate(TENANTS, self.device, self.dtype)
-        for tensor in (tensor for weights in layers for tensor in weights.values()):
-            tensor.copy_(self._random(*tensor.shape) * 0.02)
-        groups = layout.group(np.repeat(texts % TENANTS, rooms), self.device, self.dtype)
-
-        def of(weights: dict[str, Tensor]) -> Adapt:
-            return lambda at, before, after: layout.adapt(at, before, after, groups, weights) if layout.touches(at) else after
-
-        return [of(weights) for weights in layers]
 
     def bare(self, tokens: int) -> Run:
         """Returns a function that runs bare matrix products of the same shapes."""

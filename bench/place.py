@@ -19,13 +19,13 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.rows import SHORTEST, EngineDtype, Positive, Row, Rows, Size, Whole, benchmark
-from bench.server import LABELS, RANK, texts_of
+from bench.server import texts_of
 from builder.publish.export import export
 from builder.publish.groups import emit
 from builder.publish.model_configs import ServingOptions
-from hplm.engine.profiling import cores_of
 from hplm.errors import Broken, InvalidInput
 from hplm.placement.cluster import Cluster, Device, Machine
+from hplm.placement.measuring import cores_of
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Terms
 from hplm.placement.screen import Screen, alone_ns
@@ -39,11 +39,12 @@ from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
+from testing.random_repository import LABELS, RANK
 from testing.random_store import SIZES, random_store, random_tenants
 
 LOAD = 0.6  # share of the time that both cores would compute, if texts came one by one
 SCALES = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0)  # deadlines: multiples of a text's time on one core
-LENGTHS, SHARES, CV = Lengths(40, 400, 3, 128), (0.6, 0.4), 2.0  # of the load with deadlines; shares by domain
+MOST, SHARES, CV = 128, (0.6, 0.4), 2.0  # of the load with deadlines: tokens of a text, and shares by domain
 TOKENS = 64  # of each text of Fig. 2: AlpaServe's requests have one size
 LOADS = {"poisson": (1.0, (0.5, 0.5)), "cv3": (3.0, (0.5, 0.5)), "skew": (1.0, (0.2, 0.8))}  # of Fig. 2: CV, and shares
 FIG2 = {"poisson": 1.15, "cv3": 1.5, "skew": 3.0}  # targets
@@ -57,7 +58,7 @@ LATEST_S = 20.0  # after the last request: by then all answers are there
 Servers = dict[str, TritonServer]  # by the unit that they serve
 
 
-@benchmark(size="minilm", measured_seconds=3.0, scales=(4.0,), tenants=2, rounds=1)
+@benchmark(size="minilm", measured_seconds=1.0, scales=(4.0,), tenants=2, rounds=1)
 def place(
     *,
     measured: bool = False,
@@ -92,7 +93,7 @@ def place(
 
 def _simulators(cores: TwoCores, seconds: float, scales: Sequence[float]) -> Rows:
     """Two placements: a server on each of two cores, with half of the tenants each, and one server on both cores."""
-    trace = cores.drawn(seconds, CV, SHARES, LENGTHS, seed=1)
+    trace = cores.drawn(seconds, CV, SHARES, Lengths(40, 400, SHORTEST, min(MOST, cores.positions)), seed=1)
     placements = {"a server a core": cores.apart(), "two cores a stage": cores.together(stages=1)}
     errors: dict[str, list[float]] = {"sim": [], "screen": []}  # in percentage points
     for name, groups in placements.items():
@@ -123,7 +124,7 @@ def _fig2(cores: TwoCores, seconds: float, rounds: int) -> Rows:
         servers = {way: stack.enter_context(cores.serving(groups)) for way, groups in ways.items()}
         taken: dict[str, dict[str, list[float]]] = {name: {way: [] for way in ways} for name in LOADS}
         for way in ways:
-            cores.warmed(servers[way], cores.drawn(WARMING_S, 1.0, (0.5, 0.5), TOKENS, seed=0))
+            cores.warmed(servers[way], cores.drawn(min(WARMING_S, seconds), 1.0, (0.5, 0.5), TOKENS, seed=0))
         turns = [(number, name, way) for number in range(rounds) for name in LOADS for way in ways]
         for number, name, way in tqdm(turns, unit="load", file=sys.stderr):
             trace = cores.drawn(seconds, *LOADS[name], TOKENS, seed=number)
@@ -158,7 +159,7 @@ class TwoCores:
         self.profile = _profiled(self._repository, folder / "profile.json", self._devices, rounds)
         self._cluster = Cluster((Machine("here", tuple(Device(name, NO_LIMIT) for name in self._devices), NO_LIMIT),))
         self._units = units_of(self.profile)
-        self._layers = self._config.upper_layers
+        self._layers, self.positions = self._config.upper_layers, self._config.positions
 
     def apart(self) -> tuple[Group, ...]:
         """Returns a group for each unit, with a core of its own."""

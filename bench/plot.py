@@ -6,11 +6,8 @@ is measured on one thread, and a text at a time.
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +16,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bench.page_cache import drop
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
 from bench.server import expect_room
-from bench.turns import alternate, alternate_timed, threads
+from bench.turns import alternate, threads
 from hplm.engine.engine import resolve_dtype
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
@@ -40,7 +36,6 @@ CPU = torch.device("cpu")
 COMPARED = ("fp16", "int8")
 TEXTS = 256  # together they read more rows than the CPU's caches hold
 LONGEST_DOCUMENT = 512
-READERS = (1, 2, 4, 8, 16, 32)  # threads
 VERSION = 1
 
 
@@ -56,15 +51,14 @@ def plot(
 ) -> Rows:
     """Writes tables of random values with realistic keys, and looks texts up in them.
 
-    Beside a lookup are the layers that a table replaces, and the floors: reading as many consecutive rows (`sequential`), and
-    reading the same rows from the disk with as many threads as are fastest (`pread`). A million keys of width 768 take 4 GB of
-    disk and some minutes.
+    Beside a lookup are the layers that a table replaces, and the floor: reading as many consecutive rows (`sequential`). A
+    million keys of width 768 take 4 GB of disk and some minutes.
 
     :param keys: n-grams in the table
     :param hidden: width of a vector
     :param tokens: of a text
     :param seconds: for each figure
-    :param folder: on a disk, in which the tables are written for a while
+    :param folder: in which the tables are written for a while
     :param dtype: of the layers that the table replaces
     """
     heads = hidden // 64 if hidden % 64 == 0 else 1
@@ -78,9 +72,7 @@ def plot(
         texts = random_documents(config, TEXTS * tokens, tokens, seed=11)
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
         addresses = [chain.lookup(text, lengths).addresses for text in texts]
-        # First, because a file that is mapped into memory cannot be dropped from it.
-        median, readers = Cold(tables, addresses, lengths).measure(seconds)
-        median |= alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
+        median = alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
         precision = resolve_dtype(dtype, CPU)
         median |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
     for name, taken in median.items():
@@ -90,8 +82,6 @@ def plot(
     yield Row("ratio", both / median["lower_stack"], most=0.005)
     yield Row("both_to_sequential", both / median["sequential"], most=1.5)
     yield Row("int8_to_gather", median["int8_gather"] / median["gather"], most=0.6)
-    yield Row("cold_to_pread", median["cold"] / median["pread"], most=1.3)
-    yield Row("pread_threads", readers)
     yield Row("dtype", str(precision).removeprefix("torch."))
     yield Row("compiled_kernel", kernel() is not None)
 
@@ -107,9 +97,6 @@ def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
     }  # fmt: skip
     needed = sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values())
     expect_room(folder, needed, "the tables need", "choose another --folder, or give fewer --keys")
-    probe = folder / "probe"
-    probe.write_bytes(bytes(1 << 20))
-    drop(probe)  # raises in a tmpfs, before anything large is written
     rows = _ranked_keys(config, keys)
     pool = torch.randn(BATCH, config.window.n, config.hidden, generator=torch.Generator().manual_seed(5))
     for name, spec in specs.items():
@@ -136,59 +123,6 @@ def _path(folder: Path, name: str) -> Path:
 
 def forest_of(folder: Path, name: str) -> Forest:
     return Forest([folder], assign_addresses([Table(_path(folder, name))]))
-
-
-class Cold:
-    """Reads a table that is not in memory. Each repetition drops the file and opens it anew, so that rows are checked again."""
-
-    def __init__(self, folder: Path, addresses: list[np.ndarray], lengths: np.ndarray) -> None:
-        self._folder, self._addresses, self._lengths = folder, addresses, lengths
-        self._path = _path(folder, "fp16") / "values"
-        self._row_bytes = Table(self._path.parent).meta.row_bytes
-
-    def measure(self, seconds: float) -> tuple[dict[str, float], int]:
-        """Returns the timings, and the number of threads that read fastest."""
-        with ThreadPoolExecutor(max(READERS)) as pool:
-            list(pool.map(time.sleep, [0.01] * max(READERS)))  # starts its threads
-            tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in READERS}
-            timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(READERS))
-            best = min(READERS, key=lambda count: timings[str(count)])
-            return alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds), best
-
-    def _read_ahead(self, text: int) -> float:
-        addresses = self._of(text)
-        drop(self._path)
-        forest = forest_of(self._folder, "fp16")
-        _ = forest.tables_of(addresses)[0][0].rows  # opened before the clock starts
-        gatherer = Gatherer(CPU, torch.bfloat16)
-        start = time.perf_counter()
-        broken = gatherer.broken(forest, addresses)
-        gatherer.sums(forest, addresses, self._lengths)
-        taken = time.perf_counter() - start
-        if len(broken):
-            raise Broken(f"row {broken[0]} of {self._path} does not match its checksum")
-        return taken
-
-    def _preads(self, text: int, pool: ThreadPoolExecutor, readers: int) -> float:
-        stride = self._row_bytes
-        starts = np.unique(self._of(text)) * stride
-        parts = [part.tolist() for part in np.array_split(starts, min(readers, len(starts)))]
-        drop(self._path)
-        descriptor = os.open(self._path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # otherwise the kernel reads ahead
-
-        def read(part: list[int]) -> None:
-            for start in part:
-                os.pread(descriptor, stride, start)
-
-        start = time.perf_counter()
-        list(pool.map(read, parts))
-        taken = time.perf_counter() - start
-        os.close(descriptor)
-        return taken
-
-    def _of(self, text: int) -> np.ndarray:
-        return self._addresses[text % len(self._addresses)]
 
 
 def _warm(

@@ -33,16 +33,21 @@ class Row:
     most: float | None = None
 
     @property
+    def divided(self) -> tuple[list[str], float | None, list[str]]:
+        """Returns the first number among the parts of the name, and the parts before and behind it."""
+        parts = self.name.split("/")
+        at = next((at for at, part in enumerate(parts) if part.replace(".", "", 1).isdecimal()), None)
+        return (parts, None, []) if at is None else (parts[:at], float(parts[at]), parts[at + 1 :])
+
+    @property
     def x(self) -> float | None:
-        """Returns the first number among the parts of the name."""
-        return next((float(part) for part in self.name.split("/") if _is_number(part)), None)
+        return self.divided[1]
 
     @property
     def series(self) -> str:
         """Returns the name without that number."""
-        parts = self.name.split("/")
-        number = next((place for place, part in enumerate(parts) if _is_number(part)), len(parts))
-        return "/".join(parts[:number] + parts[number + 1 :])
+        before, _, after = self.divided
+        return "/".join(before + after)
 
     @property
     def target(self) -> str:
@@ -59,10 +64,6 @@ class Row:
         if not isinstance(self.value, (int, float)):
             return True
         return not self.value >= self.least if self.least is not None else not self.value <= (self.most or 0.0)
-
-
-def _is_number(part: str) -> bool:
-    return part.replace(".", "", 1).isdecimal()
 
 
 Rows = Iterator[Row]

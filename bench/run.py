@@ -7,7 +7,7 @@ import inspect
 import json as json_format
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +19,12 @@ from bench.rows import QUICK, Row, Rows
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
 
-SEVERAL = re.compile(r"\w+(,\w+)+")
+SEVERAL = re.compile(r"[\w.]+(,[\w.]+)+")
 
 
-def run(name: str, words: Sequence[str]) -> int:
-    """Returns the exit status: 1 if a figure misses its target. Several values may stand apart or between commas."""
-    words = [part for word in words for part in (word.split(",") if SEVERAL.fullmatch(word) else [word])]
-    function, app = of(name)
+def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
+    """Returns the exit status: 1 if a figure misses its target."""
+    function, app = of(name, package, command)
 
     @app.meta.default
     def measure(
@@ -49,28 +48,37 @@ def run(name: str, words: Sequence[str]) -> int:
         after = gflops()
         print(table_of(rows))
         if picture is not None:
-            draw_rows(rows, f"hplm bench {name}", picture)
+            draw_rows(rows, f"{command} {name}", picture)
         missed = [row.name for row in rows if row.missed]
         about = {"missed": missed, "gflops": [round(before, 1), round(after, 1)], "machine": machine(), "case": case}
         if json:
-            print(json_format.dumps(nested(rows) | about, default=str))
+            print(json_format.dumps(nested(rows) | about, default=lambda one: vars(one) if is_dataclass(one) else str(one)))
         else:
             print(f"bare fp32 products: {before:.0f} GFLOP/s before, {after:.0f} after")
         return int(bool(missed))
 
     try:
-        return app.meta(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
+        return app.meta(apart(words), exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
-        raise InvalidInput(f"{name}: {' '.join(str(error).split())} See `hplm bench {name} --help`") from None
+        raise InvalidInput(f"{name}: {' '.join(str(error).split())} See `{command} {name} --help`") from None
 
 
-def of(name: str) -> tuple[Callable[..., Rows], App]:
+def of(name: str, package: str = "bench", command: str = "hplm bench") -> tuple[Callable[..., Rows], App]:
     """Returns the function of a benchmark, and what reads its options."""
-    function = getattr(importlib.import_module(f"bench.{name}"), name)
-    options = Parameter(consume_multiple=True, negative=())
-    app = App(name=f"hplm bench {name}", version_flags=(), default_parameter=options, help_format="plaintext")
+    function = getattr(importlib.import_module(f"{package}.{name}"), name)
+    app = app_of(f"{command} {name}")
     app.default(function)
     return function, app
+
+
+def app_of(name: str, about: str | None = None) -> App:
+    options = Parameter(consume_multiple=True, negative=())
+    return App(name=name, help=about, version_flags=(), default_parameter=options, help_format="plaintext")
+
+
+def apart(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command. Several values of an option may stand apart, or between commas."""
+    return [part for word in words for part in (word.split(",") if SEVERAL.fullmatch(word) else [word])]
 
 
 def nested(rows: Sequence[Row]) -> dict:

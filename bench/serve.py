@@ -19,7 +19,7 @@ from bench.noop import NOOP, add_noops
 from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
 from bench.server import Used, multiply, random_export, requests_of, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
-from hplm.adapters.bank import Bank, record_bytes
+from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import INT8, Engine, computed, resolve_device, resolve_precision
 from hplm.engine.lookup import Lookup
@@ -172,9 +172,11 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
     with random_export(SIZES[size], 1, options) as backbone:
         folder = backbone / "1"
         whole = multiply(folder, counts[-1])
-        layouts = [Bank(path).layout for path in sorted((folder / Backbone.BANKS).iterdir())]
+        layouts = [Layout.of(key) for key in whole.layouts]
         for count in counts:
-            Snapshot(whole.generation, whole.branches, whole.tenants[:count], whole.export).save(folder / Backbone.TENANTS)
+            Snapshot(whole.generation, whole.branches, whole.tenants[:count], whole.export, whole.ledger).save(
+                folder / Backbone.TENANTS
+            )
             say(f"{count} tenants")
             warming, requests = (
                 [
@@ -198,7 +200,7 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
             yield Row(f"tenants/{count}/device_mb", stager.device_bytes / MB, "MB")
             yield Row(f"tenants/{count}/host_mb", used.resident / MB, "MB")  # of all processes of the server
             yield Row(f"tenants/{count}/private_mb", used.private / MB, "MB")  # the part of it that is not shared
-            yield Row(f"tenants/{count}/disk_mb", sum(map(record_bytes, layouts)) / MB, "MB")  # of one tenant
+            yield Row(f"tenants/{count}/disk_mb", sum(layout.weight_bytes for layout in layouts) / MB, "MB")  # of one tenant
     yield Row("most_to_least/req_per_s", rates[counts[-1]] / rates[counts[0]], least=0.92)
     yield Row("most_to_least/start_s", starts[counts[-1]] / starts[counts[0]])
     parameters = sum(parameter.numel() for half in random_backbone(SIZES[size]) for parameter in half.parameters())

@@ -16,21 +16,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from hplm.adapters.bank import Bank, record_bytes, write_bank
+from hplm.adapters import records
 from hplm.adapters.layout import Layout
-from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.server.process_group import arguments, members
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import Snapshot, Tenant
 from loadtest.encode import infer_request
 from loadtest.traffic import texts_for
-from testing.random_store import random_store, random_tenants, words
+from testing.random_repository import write
+from testing.random_store import words
 
-RANK, LABELS = 32, 4
 APART = 8  # numbers of the pool between the beginnings of two tenants
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
@@ -39,9 +37,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second
 def random_export(config: BackboneConfig, tenants: int, options: ServingOptions) -> Iterator[Path]:
     """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        store = random_store(Path(folder) / "store", config, random_tenants(tenants, RANK, LABELS))
-        repository = Path(folder) / "repository"
-        yield repository / export(store, repository, options).backbone
+        yield write(Path(folder), config, tenants, options)
 
 
 def tenant_id(number: int, tenants: int = 10**6) -> str:
@@ -144,25 +140,25 @@ def multiply(folder: Path, count: int) -> Snapshot:
     """
     exported = Snapshot.load(folder / Backbone.TENANTS)
     (first,) = exported.tenants
-    layouts = {record.bank: Bank(folder / Backbone.BANKS / record.bank).layout for record in first.records()}
-    needed = count * sum(record_bytes(layout) for layout in layouts.values())
+    layouts = {name: Layout.of(record.layout) for name in ("head", "adapter") if (record := getattr(first, name)) is not None}
+    needed = count * sum(layout.weight_bytes for layout in layouts.values())
     expect_room(folder, needed, f"{count} tenants need", "set TMPDIR to a folder with more space")
-    for name, layout in layouts.items():
-        write_bank(folder / Backbone.BANKS / name, layout, tqdm(_records(layout, count), name, count))
+    pools = {name: _pool(layout, count) for name, layout in layouts.items()}
 
-    def at(record: Record | None, number: int) -> Record | None:
-        return replace(record, index=number, uid=number + 1) if record is not None else None
+    def tenant(number: int) -> Tenant:
+        parts = {name: (layout, layout.unpack(_piece(pools[name], layout, number))) for name, layout in layouts.items()}
+        return replace(first, id=tenant_id(number), uid=number + 1, **records.write(folder / Backbone.RECORDS, parts))
 
-    tenants = [
-        replace(first, id=tenant_id(number), uid=number + 1, head=at(first.head, number), adapter=at(first.adapter, number))
-        for number in range(count)
-    ]
-    return Snapshot(exported.generation, exported.branches, tenants, exported.export)
+    tenants = [tenant(number) for number in tqdm(range(count), "tenants")]
+    return Snapshot(exported.generation, exported.branches, tenants, exported.export, exported.ledger)
 
 
-def _records(layout: Layout, count: int) -> Iterator[tuple[int, int, Tensor]]:
+def _pool(layout: Layout, count: int) -> Tensor:
     size = layout.layers * layout.layer_size
     numbers = torch.randn(size + APART * count, generator=torch.Generator().manual_seed(layout.size)) * 0.02
-    pool = numbers.to(layout.torch_dtype)
-    for number in range(count):
-        yield number + 1, 1, pool[APART * number : APART * number + size].view(layout.layers, -1)
+    return numbers.to(layout.torch_dtype)
+
+
+def _piece(pool: Tensor, layout: Layout, number: int) -> Tensor:
+    size = layout.layers * layout.layer_size
+    return pool[APART * number : APART * number + size].view(layout.layers, -1)

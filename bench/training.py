@@ -15,11 +15,11 @@ from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text
 from bench.turns import alternate
 from builder.hardware import half_precision
 from builder.store.store import Store
+from builder.tasks.examples import Example, Labelled
+from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
 from builder.training.bodies import Body, PlotBody, WholeBody
-from builder.training.examples import Reader
 from builder.training.finetuning import TrainingOptions, tenant_model
-from builder.training.labelled import Example, Labelled
-from builder.training.tasks import training_task
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
 from testing.random_store import SIZES, bert_config, random_store, tokenizer_json, words

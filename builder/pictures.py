@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, GRID = "#333333", "#dddddd"
@@ -21,6 +22,21 @@ def check_picture(path: Path) -> None:
     """Refuses a file name whose format is not known. Call it before anything is computed."""
     if path.suffix.lower() not in FORMATS:
         raise InvalidInput(f"--picture {path}: give it a name that ends in {', '.join(FORMATS)}")
+
+
+def panels(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of so many inches with panels side by side, each with a grid."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    found = list(figure.subplots(1, columns, squeeze=False)[0])
+    for axes in found:
+        axes.grid(color=GRID, linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, found
 
 
 def save(figure: Figure, path: Path) -> None:

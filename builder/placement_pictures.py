@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from builder.pictures import GRID, INK, OTHERS, OWN
+from builder.pictures import INK, OTHERS, OWN, panels, save
 from hplm.placement.attained import Attained
 from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Placement
@@ -17,7 +16,7 @@ MOST_NAMED = 6  # units of a group
 def draw_placement(placement: Placement, cluster: Cluster, attained: Attained, path: Path) -> None:
     """Draws a row for each machine and a box for each device; the devices of a group have one colour and one text."""
     rows = max(1, len(cluster.machines))
-    figure, axes = _axes((12, 1.6 + 1.3 * rows))
+    figure, (axes,) = panels(12, 1.6 + 1.3 * rows)
     colors = (OWN, *OTHERS)
     for row, machine in enumerate(cluster.machines):
         column = {device.name: i for i, device in enumerate(machine.devices)}
@@ -37,36 +36,17 @@ def draw_placement(placement: Placement, cluster: Cluster, attained: Attained, p
     axes.set_xlim(-1.5, max(len(machine.devices) for machine in cluster.machines))
     axes.set_ylim(rows, 0)
     axes.axis("off")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_shares(shares: Mapping[str, Mapping[str, float]], axis: str, path: Path) -> None:
     """Draws a line for each way to place: its share in time against a number. The first one is ours."""
-    figure, axes = _axes((7, 4.4))
+    figure, (axes,) = panels(7, 4.4)
     for i, (name, by_number) in enumerate(shares.items()):
         color, style = (OTHERS[(i - 1) % len(OTHERS)] if i else OWN), ("-", "--", ":")[max(0, i - 1) // len(OTHERS) % 3]
         numbers = list(map(float, by_number))
-        axes.plot(
-            numbers,
-            list(by_number.values()),
-            color=color,
-            linewidth=2.5 if not i else 1.5,
-            linestyle=style,
-            marker="o",
-            label=name,
-        )
+        axes.plot(numbers, list(by_number.values()), style, color=color, linewidth=1.5 if i else 2.5, marker="o", label=name)
     axes.set(xlabel=axis, ylabel="answered in time", ylim=(0, 1.03))
     axes.axhline(0.99, color=INK, linewidth=0.7, linestyle=":")
-    axes.grid(color=GRID, linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path)
-
-
-def _axes(size: tuple[float, float]) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    save(figure, path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
@@ -84,7 +84,7 @@ def minilm() -> Path:
     try:
         files = importlib.metadata.files(MODEL_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        raise HplmError(f"the package {MODEL_PACKAGE} is missing: `./run demo` installs it") from None
+        raise HplmError(f"the package {MODEL_PACKAGE} is missing: `./run demo` installs it; or give --model") from None
     return next(Path(file.locate()).parent for file in files or [] if file.name == "model.safetensors")
 
 

@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -120,14 +120,17 @@ def write_demo_data(
 
 def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = False) -> DemoData:
     """Returns the data in a folder. Writes them if they are missing, or were written with other settings."""
-    written_as, manifest = {"sizes": dict(sizes), "further": further, "format": FORMAT}, folder / MANIFEST
+    written_as = {"sizes": dict(sizes), "further": further, "format": FORMAT}
+    return stored(folder, written_as, lambda: write_demo_data(folder, sizes=sizes, further=further))
+
+
+def stored(folder: Path, written_as: Mapping[str, Any], write: Callable[[], DemoData]) -> DemoData:
+    """Returns the data that an earlier run has written into a folder with these settings, or writes them."""
+    manifest = folder / MANIFEST
     if not manifest.exists() or json.loads(manifest.read_text("utf-8")).get("written_as") != written_as:
-        data = write_demo_data(folder, sizes=sizes, further=further)
-        text = json.dumps(
-            {"written_as": written_as, **asdict(data)}, default=lambda path: str(path.relative_to(folder)), indent=1
-        )
+        described = {"written_as": written_as, **asdict(write())}
         with replaced(manifest) as temporary:
-            temporary.write_text(text, "utf-8")
+            temporary.write_text(json.dumps(described, default=lambda path: str(path.relative_to(folder)), indent=1), "utf-8")
     return data_of(folder)
 
 

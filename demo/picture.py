@@ -21,12 +21,10 @@ def draw_bars(bars: Bars, path: Path, log: bool = False, least: float = 0.0) -> 
 
     `least`: where the other axes begin.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = max(len(series) * len(values) for series in bars.values() for values in series.values())
     figure = Figure(figsize=(3 + 4 * len(bars), max(4.0, 1.4 + rows / 5)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, (title, series) in zip(figure.subplots(1, len(bars), squeeze=False).ravel(), bars.items(), strict=True):
         names, width = list(next(iter(series.values()))), 0.8 / len(series)
         for number, ((label, values), color) in enumerate(zip(series.items(), colors(), strict=False)):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from builder.store.resumable import replaced
-from demo.data import DemoData, DemoDomain, DemoTenant
+from demo.data import SIZES, DemoData, DemoDomain, DemoTenant, stored
 from demo.documents import LONGEST, SHORTEST, Asked
 from hplm.errors import InvalidInput
 
@@ -62,19 +62,10 @@ def stored_public_data(
     Tasks whose files are not given are left out. `words`: how many of a text a task reads. `further`: corpora for the root.
     """
     sources = _Sources(_folders(given))
-    written = sources.tasks()
-    made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in written], "format": 1}
-    manifest = folder / "public.json"
-    if not manifest.exists() or json.loads(manifest.read_text("utf-8")) != made_of:
-        _write(folder, sources, written, sizes, words)
-        with replaced(manifest) as temporary:
-            temporary.write_text(json.dumps(made_of), "utf-8")
-    domains = tuple(
-        DemoDomain(name, (), corpus := folder / name / "corpus.txt", _lines(corpus))
-        for name in dict.fromkeys(task.domain for task in written)
-    )
-    tenants = tuple(_tenant(task, _files(folder, task)) for task in written)
-    return PublicData(DemoData(domains, tenants), {"stories": folder / "stories.txt", **further})
+    tasks = sources.tasks()
+    made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in tasks], "format": 2}
+    data = stored(folder, made_of, lambda: _written(folder, sources, tasks, sizes, words))
+    return PublicData(data, {"stories": folder / "stories.txt", **further})
 
 
 def published_table(tasks: Iterable[str]) -> str:
@@ -126,23 +117,32 @@ def _folders(given: Sequence[Path]) -> list[Path]:
     return list(given)
 
 
-def _write(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int) -> None:
+def _written(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int) -> DemoData:
     splits = {task: _divided(*sources.read(task), sizes["dev"]) for task in tasks}
+    domains, tenants = [], []
     for domain in dict.fromkeys(task.domain for task in tasks):
-        (folder / domain).mkdir(parents=True, exist_ok=True)
         own = [split for task, split in splits.items() if task.domain == domain]
         # The root and the other domains never read this domain's texts; the domain itself reads training texts alone.
         asked = Asked(piece for parts in own for part in ("dev", "test") for one in parts[part] for piece in _pieces(one.text))
         told = dict.fromkeys(piece for parts in own for one in parts["train"] for piece in _pieces(one.text))
-        _write_lines(folder / domain / "corpus.txt", (piece for piece in told if not asked.is_told_by(piece)))
+        corpus, path = [piece for piece in told if not asked.is_told_by(piece)], folder / domain / "corpus.txt"
+        _write_lines(path, corpus)
+        domains.append(DemoDomain(domain, (), path, len(corpus)))
     for task, split in splits.items():
-        for part, path in _files(folder, task).items():
-            chosen = _drawn(split[part], sizes[part], every_label=part == "train")
-            rows = ({"text": " ".join(one.text.split()[:words]), "label": one.label} for one in chosen)
+        chosen = {part: _drawn(split[part], sizes[part], every_label=part == "train") for part in SIZES}
+        files = {part: folder / task.domain / f"{task.tenant}.{part}.jsonl" for part in SIZES}
+        for part, path in files.items():
+            rows = ({"text": " ".join(one.text.split()[:words]), "label": one.label} for one in chosen[part])
             _write_lines(path, map(json.dumps, rows))
+        tested, known = Counter(one.label for one in chosen["test"]), {one.label for one in chosen["train"]}
+        share = max(tested.values()) / tested.total()
+        tenants.append(
+            DemoTenant(task.tenant, task.domain, "classify", task.question, tuple(sorted(known)), **files, majority_share=share)
+        )
     stories = [(name, column) for name, column in STORIES.items() if sources.tab(name)]
     texts = (" ".join(row[column] for row in sources.rows(name)) for name, column in stories)
     _write_lines(folder / "stories.txt", (piece for text in texts for piece in _pieces(text)))
+    return DemoData(tuple(domains), tuple(tenants))
 
 
 def _divided(train: Sequence[Labelled], test: Sequence[Labelled], dev: int) -> dict[str, list[Labelled]]:
@@ -173,27 +173,10 @@ def _pieces(text: str) -> Iterator[str]:
             yield " ".join(words[start : start + LONGEST])
 
 
-def _files(folder: Path, task: PublicTask) -> dict[str, Path]:
-    return {part: folder / task.domain / f"{task.tenant}.{part}.jsonl" for part in ("train", "dev", "test")}
-
-
-def _tenant(task: PublicTask, files: Mapping[str, Path]) -> DemoTenant:
-    def labels(part: str) -> Counter[str]:
-        return Counter(json.loads(line)["label"] for line in files[part].read_text("utf-8").splitlines())
-
-    tested, known = labels("test"), tuple(sorted(labels("train")))
-    most = max(tested.values()) / tested.total()
-    return DemoTenant(task.tenant, task.domain, "classify", task.question, known, **files, majority_share=most)
-
-
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, open(temporary, "w", encoding="utf-8") as out:
         out.writelines(f"{line}\n" for line in lines)
-
-
-def _lines(path: Path) -> int:
-    with open(path, "rb") as lines:
-        return sum(1 for _ in lines)
 
 
 def _shuffled(one: Labelled) -> bytes:

@@ -15,13 +15,13 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from builder.training.tasks import training_task
+from builder.tasks.tasks import training_task
 from demo.data import DemoTenant
 from demo.picture import draw_bars
 from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import states_of
+from hplm.tenants.registry import registries_of
 from hplm_client import HplmClient
 
 QUESTIONS = 200  # of each tenant's test file
@@ -41,8 +41,8 @@ def live_server(store: Store, folder: Path) -> TritonServer:
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted demo
     repository, state = folder / "repository", folder / "state"
     export(store, repository, ServingOptions())
-    for own in states_of(repository, state):
-        own.begin()
+    for registry in registries_of(repository, state).values():
+        registry.begin()
     return TritonServer(repository, state=state)
 
 

@@ -1,6 +1,6 @@
 """The tasks of tenants: which tokens a head reads, how many outputs it has, and how an answer is read from its logits.
 
-A task is one object here and one in `builder/training/tasks.py`. docs/extending.md describes how to add one.
+A task is one object here and one in `builder/tasks/tasks.py`. docs/extending.md describes how to add one.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def best_label_of_each(
 def _best(logits: Array) -> tuple[Array, Array]:
     """Returns the index of each row's highest logit, and its probability."""
     best = logits.argmax(axis=1)
-    return best, softmax(logits)[np.arange(len(best)), best]
+    return best, 1 / np.exp(logits - logits[np.arange(len(best)), best, None]).sum(axis=1)
 
 
 def best_labels(logits: Array, spans: Array, labels: Sequence[str], count: int) -> TextAnswer:

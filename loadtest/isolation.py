@@ -26,7 +26,7 @@ from typing import Any
 
 from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
-from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, said, timely
+from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
 from loadtest.server import ServedCopy
 from loadtest.watch import PUBLISHED_AFTER, ServerCount, Watch, difference
@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="loadtest.isolation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="loadtest.isolation",
+        description=f"{__doc__}\n{_listed('a noisy tenant', OF_TENANT)}\n\n{_listed('strangers', OF_STRANGERS)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--repository", type=Path, default=Path("model_repository"), help="repository to serve (default: %(default)s)")
@@ -71,9 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--text", default="the quick brown fox jumps over the lazy dog", help="text of the quiet tenant and of the floods")
     add("--rate", type=float, default=10.0, help="requests a second of the quiet tenant (default: %(default)g)")
     add("--seconds", type=float, default=20.0, help="seconds of each measurement (default: %(default)g)")
-    add("--ways", nargs="+", choices=WAYS, help="ways to misbehave (default: all of the noisy tenant, or of strangers)")
+    add("--ways", nargs="+", choices=WAYS, metavar="WAY", help="see above (default: all of the noisy tenant, or of strangers)")
     add("--flood", type=int, default=64, help="connections of a flood (default: %(default)s)")
-    tenant = parser.add_argument_group(f"a noisy tenant ({', '.join(OF_TENANT)})").add_argument
+    tenant = parser.add_argument_group("a noisy tenant").add_argument
     tenant("--streams", type=int, default=10_000, help="gRPC requests in flight (default: %(default)s)")
     tenant("--long", type=int, default=8, help="long requests in flight (default: %(default)s)")
     tenant("--characters", type=int, default=4_000_000, help="characters of a long request (default: %(default)s)")
@@ -83,13 +85,17 @@ def _parser() -> argparse.ArgumentParser:
     tenant("--noisy-rate", type=float, help="requests a second of no_quota and quota (default: as many as are answered)")
     tenant("--quota-in-flight", type=int, default=2, help="quota: requests in flight (default: %(default)s)")
     tenant("--quota-rate", type=float, default=0.0, help="quota: requests a second (default: no limit)")
-    stranger = parser.add_argument_group(f"strangers, with --door ({', '.join(OF_STRANGERS)})").add_argument
+    stranger = parser.add_argument_group("strangers, with --door").add_argument
     stranger("--slow", type=int, default=2000, help="slow connections (default: %(default)s)")
     stranger("--addresses", type=int, default=40, help="addresses of slow_from_many (default: %(default)s)")
     stranger("--body-mb", type=int, default=300, help="size of a huge body (default: %(default)s)")
     stranger("--bodies", type=int, default=4, help="connections that send bodies (default: %(default)s)")
     add("--json", action="store_true", help="print one line of JSON")
     return parser
+
+
+def _listed(who: str, ways: dict[str, Way]) -> str:
+    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.says}" for name, way in ways.items())])
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -133,7 +139,7 @@ def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None
             logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if server and name == "quota" else nullcontext():
-                noise = WAYS[name](given, place)
+                noise = WAYS[name].noise(given, place)
                 measured[name] = _measure(given, place, noise, Watch(groups, sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
 

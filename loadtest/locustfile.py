@@ -13,6 +13,7 @@ import atexit
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from functools import cache
@@ -21,11 +22,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gevent
-from flask import Response, request
+from flask import Response, g, request
 from gevent.event import Event
+from gevent.queue import Queue
 from locust import events
 from locust.env import Environment
-from locust.runners import LocalRunner
+from locust.runners import STATE_INIT, STATE_STOPPED, LocalRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 from locust.web import WebUI
 
@@ -48,6 +50,9 @@ SCENARIOS: dict[str, type[Scenario]] = {
 REPOSITORY = "model_repository"
 log = logging.getLogger(__name__)
 LOOKS = 0.2  # seconds between checks whether the run has ended
+CONNECT_S = 5.0  # for the server to take a connection
+PLAN_S = 60.0  # to make a plan
+LATE_MS = 50.0  # requests that are sent later say more of Locust than of the server
 
 
 @events.init_command_line_parser.add_listener
@@ -90,15 +95,16 @@ def set_up(environment: Environment, **_: object) -> None:
     runner = environment.runner
     if not isinstance(runner, LocalRunner):
         sys.exit("these scenarios run in one process: start Locust without --master, --worker and --processes")
-    outcomes = Outcomes()
+    outcomes, planned = Outcomes(), Queue[str | None]()
     if environment.web_ui:
-        _show(environment.web_ui, outcomes)
+        _show(environment.web_ui, outcomes, runner, planned)
     elif problem := _problem(environment, outcomes):
         sys.exit(problem)
 
     def begin(**_: object) -> None:
         outcomes.clear()
-        if problem := _problem(environment, outcomes):
+        planned.put(problem := _problem(environment, outcomes))
+        if problem:
             log.error("%s", problem)
             gevent.spawn(runner.stop)
 
@@ -107,8 +113,11 @@ def set_up(environment: Environment, **_: object) -> None:
     environment.events.quitting.add_listener(lambda **_: _report(environment, outcomes))
 
 
-def _show(page: WebUI, outcomes: Outcomes) -> None:
-    """Adds the outcomes to the web page: a tab, a part of the report, and /outcomes as JSON."""
+def _show(page: WebUI, outcomes: Outcomes, runner: LocalRunner, planned: Queue[str | None]) -> None:
+    """Adds the outcomes to the web page: a tab, a part of the report, and /outcomes as JSON. It also shows wrong options.
+
+    `planned`: what is wrong with each start, or None.
+    """
     assert page.app is not None  # made by the web page
     page.app.add_url_rule("/outcomes", "outcomes", outcomes.summary)
     columns = [{"key": key, "title": title} for key, title in COLUMNS.items()]
@@ -117,6 +126,10 @@ def _show(page: WebUI, outcomes: Outcomes) -> None:
         "extended_tables": [{"key": "outcomes", "structure": columns}],
     }
 
+    @page.app.before_request
+    def remember() -> None:
+        g.is_start = request.path == "/swarm" and runner.state in (STATE_INIT, STATE_STOPPED)
+
     @page.app.after_request
     def add(response: Response) -> Response:
         if request.path == "/stats/requests":
@@ -124,15 +137,19 @@ def _show(page: WebUI, outcomes: Outcomes) -> None:
             response.set_data(json.dumps({**(response.json or {}), "extended_stats": stats}))
         elif request.path == "/stats/report":
             response.set_data(outcomes.in_report(response.get_data(as_text=True)))
+        elif g.is_start and (response.json or {}).get("success") and (problem := planned.get(timeout=PLAN_S)):
+            response.set_data(json.dumps({"success": False, "message": problem}))
         return response
 
 
 def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
     """Makes the plans. Returns an error message if that fails."""
+    Scenario.can_run = False
     try:
         _plan(environment, outcomes)
     except (HplmError, HplmClientError, OSError) as error:
         return str(error)
+    Scenario.can_run = True
     return None
 
 
@@ -203,6 +220,11 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     if is_secure:
         options.address = {protocol: f"https://{address}" for protocol, address in options.address.items()}
     Settings(options.address[given.protocol], given.protocol, ca_file=options.ca_file)  # raises if it is wrong
+    asked, _, asked_port = options.address[given.protocol].removeprefix("https://").rpartition(":")
+    try:
+        socket.create_connection((asked.strip("[]"), int(asked_port)), CONNECT_S).close()
+    except OSError as error:
+        raise InvalidInput(f"nobody answers at {asked}:{asked_port} ({error}): start the server, or correct --host") from None
     options.metrics = given.metrics or f"{url.hostname}:{port + 2}"
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
@@ -262,6 +284,8 @@ def _report(environment: Environment, outcomes: Outcomes) -> None:
     if not outcomes.counts:
         return
     print(outcomes.table(), file=sys.stderr)
+    if (late := max(outcomes.latest_ms.values())) > LATE_MS:
+        print(f"requests were sent up to {late:,.0f} ms late, since all users were busy: give more users (-u)", file=sys.stderr)
     given = _given(environment)
     if given.html_file and (page := Path(given.html_file)).exists() and page.stat().st_mtime >= outcomes.began:
         page.write_text(outcomes.in_report(page.read_text("utf-8")), "utf-8")

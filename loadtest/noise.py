@@ -84,40 +84,33 @@ def _statuses(report: Report) -> dict[str, Any]:
     return {str(status): count for status, count in report.by_status.items()} | dict(report.errors)
 
 
+@dataclass(frozen=True)
+class Way:
+    says: str
+    noise: Callable[[argparse.Namespace, Place], Noise]
+
+
+def _flood(given: argparse.Namespace, place: Place, model: str = "") -> Noise:
+    load = place.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood)
+    return Noise(replace(load, rate=None if model else given.noisy_rate), _answered)
+
+
 def _streams(given: argparse.Namespace, place: Place) -> Noise:
-    """Many requests in flight over gRPC."""
     load = GrpcLoad(place.grpc, given.backbone, given.noisy, [given.text], given.streams)
     return Noise(replace(load, certificate=place.certificate, niceness=POLITE), vars)
 
 
-def _long(given: argparse.Namespace, place: Place) -> Noise:
-    """Requests of millions of characters."""
-    text = (given.text + " ") * (LONGEST // (len(given.text) + 1) + 1)
-    whole, rest = divmod(given.characters, LONGEST)
-    texts = [text[:LONGEST]] * whole + ([text[:rest]] if rest else [])
+def _truncated(given: argparse.Namespace, place: Place, texts: Sequence[str], in_flight: int) -> Noise:
     request = infer_request(given.backbone, texts, given.noisy, parameters={"truncate": True})
-    return Noise(place.load([request], given.long), _answered)
+    return Noise(place.load([request], in_flight), _answered)
 
 
-def _words(given: argparse.Namespace, place: Place) -> Noise:
-    """Texts of very many words."""
-    request = infer_request(given.backbone, [" ".join(["a"] * given.words)], given.noisy, parameters={"truncate": True})
-    return Noise(place.load([request], given.texts), _answered)
-
-
-def _alias(given: argparse.Namespace, place: Place) -> Noise:
-    """A flood through the alias."""
-    return Noise(place.load([infer_request(ALIAS, [given.text], given.noisy)], given.flood), _answered)
-
-
-def _flood(given: argparse.Namespace, place: Place) -> Noise:
-    """A flood of short requests. `quota` sends the same, after a quota was set."""
-    load = place.load([infer_request(given.backbone, [given.text], given.noisy)], given.flood)
-    return Noise(replace(load, rate=given.noisy_rate), _answered)
+def _long(given: argparse.Namespace, place: Place) -> Noise:
+    text = ((given.text + " ") * (given.characters // (len(given.text) + 1) + 1))[: given.characters]
+    return _truncated(given, place, [text[at : at + LONGEST] for at in range(0, len(text), LONGEST)], given.long)
 
 
 def _overload(given: argparse.Namespace, place: Place) -> Noise:
-    """Several times as many requests as the server can answer, with the quiet tenant's deadline."""
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the proxy, which would limit this measurement as it limits the flood.
     closed = Load(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
@@ -129,55 +122,52 @@ def _overload(given: argparse.Namespace, place: Place) -> Noise:
     return Noise(replace(load, rate=rate, undisturbed=True), lambda report: capacity | said(report))
 
 
-def _sources(net: int, count: int) -> list[str]:
+def _sources(net: int, count: int = 1) -> list[str]:
     """Returns client addresses. Each way has its own, because the proxy refuses an address for a while after an attack."""
     return [f"127.0.{net}.{number}" for number in range(1, min(count, MOST_ADDRESSES) + 1)]
 
 
 def _strangers(
-    given: argparse.Namespace,
-    place: Place,
-    kinds: Sequence[str],
-    connections: int,
-    sources: Sequence[str],
-    body_bytes: int = 0,
+    given: argparse.Namespace, place: Place, kinds: Sequence[str], connections: int, sources: Sequence[str], size: int = 0
 ) -> Noise:
     assert place.certificate is not None  # strangers come only with the proxy
-    return Noise(Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, body_bytes))
+    return Noise(Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, size))
 
 
 def _unknown(given: argparse.Namespace, place: Place) -> Noise:
-    """A flood of requests for paths, models and tenants that do not exist."""
-    requests = [
-        http_request("/v2/repository/index", b"{}"),
-        infer_request(TENANT, [given.text], TENANT),
-        infer_request(f"{given.backbone}-lookup", [given.text], given.quiet),
-        infer_request(given.backbone, [given.text], TENANT),
-        infer_request(ALIAS, [given.text], TENANT),
-    ]
-    return Noise(replace(place.load(requests, given.flood, _sources(5, 1)), connections=given.flood), _statuses)
+    asked = (TENANT, TENANT), (f"{given.backbone}-lookup", given.quiet), (given.backbone, TENANT), (ALIAS, TENANT)
+    requests = [http_request("/v2/repository/index", b"{}"), *(infer_request(one, [given.text], who) for one, who in asked)]
+    return Noise(replace(place.load(requests, given.flood, _sources(5)), connections=given.flood), _statuses)
 
 
-Way = Callable[[argparse.Namespace, Place], Noise]
-OF_TENANT: dict[str, Way] = {
-    "streams": _streams,
-    "long": _long,
-    "alias": _alias,
-    "words": _words,
-    "overload": _overload,
-    "no_quota": _flood,
-    "quota": _flood,
-}
-OF_STRANGERS: dict[str, Way] = {
-    # Bodies far larger than allowed, with their length and in chunks.
-    "body": lambda given, place: _strangers(
-        given, place, (WHOLE, CHUNKED), given.bodies, _sources(1, 1), 1_000_000 * given.body_mb
+OF_TENANT = {
+    "streams": Way("gRPC requests in flight; one that is refused comes again when the refusal says", _streams),
+    "long": Way("requests of millions of characters", _long),
+    "alias": Way("a flood through the model `hplm`", lambda given, place: _flood(given, place, ALIAS)),
+    "words": Way(
+        "texts of very many words; with a tagger, answers have as many rows",
+        lambda given, place: _truncated(given, place, [" ".join(["a"] * given.words)], given.texts),
     ),
-    # Bodies as large as is allowed, for a tenant that does not exist.
-    "largest": lambda given, place: _strangers(given, place, (WHOLE,), given.bodies, _sources(2, 1), LARGEST_ALLOWED),
-    # Connections that send nothing, a byte now and then, or half a request.
-    "slow": lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(3, 1)),
-    # The same from many addresses, each of which stays below the limit.
-    "slow_from_many": lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(4, given.addresses)),
-    "unknown": _unknown,
+    "overload": Way("several times as many requests as the server can answer, with the quiet tenant's deadline", _overload),
+    "no_quota": Way("a flood of short requests", _flood),
+    "quota": Way("the same, after a quota was set", _flood),
+}
+OF_STRANGERS = {
+    "body": Way(
+        "bodies far larger than allowed, with their length or in chunks",
+        lambda given, place: _strangers(given, place, (WHOLE, CHUNKED), given.bodies, _sources(1), 1_000_000 * given.body_mb),
+    ),
+    "largest": Way(
+        "the largest bodies that are allowed, for a tenant that does not exist",
+        lambda given, place: _strangers(given, place, (WHOLE,), given.bodies, _sources(2), LARGEST_ALLOWED),
+    ),
+    "slow": Way(
+        "connections of one address that send nothing, a byte of a header now and then, or half a body",
+        lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(3)),
+    ),
+    "slow_from_many": Way(
+        "the same from many addresses, each below its limit of connections",
+        lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(4, given.addresses)),
+    ),
+    "unknown": Way("a flood for paths, models and tenants that do not exist", _unknown),
 }

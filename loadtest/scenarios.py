@@ -59,6 +59,7 @@ class Scenario(User):
     arrivals: ClassVar[Callable[[Namespace, Mix], Arrivals]]  # returns all requests of the scenario
     plan: ClassVar[Plan]
     # All scenarios of a run share these:
+    can_run: ClassVar[bool] = False  # else its options are wrong, and Locust starts users all the same
     options: ClassVar[Namespace]
     tenants: ClassVar[list[Tenant]]
     all_texts: ClassVar[Texts]
@@ -87,6 +88,8 @@ class Scenario(User):
             cls.plan = Plan(arrivals, list(map(texts.of, arrivals.tokens.tolist(), numbers)))
 
     def on_start(self) -> None:
+        if not self.can_run:
+            raise StopUser
         options = self.options
         self.client = HplmClient(
             options.address[options.protocol],
@@ -100,7 +103,8 @@ class Scenario(User):
         self.begun.wait()
 
     def on_stop(self) -> None:
-        self.client.close()
+        if self.can_run:
+            self.client.close()
 
     @task
     def send_next(self) -> None:
@@ -128,7 +132,8 @@ class Scenario(User):
         except NotOnTime as error:
             failure = error
         except HplmClientError as error:
-            failure = NotOnTime(error.word or type(error).__name__, type(error).__name__)
+            # A refusal's own words have times in them, and each would be a line of Locust's table.
+            failure = NotOnTime(error.word or type(error).__name__, type(error).__name__ if error.word else str(error))
         outcome = failure.outcome if failure else ON_TIME
         self.outcomes.add(type(self).__name__, outcome, lag_ms)
         self._fire(self.options.protocol.upper(), _ms_since(due), due, tenant, outcome, failure)
@@ -142,7 +147,7 @@ class Scenario(User):
             name=type(self).__name__,
             response_time=took_ms,
             response_length=0,
-            exception=failure,
+            exception=failure and str(failure),
             context={"tenant": tenant.id, "outcome": outcome},
             start_time=since,
         )

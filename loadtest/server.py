@@ -19,7 +19,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from hplm.adapters.bank import Bank
+from hplm.adapters.layout import Layout
+from hplm.adapters.records import Records
 from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
@@ -27,7 +28,7 @@ from hplm.server import process_group
 from hplm.server.stubs import size_of, stubs
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager, exported_folder
-from hplm.tenants.state import EXPORTED_BANKS
+from hplm.tenants.state import EXPORTED_RECORDS
 
 SERVER, ENGINE = "tritonserver", "engine"
 GUEST = "guest-of-a-test"
@@ -147,14 +148,12 @@ class ServedCopy(Running):
         """Adds a copy of a tenant, as `GUEST`. Returns that tenant's name."""
         manager = self.manager()
         tenant = manager.current().tenants[0]
-        banks = self.folder / EXPORTED_BANKS
-        head, adapter = Bank(banks / tenant.weights.head.bank), None
+        records, head, adapter = Records(self.folder / EXPORTED_RECORDS), tenant.weights.head, None
         if tenant.adapter is not None:
-            bank = Bank(banks / tenant.adapter.bank)
-            adapter = bank.layout, bank.weights(tenant.adapter)
+            adapter = Layout.of(tenant.adapter.layout), records.weights(tenant.adapter)
         # The record has room for more labels than the tenant has.
-        layout = replace(head.layout, size=len(tenant.labels))
-        tensors = {name: tensor[: layout.size] for name, tensor in head.weights(tenant.weights.head)[0].items()}
+        layout = replace(Layout.of(head.layout), size=len(tenant.labels))
+        tensors = {name: tensor[: layout.size] for name, tensor in records.weights(head)[0].items()}
         labels, domain = tuple(tenant.labels), (tenant.domain, tenant.domain_version)
         manager.add(GUEST, Knowledge(*domain, task=tenant.task, labels=labels, head=(layout, tensors), adapter=adapter))
         manager.settle_now()

@@ -16,11 +16,11 @@ from pathlib import Path
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
+from hplm.model.config import BackboneConfig
 from hplm.options import AUTO, ENGINE_DTYPES
 from testing.random_store import SIZES, random_store, random_tenants
 
-RANK = 32
-LABELS = 4
+RANK, LABELS = 32, 4
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,20 +34,21 @@ def main(arguments: list[str] | None = None) -> None:
     add("--dtype", choices=(AUTO, *ENGINE_DTYPES), default=AUTO, help="precision of the engine (default: %(default)s)")
     given = parser.parse_args(arguments)
     try:
-        write(given.to, given.size, given.tenants, given.dtype)
+        if given.tenants < 1:
+            raise InvalidInput(f"--tenants {given.tenants}: give 1 or more")
+        if given.to.exists() and any(given.to.iterdir()):
+            raise InvalidInput(f"{given.to} is not empty: name another folder with --to")
+        write(given.to, SIZES[given.size], given.tenants, ServingOptions(dtype=given.dtype))
     except (HplmError, OSError) as error:
         sys.exit(str(error))
     print(f"{given.to} has the backbone {given.size} with {given.tenants} tenants")
 
 
-def write(repository: Path, size: str, tenants: int, dtype: str) -> None:
-    if tenants < 1:
-        raise InvalidInput(f"--tenants {tenants}: give 1 or more")
-    if repository.exists() and any(repository.iterdir()):
-        raise InvalidInput(f"{repository} is not empty: name another folder with --to")
+def write(repository: Path, config: BackboneConfig, tenants: int, options: ServingOptions) -> Path:
+    """Returns the folder of the backbone."""
     with tempfile.TemporaryDirectory(prefix="hplm-random-") as scratch:
-        store = random_store(Path(scratch) / "store", SIZES[size], random_tenants(tenants, RANK, LABELS))
-        export(store, repository, ServingOptions(dtype=dtype))
+        store = random_store(Path(scratch) / "store", config, random_tenants(tenants, RANK, LABELS))
+        return repository / export(store, repository, options).backbone
 
 
 if __name__ == "__main__":

@@ -145,10 +145,10 @@ class Reference:
             if (left := self._at_exit(number, x, tenant, read)) is not None:
                 return left
 
-        bank = self.backbone.bank(tenant.weights.head.bank)
-        (head,) = bank.weights(tenant.weights.head)
-        if bank.layout.kind == "head2":
-            x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
+        layout = Layout.of(tenant.weights.head.layout)
+        (head,) = self.backbone.records.weights(tenant.weights.head)
+        if layout.kind == "head2":
+            x = activation(layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
 
     def _at_exit(self, exit: int, x: Tensor, tenant: Tenant, read: Sequence[int]) -> Tensor | None:
@@ -156,7 +156,7 @@ class Reference:
         exits = tenant.exits
         if exits is None or exits.record is None or not read or exits.plans[0].exit != exit:
             return None
-        weights = self.backbone.bank(exits.record.bank).weights(exits.record)[exit]
+        weights = self.backbone.records.weights(exits.record)[exit]
         seen = torch.cat([x, x.mean(dim=0, keepdim=True).expand_as(x)], dim=1)
         inner = torch.relu(seen @ weights["dense"].float().T + weights["dense_bias"].float())
         outputs = inner @ weights["weight"].float().T + weights["bias"].float()
@@ -260,8 +260,8 @@ def adapters_of(backbone: Backbone, record: Record | None, layers: int) -> list[
     """Returns the adapter of each layer. Without a record, they change nothing."""
     if record is None:
         return [Own(None, {})] * layers
-    bank = backbone.bank(record.bank)
-    return [Own(bank.layout, weights) for weights in bank.weights(record)]
+    layout = Layout.of(record.layout)
+    return [Own(layout, weights) for weights in backbone.records.weights(record)]
 
 
 def _sure(rows: Tensor, labels: int, task: str, temperature: float, delta: float) -> float:

@@ -8,6 +8,8 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
@@ -23,6 +25,7 @@ def make_place(tmp_path):
         random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40 + number)
     lora = TenantFile("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
     random_tenant(store, lora, 0.3, seed=50)
+    begin(Folder(tmp_path / "state/toy"))
     return store, tmp_path / "repository", tmp_path / "state"
 
 

@@ -1,49 +1,67 @@
-"""A store, an export and a live state of an earlier commit can be served. Another format is refused with a way out.
+"""A store and a live state of the release before go on in this one. Its export and its state are refused with a way out.
 
 `fixtures/before/make.py` says how they were made, and by which commit.
 """
 
 import json
+import logging
 import random
 import re
+import shutil
+import sqlite3
 import tarfile
 import time
-from dataclasses import dataclass, replace
+import zlib
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.live import add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from builder.tables.domain import UpdateOptions
 from builder.tables.domain import update_domain as build_version
-from hplm.adapters.bank import PAGE
+from hplm.adapters.layout import Layout
 from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
+from hplm.levels.calibration import Calibration
+from hplm.registry.bucket import Bucket
+from hplm.registry.folder import Folder
+from hplm.registry.store import Remote
 from hplm.tenants.backup import back_up, restore
+from hplm.tenants.exits import Exits, Plan
+from hplm.tenants.import_state import import_state
 from hplm.tenants.keys import allows
 from hplm.tenants.manager import Manager
+from hplm.tenants.mirror import Mirror
+from hplm.tenants.registry import Registry
+from hplm.tenants.snapshot import LIMITS
 from hplm.tenants.state import State
 from testing.random_store import random_tenant, words
 from testing.reference import Reference
+from tests.cli.commands import refused
 from tests.engine.asker import Asker
 from tests.support.answers import Comparison
+from tests.support.message import mentions
 from tests.tasks import expected_logits, same_labels
 
 FIXTURE = Path(__file__).parent / "fixtures" / "before"
 EXPECTED = json.loads((FIXTURE / "expected.json").read_text("utf-8"))
 VERSIONS = EXPECTED["versions"]  # of each tenant, by place
 BACKBONE = "small"
+CHANGES = 8  # of the old state
 
 
 @dataclass(frozen=True)
 class Before:
+    """`store`, `repository` and `state` are of the release before; `new` and `live` are of this one."""
+
     folder: Path
 
     @property
@@ -52,17 +70,28 @@ class Before:
 
     @property
     def repository(self) -> Path:
-        return self.folder / "repository"
+        return self.folder / "new"
 
     @property
-    def state(self) -> Path:
-        return self.folder / "state"
+    def live(self) -> Path:
+        return self.folder / "live"
 
-    def live(self) -> Manager:
-        return Manager.open(self.repository, self.state)
+    @property
+    def old(self) -> Path:
+        """The files of the old state."""
+        return self.folder / "state" / BACKBONE
+
+    def export(self) -> None:
+        export(self.store, self.repository, ServingOptions())
+
+    def bring_over(self, source: str = "state") -> bool:
+        return import_state(self.manager(), self.folder / source, self.folder / "repository", 60)
+
+    def manager(self) -> Manager:
+        return Manager.open(self.repository, self.live)
 
     def backbone(self) -> Backbone:
-        return Backbone(self.repository / BACKBONE / "1", self.state)
+        return Backbone(self.repository / BACKBONE / "1", self.live)
 
     def reference(self) -> Reference:
         return Reference(self.backbone())
@@ -77,16 +106,26 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def before(tmp_path):
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    before = Before(tmp_path_factory.mktemp("before"))
     with tarfile.open(FIXTURE / "before.tar.gz") as archive:
-        archive.extractall(tmp_path / "before", filter="data")
+        archive.extractall(before.folder, filter="data")
+    before.export()
+    return before
+
+
+@pytest.fixture
+def before(first, tmp_path):
+    """The old files, and an export of the store by this release."""
+    shutil.copytree(first.folder, tmp_path / "before")
     return Before(tmp_path / "before")
 
 
-def exported_again(store, repository):
-    export(store, repository, ServingOptions())
-    return Reference.open(repository / BACKBONE / "1")
+@pytest.fixture
+def brought(before):
+    assert before.bring_over()
+    return before
 
 
 def assert_answers(reference, versions):
@@ -109,45 +148,55 @@ def served_versions(reference):
     return {tenant.id: tenant.version for tenant in reference.backbone.view.snapshot.tenants}
 
 
-def test_an_old_store_can_be_exported_and_answers_as_before(before, tmp_path):
-    reference = exported_again(before.store, tmp_path / "fresh")
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_old_store_can_be_exported_and_answers_as_before(before):
+    reference = Reference.open(before.repository / BACKBONE / "1")
     assert served_versions(reference) == VERSIONS["store"]
     assert_answers(reference, VERSIONS["store"])
 
 
-def test_an_old_export_answers_as_before(before):
-    reference = Reference.open(before.repository / BACKBONE / "1")
-    assert served_versions(reference) == VERSIONS["export"]
-    assert_answers(reference, VERSIONS["export"])
-
-
-def test_an_old_state_answers_as_before(before):
+def test_an_old_state_is_served_as_before(before, caplog):
+    old = contents(before.folder / "state")
+    assert before.bring_over() and contents(before.folder / "state") == old
     reference = before.reference()
     assert served_versions(reference) == VERSIONS["state"]
     assert_answers(reference, VERSIONS["state"])
     snapshot = reference.backbone.view.snapshot
-    beta = snapshot.find("beta")
-    assert (beta.rate, beta.burst, beta.in_flight, beta.deadline_us) == (500, 100, 50, 60_000_000)
-    keys = snapshot.find("acme").keys
-    assert allows(keys, f"Bearer {EXPECTED['secret']}", time.time()) and not allows(keys, "Bearer another", time.time())
+    stored = json.loads((before.old / "snapshots/8").read_text("utf-8"))
+    for entry in stored["tenants"]:
+        tenant = snapshot.find(entry["id"])
+        assert [(key.id, key.digest, key.expires) for key in tenant.keys] == [tuple(key.values()) for key in entry["keys"]]
+        for name in ("uid", "version", "domain", "domain_version", "task", *LIMITS):
+            assert getattr(tenant, name) == entry.get(name, 0), name
+    assert allows(snapshot.find("acme").keys, f"Bearer {EXPECTED['secret']}", time.time())
     with pytest.raises(NoTenant):  # deleted from the state
         snapshot.find("echo")
+    assert mentions(caplog.text, "echo")
+    assert {tenant.id: tenant.version for tenant in snapshot.ledger.before} == {"city": 1, "acme": 1, "dune": 1}
+    assert snapshot.ledger.last_versions == {"flux": 2} and snapshot.ledger.next_uid == 14
+    assert len(list((before.live / BACKBONE / "records").iterdir())) == 4  # these three and flux: the export has the others
+    pointer, audit = before.manager().registry.pointer(), before.manager().registry.audit()
+    assert (pointer.generation, pointer.lease_s) == (CHANGES + 1, 60)
+    assert [change["generation"] for change in audit] == list(range(1, CHANGES + 2))
+    assert (audit[0]["who"], audit[0]["tenant"], audit[-1]["action"]) == ("hplm", "ivan", "import")
 
 
-def test_verify_accepts_all_old_files(before):
-    assert main(["verify", "--store", str(before.folder / "store")]) == 0
-    assert main(["verify", "--repository", str(before.repository), "--state", str(before.state)]) == 0
+def test_verify_accepts_all_files(brought):
+    assert main(["verify", "--store", str(brought.folder / "store")]) == 0
+    assert main(["verify", "--repository", str(brought.repository), "--state", str(brought.live)]) == 0
 
 
-@pytest.mark.parametrize("place", ["export", "state"])
-def test_the_upper_half_serves_an_old_export_with_its_parameters(before, place):
-    folder, state = before.repository / BACKBONE / "1", before.state if place == "state" else None
-    config = (before.repository / f"{BACKBONE}-upper" / "config.pbtxt").read_text("utf-8")
+def test_the_upper_half_serves_it_with_the_parameters_of_the_old_export(brought):
+    folder = brought.repository / BACKBONE / "1"
+    config = (brought.folder / f"repository/{BACKBONE}-upper/config.pbtxt").read_text("utf-8")
     parameters = dict(re.findall(r'key: "(\w+)"\s+value \{ string_value: "(.*?)" \}', config))
-    asker, reference = Asker(folder, state, **parameters), Reference.open(folder, state)
+    asker, reference = Asker(folder, brought.live, **parameters), brought.reference()
     asked = []
     for number in range(3):
-        for tenant_id, version in VERSIONS[place].items():
+        for tenant_id, version in VERSIONS["state"].items():
             answer = EXPECTED["answers"][tenant_id][str(version)][number]
             pairs = None if answer["pair"] is None else [answer["pair"]]
             asked.append((tenant_id, answer, asker.ask(tenant_id, [answer["text"]], pairs)))
@@ -155,72 +204,256 @@ def test_the_upper_half_serves_an_old_export_with_its_parameters(before, place):
     for tenant_id, answer, number in asked:
         (rows,) = asker.wait(number)
         tenant = reference.backbone.view.snapshot.find(tenant_id)
-        spans = rows.spans.tolist()
-        assert same_labels(tenant.task, rows.labels, answer["labels"]) and spans == answer["spans"]
+        assert same_labels(tenant.task, rows.labels, answer["labels"]) and rows.spans.tolist() == answer["spans"]
         logits = expected_logits(reference, tenant, answer["text"], answer["pair"])
         comparison.add(tenant_id, rows.logits, np.array(logits))
     comparison.assert_equal("fp32")
     asker.close()
 
 
-def test_an_old_state_can_be_changed_and_the_change_is_read(before):
-    live, reader = before.live(), before.backbone()
-    assert reader.view.snapshot.generation == 8
-    secret, _ = live.add_key("acme")
-    assert live.roll_back("city").after == 1
-    assert live.roll_back_domain("bio").moved == ["acme", "dune"]
-    assert update_tenant(live, before.store, "flux").after == 3  # 2 was used once, and rolled back
-    add_tenant(live, before.store, "echo")
+def test_it_can_be_changed_and_the_change_is_read(brought):
+    manager, reader = brought.manager(), brought.backbone()
+    secret, _ = manager.add_key("acme")
+    assert manager.roll_back("city").after == 1
+    assert manager.roll_back_domain("bio").moved == ["acme", "dune"]
+    assert update_tenant(manager, brought.store, "flux").after == 3  # 2 was used once, and rolled back
+    add_tenant(manager, brought.store, "echo")
     reader.refresh()
     snapshot = reader.view.snapshot
-    assert snapshot.generation == 13
+    assert snapshot.generation == CHANGES + 6
     for known in (EXPECTED["secret"], secret):
         assert allows(snapshot.find("acme").keys, f"Bearer {known}", time.time())
     assert snapshot.find("echo").uid == 14  # no earlier tenant had this uid
     assert_answers(Reference(reader), {**VERSIONS["export"], "ivan": 1, "flux": 2})
-    assert [change["generation"] for change in live.registry.audit()] == list(range(1, 14))
+    assert [change["generation"] for change in manager.registry.audit()] == list(range(1, CHANGES + 7))
 
 
-def test_an_old_store_and_its_state_can_be_updated(before, tmp_path):
-    rng, known, corpus = random.Random(0), words(before.store.config.vocabulary), tmp_path / "corpus.txt"
+def test_its_store_and_it_can_be_updated(brought, tmp_path):
+    rng, known, corpus = random.Random(0), words(brought.store.config.vocabulary), tmp_path / "corpus.txt"
     corpus.write_text("\n".join(" ".join(rng.choices(known, k=8)) for _ in range(12)), "utf-8")
-    store = before.store
+    store = brought.store
     table = build_version(store, "bio", [corpus], UpdateOptions(), Budget(steps=0), torch.device("cpu"))
     assert table.meta.version == 3 and table.meta.keys > store.table("bio", 2).meta.keys
     random_tenant(store, replace(store.tenant("acme"), version=3, domain_version=3), 0.3, seed=0)
-    moved = update_domain(before.live(), store, "bio")
+    moved = update_domain(brought.manager(), store, "bio")
     assert (moved.moved, moved.behind) == (["acme"], ["dune", "gaia", "many"])
-    state, fresh = before.reference(), exported_again(store, tmp_path / "fresh")
-    assert_answers(state, {name: version for name, version in VERSIONS["state"].items() if name != "acme"})
+    export(store, tmp_path / "fresh", ServingOptions())
+    live, fresh = brought.reference(), Reference.open(tmp_path / "fresh" / BACKBONE / "1")
+    assert_answers(live, {name: version for name, version in VERSIONS["state"].items() if name != "acme"})
     text = EXPECTED["answers"]["acme"]["1"][2]["text"]
-    assert (state.forward(text, "acme") == fresh.forward(text, "acme")).all()
+    assert (live.forward(text, "acme") == fresh.forward(text, "acme")).all()
 
 
-def test_an_old_state_can_be_compacted_backed_up_and_restored(before, tmp_path):
-    live = before.live()
-    live.compact()
+def test_it_can_be_compacted_backed_up_and_restored(brought, tmp_path):
+    manager = brought.manager()
+    manager.compact()
+    assert_answers(brought.reference(), VERSIONS["state"])
+    back_up(manager, tmp_path / "backup")
+    restore(tmp_path / "backup", Registry(Folder(tmp_path / "restored" / BACKBONE), manager.exported))
+    assert_answers(Reference.open(manager.folder, tmp_path / "restored"), VERSIONS["state"])
+
+
+def test_tables_that_the_export_lacks_get_into_the_registry(before):
+    for name in ("gaia", "many"):  # the only ones on version 1 of bio
+        shutil.rmtree(before.folder / "store/tenants" / name)
+    shutil.rmtree(before.repository)
+    before.export()
+    assert before.bring_over()
+    manager = before.manager()
+    (own,) = (branch for branch in manager.current().branches if branch.unique)
+    assert (own.domain, own.version) == ("bio", 1) and manager.registry.collect() == 0
     assert_answers(before.reference(), VERSIONS["state"])
-    back_up(live, tmp_path / "backup")
-    restore(tmp_path / "backup", live.exported, State(tmp_path / "restored" / BACKBONE))
-    assert_answers(Reference.open(live.folder, tmp_path / "restored"), VERSIONS["state"])
+    assert main(["verify", "--repository", str(before.repository), "--state", str(before.live)]) == 0
 
 
-def test_a_new_export_in_the_old_place_needs_another_state(before):
-    assert_answers(exported_again(before.store, before.repository), VERSIONS["store"])
-    with pytest.raises(Broken, match=r"another export.*--state"):
-        before.backbone()
+def test_it_gets_into_a_bucket_and_into_copies_of_it(before, monkeypatch):
+    store = Bucket(Remote("memory:///live"))
+    monkeypatch.setattr("hplm.tenants.manager.opened", lambda _: store)
+    manager = before.manager()
+    assert before.bring_over() and len(manager.registry.audit()) == CHANGES + 1
+    mirror = Mirror(manager.folder, store, State(before.live / BACKBONE))
+    mirror.begin()
+    mirror.close()
+    assert_answers(before.reference(), VERSIONS["state"])
 
 
-def renumber(path, newer):
-    """Writes another format number into a file; returns the number."""
-    content, is_bank = path.read_bytes(), path.suffix == ".bank"
-    end = PAGE if is_bank else len(content)
-    stored = json.loads(content[:end].rstrip(b"\0"))
-    number = 99 if newer else stored["format"] - 1
-    header = json.dumps({**stored, "format": number}).encode()
+@pytest.mark.parametrize("kind", ["changes", "records", "snapshots"])
+def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, monkeypatch, kind):
+    put = Folder.put
+
+    def fails(self, name, content):
+        if name.startswith(kind):
+            raise OSError(name)
+        put(self, name, content)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Folder, "put", fails)
+        with pytest.raises(OSError, match=kind):
+            before.bring_over()
+    with pytest.raises(InvalidInput, match="CURRENT is missing"):
+        before.manager().registry.check_begun()
+    assert before.bring_over()
+    assert_answers(before.reference(), VERSIONS["state"])
+
+
+def test_a_decided_change_that_was_not_published_counts(before):
+    (before.old / "CURRENT").write_text("7\n")
+    assert before.bring_over() and "echo" not in served_versions(before.reference())
+
+
+def test_a_state_without_changes_serves_what_its_export_did(before):
+    for path in ("snapshots", "adapters", "plot"):
+        shutil.rmtree(before.old / path)
+    (before.old / "registry.sqlite").unlink()
+    (before.old / "CURRENT").write_text("0\n")
+    assert before.bring_over()
+    assert served_versions(before.reference()) == VERSIONS["export"]
+    assert_answers(before.reference(), VERSIONS["export"])
+
+
+def test_an_old_backup_is_brought_over_as_well(before):
+    backup = before.old.rename(before.folder / "saved")
+    (backup / "backup.json").write_text(json.dumps({"format": 1, "export": "", "generation": CHANGES}))
+    with pytest.raises(InvalidInput, match=r"saved has format 1\b.*`hplm begin --from`"):
+        restore(backup, before.manager().registry)
+    assert before.bring_over("saved")
+    assert_answers(before.reference(), VERSIONS["state"])
+
+
+def edit(path, change):
+    """Changes the tenants of an old snapshot, by id. Its newest format is 9."""
+    stored = json.loads(path.read_text("utf-8"))
+    for entry in stored["tenants"]:
+        entry.update(change.get(entry["id"], {}))
+    path.write_text(json.dumps({**stored, "format": 9}))
+
+
+def add_bank(folder, layout, uid, version, weights):
+    """Writes an old bank with one record."""
+    content = weights.view(torch.uint8).numpy().tobytes()
+    header = np.array([(uid, version, zlib.crc32(content))], dtype="<u8,<u4,<u4").tobytes().ljust(64, b"\0")
+    page = json.dumps({"format": 4, "layout": asdict(layout)}).encode().ljust(4096, b"\0")
+    (folder / "exit.bank").write_bytes(page + header + content)
+    return {"bank": "state/exit.bank", "index": 0, "uid": uid, "version": version}
+
+
+def test_calibrations_and_exits_come_along_and_what_is_no_longer_served_is_dropped_with_a_line(before, caplog):
+    config, warm = before.store.config, Calibration(temperature=2.0)
+    layout = Layout("exit", 16, config.hidden, config.upper_layers, intermediate=32, dtype="bf16")
+    weights = torch.randn(layout.layers, layout.layer_size).to(torch.bfloat16)
+    record = add_bank(before.old / "adapters", layout, 1, 2, weights)
+    exits = Exits(None, (warm,) * layout.layers, (Plan(0, 0.5, 0.5, 1.0, 0.5),))
+    change = {
+        "acme": {"calibration": asdict(warm), "exits": {**asdict(exits), "record": record}, "homes": 3},
+        "beta": {"calibration": {**asdict(warm), "kind": "gone"}, "levels": [{"stack": "small"}], "ladder": {"rungs": []}},
+    }
+    edit(before.old / "snapshots/8", change)
+    with caplog.at_level(logging.WARNING):
+        assert before.bring_over()
+    reference = before.reference()
+    acme, beta = (reference.backbone.view.snapshot.find(name) for name in change)
+    assert (acme.calibration, acme.homes, replace(acme.exits, record=None)) == (warm, 3, exits)
+    out = Layout.of(acme.exits.record.layout).empty()
+    reference.backbone.records.read(acme.exits.record, out)
+    assert torch.equal(out, weights) and beta.calibration is None
+    assert_answers(reference, {"beta": 1})
+    of_beta = [line for line in caplog.messages if "beta" in line]
+    assert len(of_beta) == 2 and mentions(of_beta, "levels, ladder") and mentions(of_beta, "gone")
+
+
+def test_a_stored_calibration_or_ladder_that_is_no_longer_served_does_not_refuse_an_export(before, caplog):
+    folder = before.folder / "store/tenants/beta/1"
+    (folder / "calibration.json").write_text(json.dumps({"calibration": {"kind": "gone"}, "asked": {}, "report": {}}))
+    (folder / "ladder.json").write_text("{}")
+    export(before.store, before.folder / "again", ServingOptions())
+    reference = Reference.open(before.folder / "again" / BACKBONE / "1")
+    assert reference.backbone.view.snapshot.find("beta").calibration is None
+    assert_answers(reference, {"beta": 1})
+    assert all(
+        sum(mentions(line, folder / name) for line in caplog.messages) == 1 for name in ("calibration.json", "ladder.json")
+    )
+
+
+def test_an_exported_calibration_of_another_release_is_left_out(before, caplog):
+    path = before.repository / BACKBONE / "1/tenants.json"
+    stored = json.loads(path.read_text("utf-8"))
+    stored["tenants"][1]["calibration"] = {"kind": "went"}
+    path.unlink()
+    path.write_text(json.dumps(stored))
+    reference = Reference.open(path.parent)
+    assert reference.backbone.view.snapshot.find("beta").calibration is None and mentions(caplog.text, "beta", "went")
+
+
+def spoil(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
     path.unlink()  # the store and the export may share the file
-    path.write_bytes((header.ljust(PAGE, b"\0") if is_bank else header) + content[end:])
-    return number
+    path.write_bytes(content)
+
+
+def sql(path, command):
+    with sqlite3.connect(path) as database:
+        database.execute(command)
+
+
+OLD, EXPORT, BANK = f"state/{BACKBONE}", f"repository/{BACKBONE}/1", "head-64.g2.bank"
+UNFIT = {  # what is wrong, and what the error names
+    "no state": (lambda at: (at / OLD / "CURRENT").unlink(), [OLD, "CURRENT"]),
+    "not of the release before": (lambda at: (at / OLD / "CURRENT").write_text("{}"), [OLD, "hplm backup"]),
+    "a copy": (lambda at: (at / OLD / "FOLLOWED").write_text("{}"), [OLD, "copy"]),
+    "no export": (lambda at: shutil.rmtree(at / EXPORT), [EXPORT, "--from-repository"]),
+    "an export of this release": (
+        lambda at: shutil.copy(at / f"new/{BACKBONE}/1/tenants.json", at / EXPORT),
+        [EXPORT, 10, "--from-repository"],
+    ),
+    "another store": (lambda at: spoil(at / EXPORT / "upper.safetensors"), [EXPORT, "store"]),
+    "another table": (lambda at: spoil(at / EXPORT / "plot/law/1/checksums"), [EXPORT, "law", 1]),
+    "a lost change": (lambda at: sql(at / OLD / "registry.sqlite", "DELETE FROM audit WHERE generation > 6"), [OLD, 8, 6]),
+    "a broken registry": (lambda at: spoil(at / OLD / "registry.sqlite", 0), [OLD, "registry.sqlite"]),
+    "a lost bank": (lambda at: (at / OLD / "adapters" / BANK).unlink(), [BANK, "--from-repository"]),
+    "a corrupt record": (lambda at: spoil(at / OLD / "adapters" / BANK, 4096 + 64), [BANK, 0, "checksum"]),
+    "a record of another": (lambda at: spoil(at / OLD / "adapters" / BANK, 4096), [BANK, 0, "hplm restore"]),
+    "no tenant": (lambda at: edit(at / OLD / "snapshots/8", {"beta": {"rate": "much"}}), [OLD, "beta"]),
+}
+
+
+@pytest.mark.parametrize("wrong", UNFIT)
+def test_what_does_not_fit_is_refused_and_nothing_begins(before, wrong):
+    spoils, named = UNFIT[wrong]
+    spoils(before.folder)
+    with pytest.raises(HplmError) as error:
+        before.bring_over()
+    assert mentions(error.value, *named)
+    assert before.manager().registry.pointer() is None and not (before.live / BACKBONE / "snapshots").exists()
+
+
+def test_the_command_brings_a_state_over_once_and_names_what_it_needs(before, capsys):
+    places = ["--repository", before.repository, "--state", before.live]
+    source = ["--from", before.folder / "state"]
+    assert mentions(refused(capsys, "begin", *places, *source), "--from-repository")
+    source += ["--from-repository", before.folder / "repository"]
+    assert main(list(map(str, ["begin", *places, *source]))) == 0
+    assert mentions(capsys.readouterr().out, before.live, before.folder / "state", BACKBONE)
+    assert mentions(refused(capsys, "begin", *places, *source), before.live, BACKBONE)
+    assert_answers(before.reference(), VERSIONS["state"])
+
+
+def test_old_files_are_refused_with_the_command_that_goes_on_from_them(before, capsys):
+    with pytest.raises(InvalidInput, match=r"repository/small/1/tenants\.json has format 2\b.*`hplm export`"):
+        Backbone(before.folder / EXPORT)
+    with pytest.raises(InvalidInput, match=r"state/small/CURRENT .*new state.*`hplm begin --from`"):
+        Backbone(before.repository / BACKBONE / "1", before.folder / "state")
+    said = refused(capsys, "export", "--store", before.folder / "store", "--repository", before.folder / "repository")
+    assert mentions(said, before.folder / EXPORT, "--repository", "hplm begin --from", "--replace")
+    said = refused(capsys, "begin", "--repository", before.repository, "--state", before.folder / "state")
+    assert mentions(said, before.old / "CURRENT", "hplm begin --from")
+
+
+def renumber(path, number):
+    """Writes another format number into a file."""
+    stored = json.loads(path.read_bytes())
+    path.unlink()  # the store and the export may share the file
+    path.write_text(json.dumps({**stored, "format": number}))
 
 
 def ask(tenant_id):
@@ -229,48 +462,28 @@ def ask(tenant_id):
 
 REFUSED = {  # by file: the function that reads it, and the way out in its error
     "store/store.json": (lambda before: before.store, "build the store"),
-    "store/plot/bio/2/meta.json": (lambda before: exported_again(before.store, before.folder), "build the table"),
-    "repository/small/1/backbone.json": (Before.backbone, "export"),
-    "repository/small/1/tenants.json": (Before.backbone, "export"),
-    "repository/small/1/plot/root/1/meta.json": (ask("beta"), "build the table"),
-    "repository/small/1/adapters/head-16.bank": (ask("beta"), "export"),
-    "state/small/snapshots/8": (Before.backbone, "export"),
-    "state/small/plot/bio/2/meta.json": (ask("acme"), "build the table"),
-    "state/small/adapters/head2-16-tanh.g1.bank": (ask("ivan"), "`hplm restore`.*`hplm tenant update`"),
+    "store/plot/bio/2/meta.json": (lambda before: before.export(), "build the table"),
+    "new/small/1/backbone.json": (Before.backbone, "export"),
+    "new/small/1/tenants.json": (Before.backbone, "`hplm export`"),
+    "new/small/1/plot/root/1/meta.json": (ask("beta"), "build the table"),
+    "live/small/snapshots/9-*": (Before.backbone, "export"),
 }
 
 
-@pytest.mark.parametrize("newer", [False, True], ids=["older", "newer"])
 @pytest.mark.parametrize("file", REFUSED)
-def test_another_format_is_refused_with_its_file_and_a_way_out(before, file, newer):
+def test_another_format_is_refused_with_its_file_and_a_way_out(brought, file):
     use, way_out = REFUSED[file]
-    number = renumber(before.folder / file, newer)
-    with pytest.raises(HplmError, match=rf"{re.escape(file)} .*format {number}\b.*{way_out}"):
-        use(before)
+    (path,) = brought.folder.glob(file)
+    for number in (0, 99):
+        renumber(path, number)
+        with pytest.raises(HplmError, match=rf"{re.escape(str(path))} .*format {number}\b.*{way_out}"):
+            use(brought)
 
 
-def test_a_backup_of_another_format_is_refused(before, tmp_path):
-    live = before.live()
-    back_up(live, tmp_path / "backup")
-    number = renumber(tmp_path / "backup" / "backup.json", newer=True)
-    with pytest.raises(InvalidInput, match=rf"backup .*format {number}\b"):
-        restore(tmp_path / "backup", live.exported, State(tmp_path / "restored" / BACKBONE))
-
-
-def test_a_table_of_another_format_fails_only_its_tenants(before):
-    renumber(before.folder / "state/small/plot/bio/2/meta.json", newer=True)
-    reference = before.reference()
+def test_a_table_of_another_format_fails_only_its_tenants(brought):
+    renumber(brought.repository / BACKBONE / "1/plot/bio/2/meta.json", 99)
+    reference = brought.reference()
     for tenant_id in ("acme", "dune"):
         with pytest.raises(Broken, match=r"bio/2/meta\.json"):
             reference.forward("text", tenant_id)
     assert_answers(reference, {name: version for name, version in VERSIONS["state"].items() if name not in ("acme", "dune")})
-
-
-def test_the_command_in_the_error_renews_a_bank_of_another_format(before):
-    renumber(before.folder / "state/small/adapters/head2-16-tanh.g1.bank", newer=True)
-    reference = before.reference()
-    with pytest.raises(InvalidInput, match="`hplm tenant update`"):
-        reference.forward("text", "ivan")
-    assert_answers(reference, {name: version for name, version in VERSIONS["state"].items() if name != "ivan"})
-    assert update_tenant(before.live(), before.store, "ivan").after == 2
-    assert_answers(before.reference(), VERSIONS["state"])

@@ -20,13 +20,13 @@ from transformers import AutoModel, PreTrainedTokenizerFast, RobertaConfig, Robe
 
 import bench
 import testing.reference
-from builder.adaptation.learning import Budget
 from builder.evaluation.tenant import evaluate_tenant
+from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from builder.tables.root import RootOptions, build_root
-from builder.training import tasks as training_tasks
+from builder.tasks import tasks as training_tasks
 from hplm import tasks
 from hplm.adapters import layout
 from hplm.cli.main import main

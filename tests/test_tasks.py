@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builder.importing.heads import IMPORTED
-from builder.training.tasks import TRAINING_TASKS, training_task
+from builder.tasks.tasks import TRAINING_TASKS, training_task
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
 from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, check_backbone, find_task, windows_of

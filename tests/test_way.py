@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 OURS = f"{ROOT}/hplm/", f"{ROOT}/backends/"
 WARM = 20  # requests before the one that is followed
 NOW_AND_THEN = {"watch", "engine", "keep", "metrics"}  # threads that work once a second: the heartbeat, what is published
-MOST_FILES, MOST_CALLS = 80, 1_000  # a change that needs more lengthens every request
+MOST_FILES, MOST_CALLS = 72, 750  # a change that needs more lengthens every request
 
 
 class Followed:

@@ -28,7 +28,7 @@ WAITING = 64  # the most commands that wait for others
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]).parent / replies.model_parameters(args)["backbone"] / "1"
-        state, secret = replies.state_folder([folder]), os.environ.get("HPLM_ADMIN_KEY", "").strip()
+        state, secret = replies.given_state(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if state is None or not secret:
             raise InvalidInput(
                 f"model {args['model_name']!r} changes what is served, so it needs a state (hplm serve --state, HPLM_STATE) "

@@ -30,7 +30,6 @@ from hplm.scheduling.turns import Turns
 from hplm.server.held import Held
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
-from hplm.tenants.state import EXPORTED_TENANTS
 
 log = logging.getLogger(__name__)
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
@@ -104,8 +103,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         repository = Path(args["model_repository"]).parent
-        state = replies.state_folder(path.parent for path in repository.glob(f"*/1/{EXPORTED_TENANTS}"))
-        self._directory = Directory(repository, state)
+        state = replies.given_state()
+        self._directory = Directory(repository, state, copied=True)
         self._held = Held(args["model_name"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)

@@ -13,7 +13,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.copied import measure_copy
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.views import Views, Watch
@@ -44,7 +43,7 @@ class TritonPythonModel:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         folder = Path(args["model_repository"]).parent / name / "1"
         folder_lock.share(folder.parent)
-        self._views = Views(folder, replies.state_folder([folder]), lambda table: table.index)
+        self._views = Views(folder, replies.given_state(), lambda table: table.index)
         self._watch = Watch(self._views)
         self._quotas = Quotas()
         self._lookup = Lookup(self._views, SharedSecret(name, os.getppid()).value)
@@ -95,7 +94,7 @@ class TritonPythonModel:
     ) -> LookupRequest:
         """Adds to `before` the seconds from its arrival until now."""
         view = self._views.view
-        tenant = admit(view.snapshot, parameters, time.time())
+        tenant = admit(view.snapshot, parameters, time.time(), self._views.is_stale)
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         before.append((received_ns - arrival_ns) / 1e9)
         timeout_us = replies.timeout_us(request, parameters) or tenant.deadline_us or self._deadline_us
@@ -138,7 +137,8 @@ class TritonPythonModel:
 
     def _look(self) -> None:
         self._service.look()
-        measure_copy(self._service.meter, self._views.state, time.time())
+        if self._views.state is not None:
+            self._service.meter.set(names.REGISTRY_AGE_SECONDS, self._views.age)
         for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)
 

@@ -39,7 +39,7 @@ class TritonPythonModel:
         for folder in folders:
             folder_lock.share(folder)  # every engine that is started again must find the same export
         versions = [folder / "1" for folder in folders]
-        self._client = EncoderClient(versions, parameters, replies.state_folder(versions), [*meters.values()])
+        self._client = EncoderClient(versions, parameters, replies.given_state(), [*meters.values()])
         self._publishers = [
             Publisher(pb_utils.MetricFamily, own.meter, name, before=own.settle, keeps=own.keeps)
             for name, own in zip(backbones, self._client.outcomes, strict=True)

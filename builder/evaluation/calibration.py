@@ -11,20 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.evaluation.fitting import Cases, fitted
+from builder.evaluation.reliability import Bin, bins_of, calibration_error
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
 from builder.store.store import Store, TenantFile
-from builder.training.finetuning import Ground, rows_of
-from builder.training.labelled import Example
+from builder.tasks.examples import Example
+from builder.tasks.tasks import TrainingTask
+from builder.training.data import Data
+from builder.training.finetuning import rows_of
 from builder.training.model import TenantModel
-from builder.training.tasks import TrainingTask
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.levels.evidence import Evidence
-from hplm.levels.fitting import Cases, fitted
-from hplm.levels.reliability import Bin, bins_of, calibration_error
 
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
@@ -121,11 +122,11 @@ def _usual_delta(texts: UnseenTexts) -> float:
 
 
 def _cases(
-    tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, ground: Ground, delta: float | None
+    tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, data: Data, delta: float | None
 ) -> Cases:
     labels = tenant.labels
     found: list[_Judged] = []
-    for (spans, logits), example in zip(rows_of(body, model, ground, ground.texts)[0], ground.texts.examples, strict=True):
+    for (spans, logits), example in zip(rows_of(body, model, data, data.dev)[0], data.dev.examples, strict=True):
         if not np.isfinite(logits).all():
             raise Broken(f"tenant {tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         if (own := _judged(task, labels, example, logits, spans, delta or 0.0)) is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.evaluation.tenant import Evaluation
-from builder.pictures import INK
-from builder.training.scores import confusion
-from builder.training.tasks import TRAINING_TASKS, training_task
+from builder.pictures import INK, panels, save
+from builder.tasks.scores import confusion
+from builder.tasks.tasks import TRAINING_TASKS, training_task
 from hplm.errors import InvalidInput
 
 MOST_LABELS = 60  # more cannot be read in a picture
@@ -23,9 +23,6 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
             f"--picture shows right against answered labels, for {able} with up to "
             f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
         )
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     wanted = [label for example in evaluation.labelled.examples for label in example.labels]
     answered = [label for answer in evaluation.answers for label in answer]
     pairs = confusion(tenant.labels, wanted, answered)
@@ -33,9 +30,8 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     pairs = pairs[:, : len(answers)]
     shares = pairs / pairs.sum(1, keepdims=True).clip(1)
     size = 2.5 + 0.32 * min(len(tenant.labels), 40)
-    figure = Figure(figsize=(size + 1, size), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = panels(size + 1, size)
+    axes.grid(False)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(answers)), answers, rotation=90, parse_math=False)  # a label may contain two dollar signs
     axes.set_yticks(range(len(tenant.labels)), tenant.labels, parse_math=False)
@@ -47,5 +43,4 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     axes.set_ylabel("right")
     axes.set_title(f"{tenant.id} version {tenant.version}", loc="left", color=INK)
     figure.colorbar(image, ax=axes, label="share of the right label")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)

@@ -6,31 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from builder.evaluation.calibration import reported_bins
-from builder.pictures import GRID, INK, OTHERS, OWN
-from hplm.levels.reliability import BINS
+from builder.evaluation.reliability import BINS
+from builder.pictures import INK, OTHERS, OWN, panels, save
 
 
 def draw_reliability(report: dict[str, Any], path: Path) -> None:
     """Draws the picture from the report of a calibration; the path's suffix says which format."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     sides = [(name, report[name], color) for name, color in (("before", OTHERS[0]), ("after", OWN)) if report[name] is not None]
-    figure = Figure(figsize=(0.8 + 3.6 * len(sides), 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (name, described, color) in zip(figure.subplots(1, len(sides), squeeze=False)[0], sides, strict=True):
+    figure, panel = panels(0.8 + 3.6 * len(sides), 4.2, len(sides))
+    for axes, (name, described, color) in zip(panel, sides, strict=True):
         bins = reported_bins(described)
         most = max(one.count for one in bins)
         for one in bins:
             axes.bar(one.confidence, one.right, width=0.9 / BINS, color=color, alpha=0.1 + 0.9 * one.count / most)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
         axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
-        axes.grid(color=GRID)
-        axes.set_axisbelow(True)
         axes.set_title(f"{name}: ECE {described['ece']:.3f}", loc="left", color=INK)
         axes.set_ylabel("share of right answers")
     figure.suptitle(
         f"{report['tenant']} version {report['version']}, {report['texts']:,} texts; darker: more of them", color=INK
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from builder.evaluation.tenant import Evaluation
-from builder.training.scores import Scores
-from builder.training.tasks import training_task
+from builder.tasks.scores import Scores
+from builder.tasks.tasks import training_task
 from hplm.errors import InvalidInput
 
 TEXTS_AT_ONCE = 16

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
+from builder.tasks.examples import Labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Pack, Reader, Texts
+from builder.tasks.scores import Scores
+from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.bodies import PlotBody
-from builder.training.examples import Pack, Reader, Texts
-from builder.training.finetuning import Ground, answers_to
-from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
+from builder.training.data import Data
+from builder.training.finetuning import answers_to
 from builder.training.model import TenantModel
-from builder.training.scores import Scores
-from builder.training.tasks import TrainingTask, training_task
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.eightbit import to_eight_bits
@@ -76,10 +77,10 @@ def evaluate_weights(
 ) -> Evaluation:
     """Evaluates a tenant that need not be stored yet."""
     precision = Precision(torch.float32, eight_bits)
-    body, model, ground = opened(store, tenant, weights, labelled, device, precision, show_progress)
-    answers, _ = answers_to(body, model, ground, ground.texts)
-    scores = ground.task.score(tenant.labels, labelled.examples, answers)
-    return Evaluation(tenant, labelled, ground.texts, answers, scores)
+    body, model, data = opened(store, tenant, weights, labelled, device, precision, show_progress)
+    answers, _ = answers_to(body, model, data, data.dev)
+    scores = data.task.score(tenant.labels, labelled.examples, answers)
+    return Evaluation(tenant, labelled, data.dev, answers, scores)
 
 
 class ServedBody(PlotBody):
@@ -107,15 +108,15 @@ def opened(
     precision: Precision,
     show_progress: bool,
     task: TrainingTask | None = None,
-) -> tuple[ServedBody, TenantModel, Ground]:
+) -> tuple[ServedBody, TenantModel, Data]:
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
     config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
     texts = reader.read(labelled, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
     model.load(*weights)
-    ground = Ground(config, reader, texts, texts, task, tenant.labels, device)
-    return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), ground
+    data = Data(reader, task, tenant.labels, texts, texts, device)
+    return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), data
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:

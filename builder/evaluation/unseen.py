@@ -9,10 +9,10 @@ from pathlib import Path
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
+from builder.tasks.examples import Bare, Labelled, has_labels, key_of, read_labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.tasks import training_task
 from builder.training.history import PARTS, learned_by
-from builder.training.labelled import Labelled, has_labels, key_of, read_labelled, read_text
-from builder.training.labels import check_labels
-from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
 
 FEWEST = 100  # texts, from which something about answers can be learned
@@ -75,7 +75,7 @@ class UnseenTexts:
     @cached_property
     def _labelled(self) -> Labelled:
         if not self.is_labelled:
-            return read_labelled(self.file, read_text)
+            return read_labelled(self.file, Bare)
         labelled = self.task.read(self.file)
         check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return labelled

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from builder.exits.states import States
 from builder.exits.thresholds import Answered, Estimate
 from builder.store.store import TenantFile
-from builder.training.labelled import Example
-from builder.training.tasks import TrainingTask
+from builder.tasks.examples import Example
+from builder.tasks.tasks import TrainingTask
 from hplm.arrays import Array
 from hplm.levels.calibration import INTERVAL, Calibration
 from hplm.model.config import BackboneConfig

@@ -19,10 +19,10 @@ from builder.exits.thresholds import Chosen, chosen
 from builder.store.calibrations import calibration_of
 from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
 from builder.store.store import Store, TenantFile
-from builder.training.examples import unread_targets
+from builder.tasks.examples import Bare, Labelled, read_labelled
+from builder.tasks.lookup import unread_targets
+from builder.tasks.tasks import TrainingTask
 from builder.training.history import PARTS, learned_by
-from builder.training.labelled import Labelled, read_labelled, read_text
-from builder.training.tasks import TrainingTask
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
@@ -68,7 +68,9 @@ def build_exits(
         states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
         for own, most in ((learning, MOST_ROWS), (choosing, None))
     ]
-    found = _made(store, tenant, task, computed, choosing, drops, delta, seed, asked, texts.is_labelled)
+    found = _made(
+        store, tenant, task, computed, choosing, drops, delta, seed, asked, texts.is_labelled, show_progress
+    )  # fmt: skip
     write_exits(store, tenant, found)
     return found, True
 
@@ -98,7 +100,7 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
-        return read_labelled(training, read_text), texts.fresh
+        return read_labelled(training, Bare), texts.fresh
     examples = texts.fresh.examples
     order = np.random.default_rng(0).permutation(len(examples)).tolist()
     cut = round(LEARN * len(order))
@@ -118,10 +120,11 @@ def _made(
     seed: int,
     asked: dict[str, Any],
     is_labelled: bool,
+    show_progress: bool,
 ) -> StoredExits:
     learning, judged = computed
     layout = layout_of(store, tenant)
-    heads = learned(learning, layout, task, seed)
+    heads = learned(learning, layout, task, seed, show_progress)
     outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
     full = calibration_of(store, tenant)
     if full is None and is_labelled and task.served.read_each is not None:

@@ -7,14 +7,17 @@ fitted to other texts.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain, islice
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from builder.exits.states import States
-from builder.training.model import Diverged
-from builder.training.tasks import TrainingTask
+from builder.learning.limits import Epochs
+from builder.learning.loop import Diverged, Exam, Group, Training, train
+from builder.tasks.tasks import TrainingTask
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 
@@ -22,7 +25,7 @@ BATCH_ROWS = 128
 EPOCHS = 30  # at most
 PATIENCE = 4  # epochs in which no exit gets better at texts that were put aside
 ASIDE = 0.1  # share of the texts
-RATE, WARM_UP, DECAY = 2e-3, 50, 0.05
+RATE, WARM_UP, DECAY = 2e-3, 50, 0.05  # warming up takes so many steps
 
 LEAST = 0.05  # of the mean spread: numbers that vary less count less, or their weights would be too large for 16 bits
 TINY = 1e-6
@@ -46,11 +49,9 @@ class Head(nn.Module):
         rows = Tiles(np.zeros(len(seen), dtype=np.int64), seen.device)
         return self._layout.read((seen - self._mean) * self._scale, rows, dict(self.weights.items()))
 
-    def kept(self) -> Weights:
-        return {name: weight.detach()[0].clone() for name, weight in self.weights.items()}
-
-    def stored(self, weights: Weights, scale: tuple[float, float] | None) -> Weights:
+    def stored(self, scale: tuple[float, float] | None) -> Weights:
         """Returns weights for rows as they are, as banks store them. `scale`: mean and spread, if it answers numbers."""
+        weights = {name: weight.detach()[0] for name, weight in self.weights.items()}
         dense = weights["dense"] * self._scale
         found = {**weights, "dense": dense, "dense_bias": weights["dense_bias"] - dense @ self._mean}
         if scale is not None:  # its outputs are a number, and the logarithm of its error
@@ -63,39 +64,47 @@ class Head(nn.Module):
         return rounded
 
 
-def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0) -> list[Weights]:
+def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, show_progress: bool = False) -> list[Weights]:
     """Returns the weights of each exit's head."""
-    assert task.distance is not None  # as the caller has checked
     aside = max(1, round(ASIDE * len(states.rows_of)))
     first = sum(states.rows_of[:-aside])
-    generator = torch.Generator().manual_seed(seed)
     scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.is_number else None
     answers = states.logits if scale is None else (states.logits - scale[0]) / scale[1]
-    heads = [Head(layout, seen[:first].float(), generator) for seen in states.exits]
-    optimizer = torch.optim.AdamW(nn.ModuleList(heads).parameters(), RATE, weight_decay=DECAY)
-    steps = EPOCHS * -(-first // BATCH_ROWS)
-    best: list[float] = [float("inf")] * len(heads)
-    kept, since, step = [head.kept() for head in heads], 0, 0
-    for _ in range(EPOCHS):
-        for rows in torch.randperm(first, generator=generator).split(BATCH_ROWS):
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * min((step + 1) / WARM_UP, 1 - step / steps)
-            losses = [
-                task.distance(head(seen[rows].float()), answers[rows]) for head, seen in zip(heads, states.exits, strict=True)
-            ]
-            optimizer.zero_grad()
-            torch.stack(losses).sum().backward()
-            optimizer.step()
-            step += 1
-        since += 1
-        with torch.inference_mode():
-            for number, (head, seen) in enumerate(zip(heads, states.exits, strict=True)):
-                loss = float(task.distance(head(seen[first:].float()), answers[first:]))
-                if loss < best[number]:
-                    best[number], kept[number], since = loss, head.kept(), 0
-        if since >= PATIENCE:
-            break
-    return [head.stored(weights, scale) for head, weights in zip(heads, kept, strict=True)]
+    epochs = [-(-first // BATCH_ROWS)] * EPOCHS
+    limits = Epochs(epochs, PATIENCE, warm_up=min(1.0, WARM_UP / sum(epochs)))
+    found: list[Weights] = []
+    for number, seen in enumerate(states.exits):
+        head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
+        training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, seed)
+        train(training, limits, show_progress=show_progress)
+        found.append(head.stored(scale))
+    return found
+
+
+def _training(
+    title: str, head: Head, seen: Tensor, answers: Tensor, first: int, task: TrainingTask, seed: int
+) -> Training[Tensor]:
+    """Returns the training of one head by the first rows. The others score it."""
+    distance = task.distance
+    assert distance is not None  # as the caller has checked
+
+    def batches(number: int) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        orders = (torch.randperm(first, generator=generator).split(BATCH_ROWS) for _ in range(EPOCHS))
+        return islice(chain.from_iterable(orders), number, None)
+
+    def loss_of(rows: Tensor) -> tuple[Tensor, int]:
+        return distance(head(seen[rows].float()), answers[rows]), len(rows)
+
+    @torch.inference_mode()
+    def examined() -> Exam:
+        loss = float(distance(head(seen[first:].float()), answers[first:]))
+        return Exam(-loss, loss)
+
+    return Training(
+        title, seen.device, [Group(RATE, dict(head.named_parameters()))], batches, loss_of, examined,
+        "Its texts may be too few, or all alike: give other ones", start_counts=False, decay=DECAY, betas=(0.9, 0.999),
+    )  # fmt: skip
 
 
 @torch.inference_mode()

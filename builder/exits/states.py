@@ -11,9 +11,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from builder.packed_batches import packed_batches
+from builder.tasks.lookup import Pack
 from builder.training.bodies import PlotBody
-from builder.training.examples import Pack
-from builder.training.finetuning import PACK_TOKENS, Ground
+from builder.training.data import Data
+from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
@@ -40,18 +41,18 @@ class States:
 
 
 @torch.inference_mode()
-def states_of(body: PlotBody, model: TenantModel, ground: Ground, most_rows: int | None = None, show: bool = False) -> States:
-    """Computes the states of a ground's texts; with `most_rows`, of the first texts that have so many rows."""
-    texts = ground.texts
+def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | None = None, show: bool = False) -> States:
+    """Computes the states of the texts; with `most_rows`, of the first texts that have so many rows."""
+    texts = data.dev
     counts = np.array([len(text.spans) for text in texts.texts])
     used = len(counts) if most_rows is None else max(1, int(np.searchsorted(np.cumsum(counts), most_rows, side="right")))
     starts = np.cumsum(counts[:used]) - counts[:used]
-    rows, width = int(counts[:used].sum()), ground.config.hidden
+    rows, width = int(counts[:used].sum()), data.config.hidden
     exits = [torch.empty(rows, 2 * width, dtype=torch.float16) for _ in body.upper_layers]
-    logits = torch.empty(rows, len(ground.labels))
+    logits = torch.empty(rows, len(data.labels))
     batches = list(packed_batches(texts.lengths[:used], PACK_TOKENS, used))
     for some in tqdm(batches, "computing what exits see", unit="batch", disable=not show):
-        pack = ground.reader.pack(texts, some, ground.device)
+        pack = data.reader.pack(texts, some, data.device)
         here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
         *seen, answers = _through(body, model, pack)
         for kept, own in zip((*exits, logits), (*seen, answers), strict=True):

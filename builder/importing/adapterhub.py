@@ -14,19 +14,18 @@ from typing import Any
 from torch import Tensor
 
 from builder.importing.files import number, read_json, read_tensors, required, tensor_file
-from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead, Part
+from builder.importing.foreign import PLACES, Changes, Foreign, ForeignHead, Part
 from builder.importing.heads import (
     TASK_OF_CLASS,
     base_pooler,
     chosen_task,
+    classifier,
     known_function,
     labels_by_id,
     linear_head,
     pooled_head,
-    sequence_task,
 )
 from hplm.errors import InvalidInput
-from hplm.tasks import find_task
 
 FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
@@ -68,7 +67,7 @@ def is_adapterhub(config: Mapping[str, Any]) -> bool:
     return "config" in config and "model_type" in config
 
 
-def read_adapterhub(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
+def read_adapterhub(folder: Path, model: str, task: str | None) -> Foreign:
     """Reads a saved adapter. `model`: the checkpoint whose pooler the head reads, if it reads one."""
     path = folder / "adapter_config.json"
     stored = read_json(path)
@@ -91,9 +90,8 @@ def read_adapterhub(folder: Path, model: str, task: str | None) -> tuple[FoundAd
         changes = _loras(number(config, "alpha", path) / rank, source)
     else:
         raise InvalidInput(f"{path}: architecture {architecture!r} is not supported: train a double_seq_bn or a LoRA")
-    kind = architecture
-    adapter = FoundAdapter(source, f"adapters {kind}", stored.get("model_name"), kind, function, changes, "leave_out=[...]")
-    return adapter, _head(folder, model, task)
+    library, base, head = f"adapters {architecture}", stored.get("model_name"), _head(folder, model, task)
+    return Foreign(source, library, base, architecture, function, changes, "leave_out=[...]", head)
 
 
 def _check(config: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], path: Path, way_out: str) -> None:
@@ -150,7 +148,7 @@ def _unknown(source: Path, name: str) -> InvalidInput:
     return InvalidInput(f"{source} has {name!r}, which is no part of a plain adapter on a BERT layer: train one without it")
 
 
-def _head(folder: Path, model: str, task: str | None) -> FoundHead:
+def _head(folder: Path, model: str, task: str | None) -> ForeignHead:
     path = folder / "head_config.json"
     if not path.exists():
         raise InvalidInput(f"{folder} has no head: save it with the adapter, save_adapter(..., with_head=True)")
@@ -176,15 +174,15 @@ def _head(folder: Path, model: str, task: str | None) -> FoundHead:
         )
     labels = labels_by_id(config, path)
     if pooled:
-        return FoundHead(source, task, pooled_head(base_pooler(model, path), *linears[0]), "tanh", labels)
+        return ForeignHead(source, task, pooled_head(base_pooler(model, path), *linears[0]), "tanh", labels)
     if len(linears) == 1:
-        return FoundHead(source, task, linear_head(*linears[0]), None, labels)
+        return ForeignHead(source, task, linear_head(*linears[0]), None, labels)
     if not config.get("activation_function"):
         raise InvalidInput(f"{path}: two layers without activation_function are not supported: train a head with layers=1")
     function = known_function(config["activation_function"], path, "activation_function")
     dense = linear_head(*linears[0])
     weights = {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(*linears[1])}
-    return FoundHead(source, task, weights, function, labels)
+    return ForeignHead(source, task, weights, function, labels)
 
 
 def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[tuple[Tensor, Tensor | None]]:
@@ -202,7 +200,7 @@ def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[tuple[Tensor, 
 
 def _stock_head(
     stored: Mapping[str, Any], tensors: dict[str, Tensor], source: Path, path: Path, model: str, task: str | None
-) -> FoundHead:
+) -> ForeignHead:
     """Reads a head of transformers' own classes: a linear layer on the pooler or on each token."""
     task_of_class = TASK_OF_CLASS.get(stored.get("model_class", ""))
     if task_of_class is None:
@@ -210,10 +208,5 @@ def _stock_head(
     if tensors.keys() != {"classifier.weight", "classifier.bias"}:
         raise InvalidInput(f"{source} has {sorted(tensors)}, not a classifier's weight and bias: save the head again")
     linear = (tensors["classifier.weight"], tensors["classifier.bias"])
-    pooled = find_task(task_of_class).reads_first_token
-    trained = sequence_task(path.parent, len(linear[0]), task) if pooled else task_of_class
-    task = chosen_task(task, trained, path)
     labels = labels_by_id(stored, path)
-    if not pooled:
-        return FoundHead(source, task, linear_head(*linear), None, labels)
-    return FoundHead(source, task, pooled_head(base_pooler(model, path), *linear), "tanh", labels)
+    return classifier(path, source, linear, task_of_class, task, labels, lambda: base_pooler(model, path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from builder.importing.files import read_json
-from builder.training.tasks import training_task
+from builder.importing.foreign import ForeignHead
+from builder.tasks.tasks import training_task
 from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -41,6 +42,27 @@ def linear_head(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
 
 def pooled_head(pooler: Pooler, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
     return {"dense": pooler.weight, "dense_bias": pooler.bias, **linear_head(weight, bias)}
+
+
+def classifier(
+    path: Path,
+    source: Path,
+    linear: tuple[Tensor, Tensor | None],
+    trained: str | None,
+    given: str | None,
+    labels: list[str] | None,
+    pooler: Callable[[], Pooler],
+) -> ForeignHead:
+    """Reads a head of transformers' own classes: a linear layer on the pooler or on each token.
+
+    `path`: its configuration, `trained`: the task that it names, `given`: the task that the user names.
+    """
+    if trained is not None and find_task(trained).reads_first_token:
+        trained = sequence_task(path.parent, len(linear[0]), given)
+    task = chosen_task(given, trained, path)
+    if not find_task(task).reads_first_token:
+        return ForeignHead(source, task, linear_head(*linear), None, labels)
+    return ForeignHead(source, task, pooled_head(pooler(), *linear), "tanh", labels)
 
 
 def base_pooler(model: str, why: Path) -> Pooler:

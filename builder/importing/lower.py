@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from builder.importing.found import Changes, FoundAdapter
+from builder.importing.foreign import Changes, Foreign
 from builder.options import check_keep
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
@@ -46,7 +46,7 @@ def merge(lower: LowerStack, changes: Changes) -> None:
             weight[layout.outputs(place)] += part["b"] @ part["a"]
 
 
-def check_mergeable(found: FoundAdapter, lower: Changes, store: Store, new: NewDomain | None) -> None:
+def check_mergeable(found: Foreign, lower: Changes, store: Store, new: NewDomain | None) -> None:
     layers = ", ".join(map(str, sorted(lower)))
     upper = list(range(store.config.lower_layers, store.config.lower_layers + store.config.upper_layers))
     train = f"train it with {found.leave_out} so that it changes only layers {upper[0]} to {upper[-1]}"
@@ -66,7 +66,7 @@ def check_mergeable(found: FoundAdapter, lower: Changes, store: Store, new: NewD
 
 @contextmanager
 def merged(
-    store: Store, parent: tuple[str, int], changes: Changes, found: FoundAdapter, new: NewDomain, device: torch.device
+    store: Store, parent: tuple[str, int], changes: Changes, found: Foreign, new: NewDomain, device: torch.device
 ) -> Iterator[Table]:
     """Builds a child of `parent`, and holds its folder until the tenant on it is stored.
 

@@ -12,20 +12,16 @@ from typing import Any
 from torch import Tensor
 
 from builder.importing.files import number, read_json, read_tensors, tensor_file
-from builder.importing.found import DECODER_PLACES, PLACES, Changes, FoundAdapter, FoundHead
+from builder.importing.foreign import DECODER_PLACES, PLACES, Changes, Foreign, ForeignHead
 from builder.importing.heads import (
     TASK_OF_CLASS,
     Pooler,
     base_pooler,
-    chosen_task,
+    classifier,
     labels_by_id,
-    linear_head,
     model_config,
-    pooled_head,
-    sequence_task,
 )
 from hplm.errors import InvalidInput
-from hplm.tasks import find_task
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
@@ -65,7 +61,7 @@ def is_peft(config: Mapping[str, Any]) -> bool:
     return "peft_type" in config
 
 
-def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
+def read_peft(folder: Path, model: str, task: str | None) -> Foreign:
     """Reads a saved adapter. `model`: the checkpoint whose pooler the classifier reads, if the adapter has none."""
     path = folder / "adapter_config.json"
     config = read_json(path)
@@ -82,10 +78,10 @@ def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter,
                 f"{', '.join(PLACES)}"
             )
         changes.setdefault(int(found[1]), {})[PLACES[found[2]]] = part
-    return _found(source, config, changes), _head(folder, config, saved, pooler_changes, source, model, task)
+    return _found(source, config, changes, _head(folder, config, saved, pooler_changes, source, model, task))
 
 
-def read_peft_decoder(folder: Path) -> FoundAdapter:
+def read_peft_decoder(folder: Path) -> Foreign:
     """Reads an adapter of a decoder, which has no head."""
     path = folder / "adapter_config.json"
     config = read_json(path)
@@ -110,9 +106,9 @@ def read_peft_decoder(folder: Path) -> FoundAdapter:
     return _found(source, config, changes)
 
 
-def _found(source: Path, config: Mapping[str, Any], changes: Changes) -> FoundAdapter:
+def _found(source: Path, config: Mapping[str, Any], changes: Changes, head: ForeignHead | None = None) -> Foreign:
     base = config.get("base_model_name_or_path")
-    return FoundAdapter(source, "peft LoRA", base, "lora", "relu", changes, "layers_to_transform=[...]")
+    return Foreign(source, "peft LoRA", base, "lora", "relu", changes, "layers_to_transform=[...]", head)
 
 
 def _tensors(config: Mapping[str, Any], path: Path, source: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
@@ -190,7 +186,7 @@ def _head(
     source: Path,
     model: str,
     task: str | None,
-) -> FoundHead:
+) -> ForeignHead:
     path = folder / "adapter_config.json"
     stated = config.get("task_type")
     if stated is not None and stated not in TASK_OF_TYPE:
@@ -208,13 +204,12 @@ def _head(
             "'classifier' and 'pooler'"
         )
     trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "") or task
-    if trained is not None and find_task(trained).reads_first_token:
-        trained = sequence_task(folder, len(weight), task)
-    task = chosen_task(task, trained, path)
     labels = labels_by_id(model_config(folder), folder / "config.json")
-    if not find_task(task).reads_first_token:
-        return FoundHead(source, task, linear_head(weight, bias), None, labels)
-    pooler = Pooler(**pooler_parts) if pooler_parts.keys() == {"weight", "bias"} else base_pooler(model, source)
-    for change in pooler_changes.values():
-        pooler = Pooler(pooler.weight + change["b"] @ change["a"], pooler.bias)
-    return FoundHead(source, task, pooled_head(pooler, weight, bias), "tanh", labels)
+
+    def pooler() -> Pooler:
+        own = Pooler(**pooler_parts) if pooler_parts.keys() == {"weight", "bias"} else base_pooler(model, source)
+        for change in pooler_changes.values():
+            own = Pooler(own.weight + change["b"] @ change["a"], own.bias)
+        return own
+
+    return classifier(path, source, (weight, bias), trained, task, labels, pooler)

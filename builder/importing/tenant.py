@@ -8,28 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
-from builder.importing.found import FoundAdapter, FoundHead, halves, records, storable, upper_layout, usual
-from builder.importing.generative import import_generative
+from builder.importing.foreign import Foreign, records, storable, upper_layout, usual
+from builder.importing.generative import TASK as GENERATE
 from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, check_mergeable, merged
-from builder.importing.peft import is_peft, read_peft
+from builder.importing.peft import is_peft, read_peft, read_peft_decoder
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.weights import Weights
 from builder.tables.build_folder import held
-from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
-from builder.training.tasks import training_task
+from builder.tasks.examples import Labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.tasks import training_task
 from hplm.errors import MISFITS, InvalidInput
 from hplm.tasks import check_backbone
 
+WHOLE = "all layers are those that the adapter was trained on"
 APPROXIMATE = (
-    "the adapter was trained on the original layers; here its lower part, if any, is merged into a lower half that was adapted "
-    "to windows, and its upper part reads the tables' vectors: --test FILE measures the loss"
+    "the adapter was trained on the original layers; here its lower part, if any, is merged into layers that see windows, and "
+    "its upper part reads the tables' vectors"
 )
+MEASURED = ": --test FILE measures the loss"
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,22 @@ class ImportOptions:
     test: Path | None = None  # labelled data to score the tenant on
 
 
-def read_folder(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
-    """Reads a folder that `peft` or `adapters` wrote."""
+def read_folder(folder: Path, model: str, task: str | None, is_decoder: bool = False) -> Foreign:
+    """Reads a folder that `peft` or `adapters` wrote. `model`: the checkpoint that the store was made from."""
     path = folder / "adapter_config.json"
     config = read_json(path)
-    for known, read in ((is_peft, read_peft), (is_adapterhub, read_adapterhub)):
-        if known(config):
-            try:
-                return read(folder, model, task)
-            except MISFITS as error:
-                raise InvalidInput(
-                    f"a configuration in {folder} has an option of another kind than its library writes ({error}): save the "
-                    "adapter again"
-                ) from error
-    raise InvalidInput(f"{path} is neither of `peft` nor of `adapters`: save the adapter with one of them")
+    try:
+        if is_peft(config):
+            return read_peft_decoder(folder) if is_decoder else read_peft(folder, model, task)
+        if is_adapterhub(config) and not is_decoder:
+            return read_adapterhub(folder, model, task)
+    except MISFITS as error:
+        raise InvalidInput(
+            f"a configuration in {folder} has an option of another kind than its library writes ({error}): save the adapter "
+            "again"
+        ) from error
+    libraries = "`peft`, the only library whose adapters of decoders can be imported" if is_decoder else "`peft` or `adapters`"
+    raise InvalidInput(f"{path} is not of {libraries}: save the adapter with it")
 
 
 def import_tenant(
@@ -71,56 +76,51 @@ def _import(
 ) -> tuple[TenantFile, dict[str, Any]]:
     if options.task is not None:
         check_backbone(options.task, store.config)
-    if store.config.is_decoder:
-        if options.labels or options.test is not None:
-            raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
-        return import_generative(store, tenant_id, folder, options.domain, options.new_domain, device)
+    config = store.config
+    if config.is_decoder and (options.labels or options.test is not None):
+        raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
     parent = (options.domain, store.latest(options.domain))
-    adapter, head = read_folder(folder, store.model, options.task)
-    labels = chosen_labels(head.task, options.labels, head.labels, len(head.weights["weight"]), head.source)
-    check_head(head.weights, head.function, store.config, head.source)
-    parts = halves(adapter, store.config)
-    check_mergeable(adapter, parts.lower, store, options.new_domain)
-    before = _version_before(store, tenant_id, head.task, labels)
-    version = 1
+    foreign = read_folder(folder, store.model, options.task, config.is_decoder)
+    head, task, labels, weights = foreign.head, GENERATE, [], {}
+    if head is not None:
+        task, weights = head.task, head.weights
+        labels = chosen_labels(task, options.labels, head.labels, len(weights["weight"]), head.source)
+        check_head(weights, head.function, config, head.source)
+    lower, upper = foreign.halves(config)
+    check_mergeable(foreign, lower, store, options.new_domain)
+    before = _version_before(store, tenant_id, task, labels)
     if before is not None:
-        version, head, labels = before.version + 1, _reordered(head, labels, before.labels), before.labels
-    labelled = _read_test(options.test, head.task, labels)
+        weights, labels = _reordered(weights, labels, before.labels), before.labels
+    labelled = _read_test(options.test, task, labels)
 
-    layout = upper_layout(adapter, parts.upper, store.config)
-    tenant = TenantFile(
-        tenant_id, version, *parent, head.task, labels, rank=layout.size if layout else 0, head_function=head.function
-    )
-    stored_adapter = None
-    if layout is not None:
-        tenant = replace(tenant, adapter=layout.kind, places=usual(layout), function=layout.function)
-        stored_adapter = [storable(record, layout, adapter.source) for record in records(parts.upper, layout)]
-    weights = stored_adapter, storable(head.weights, tenant.head_layout(store.config), head.source)
+    tenant = TenantFile(tenant_id, before.version + 1 if before else 1, *parent, task, labels, rank=0)
+    stored: Weights = None, {}
+    if head is not None:
+        tenant = replace(tenant, head_function=head.function)
+        stored = None, storable(weights, tenant.head_layout(config), head.source)
+    if (layout := upper_layout(foreign, upper, config)) is not None:
+        tenant = replace(tenant, rank=layout.size, adapter=layout.kind, places=usual(layout), function=layout.function)
+        stored = [storable(record, layout, foreign.source) for record in records(upper, layout)], stored[1]
 
-    report: dict[str, Any] = {
-        "task": head.task,
-        "imported": {
-            "from": str(folder),
-            "library": adapter.library,
-            "trained_on": adapter.base,
-            "store_made_from": store.model,
-        },
-        "note": APPROXIMATE,
-    }
+    note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
+    made_of = {
+        "from": str(folder), "library": foreign.library, "trained_on": foreign.base, "store_made_from": store.model
+    }  # fmt: skip
+    report: dict[str, Any] = {"task": task, "imported": made_of, "note": note}
     if labelled is not None:
-        report["test"] = {f"on {parent[0]}": _score(store, tenant, weights, labelled, device, show_progress)}
+        report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device, show_progress)}
     with ExitStack() as building:
         if options.new_domain is not None:
-            table = building.enter_context(merged(store, parent, parts.lower, adapter, options.new_domain, device))
+            table = building.enter_context(merged(store, parent, lower, foreign, options.new_domain, device))
             if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
                 return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
-            layers, megabytes = sorted(parts.lower), round(sum(table.meta.sizes().values()) / 1e6, 3)
-            report["merged"] = {"domain": tenant.domain, "layers": layers, "ngrams": table.meta.keys, "mb": megabytes}
+            megabytes = round(sum(table.meta.sizes().values()) / 1e6, 3)
+            report["merged"] = {"domain": tenant.domain, "layers": sorted(lower), "ngrams": table.meta.keys, "mb": megabytes}
             if labelled is not None:
-                report["test"][f"on {tenant.domain}"] = _score(store, tenant, weights, labelled, device, show_progress)
+                report["test"][f"on {tenant.domain}"] = _score(store, tenant, stored, labelled, device, show_progress)
         store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
-        store.save_tenant(tenant, *weights, report)
+        store.save_tenant(tenant, *stored, report)
     return tenant, report
 
 
@@ -135,10 +135,10 @@ def _version_before(store: Store, tenant_id: str, task: str, labels: list[str]) 
     return before
 
 
-def _reordered(head: FoundHead, labels: list[str], wanted: list[str]) -> FoundHead:
-    """Returns the head with its rows in the order of `wanted`, the order of the logits that clients know."""
+def _reordered(weights: dict[str, Tensor], labels: list[str], wanted: list[str]) -> dict[str, Tensor]:
+    """Returns a head with its rows in the order of `wanted`, the order of the logits that clients know."""
     rows = [labels.index(label) for label in wanted]
-    return replace(head, weights={**head.weights, **{part: head.weights[part][rows] for part in ("weight", "bias")}})
+    return {name: part[rows] if name in ("weight", "bias") else part for name, part in weights.items()}
 
 
 def _read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:

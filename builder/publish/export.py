@@ -11,21 +11,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder.publish.learned import knowledge_of
 from builder.publish.model_configs import ServingOptions, check_options, is_of_decoder, write_configs
-from builder.publish.records import Records
 from builder.store.store import Store, TenantFile, written_folder
-from hplm.adapters.bank import Bank
+from hplm.adapters import records
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
 from hplm.plot.room import bytes_in, check_room
+from hplm.plot.table import TableMeta
 from hplm.server import folder_lock
 from hplm.tenants.models import upper_name, upper_of
-from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
 OLD = ".old"  # ends the name of a version folder that is being replaced
+ELSEWHERE = "export into another --repository, so that `hplm begin --from` can still read this one, or give --replace"
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 
 
@@ -55,7 +57,7 @@ def export(
     with folder_lock.alone(repository / name, while_served):
         _put_back(version_folder)
         if version_folder.exists() and not replace:
-            known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}
+            known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS, ELSEWHERE).tenants}
             refuse_loss(version_folder, known, tenants)
         branches = write_version(store, tenants, version_folder)
         write_configs(repository, store.config, options)
@@ -65,6 +67,7 @@ def export(
 def write_version(store: Store, tenants: list[TenantFile], version_folder: Path) -> list[Branch]:
     """Writes what the processes of a server open: the backbone, its tables, and the tenants. Returns the tables."""
     with _replaced_folder(version_folder) as folder:
+        (folder / Backbone.RECORDS).mkdir()
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
             copy_file(store.folder / file, folder / file)
@@ -74,8 +77,7 @@ def write_version(store: Store, tenants: list[TenantFile], version_folder: Path)
         for branch, table in zip(branches, tables, strict=True):
             for file in sorted(table.iterdir()):
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
-        exported = _write_banks(store, tenants, folder / Backbone.BANKS)
-        Snapshot(0, branches, exported, export_digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
+        write_tenants(folder, branches, [_recorded(store, tenant, uid, folder) for uid, tenant in enumerate(tenants, start=1)])
     return branches
 
 
@@ -159,25 +161,27 @@ def _replaced_folder(folder: Path) -> Generator[Path, None, None]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[Tenant]:
-    """Writes the banks and returns the tenants, ordered by id; uids count from 1."""
-    folder.mkdir()
-    records = Records(store)
-    exported = [records.add(tenant, uid) for uid, tenant in enumerate(tenants, start=1)]
-    records.write(folder)
-    return exported
+def _recorded(store: Store, tenant: TenantFile, uid: int, folder: Path) -> Tenant:
+    """Writes a tenant's record file, and returns the tenant as snapshots hold it. Uids count from 1, in the order of ids."""
+    knowledge = knowledge_of(store, tenant)
+    return knowledge.tenant(tenant.id, uid, tenant.version, records.write(folder / Backbone.RECORDS, knowledge.parts()))
 
 
-def export_digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
+def write_tenants(folder: Path, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> None:
+    """Writes the snapshot of an export, whose tables and records are in the folder."""
+    last = max(branches, key=lambda branch: branch.base)
+    free = last.base + TableMeta.load(folder / Backbone.TABLES / last.folder / "meta.json").rows
+    ledger = Ledger(max((tenant.uid for tenant in tenants), default=0) + 1, free)
+    Snapshot(0, branches, tenants, export_digest(folder, branches, tenants), ledger).save(folder / Backbone.TENANTS)
+
+
+def export_digest(folder: Path, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> str:
     """Returns a digest of the export's content, by which a live state recognises its export."""
-    content = hashlib.sha256(repr((branches, tenants)).encode())
+    content = hashlib.sha256(repr((list(branches), list(tenants))).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
     for branch in branches:
         for name in ("meta.json", "checksums"):
             content.update((folder / Backbone.TABLES / branch.folder / name).read_bytes())
-    for bank in sorted((folder / Backbone.BANKS).iterdir()):
-        for header in Bank(bank).headers():
-            content.update(header)
     return content.hexdigest()[:16]
 
 

@@ -9,24 +9,26 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from builder.publish.config_changes import with_backbones, with_parameters, with_stages, with_upper
-from builder.publish.export import copy_file, export_digest
+from builder.publish.export import copy_file, write_tenants
 from builder.publish.model_configs import ALIAS
 from builder.store.store import written_folder
 from hplm.engine.backbone import Backbone
-from hplm.engine.profiling import cores_of, device_parameters
 from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
+from hplm.placement.measuring import cores_of, device_parameters
 from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
+from hplm.registry.store import Place
 from hplm.tenants.models import BACKBONES, upper_config, upper_name
-from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
+from hplm.tenants.registry import files_of
+from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
@@ -52,7 +54,7 @@ class Emitted:
         return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {shlex.quote(str(self.repository))} {ports}"
 
 
-def emit(placement: Placement, repository: Path, folder: Path, state: Path | None = None) -> list[Emitted]:
+def emit(placement: Placement, repository: Path, folder: Path, state: Place | None = None) -> list[Emitted]:
     """Writes the repositories of all groups into a new folder, each under its group's name."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
@@ -74,7 +76,7 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
     return emitted
 
 
-def gaps(placement: Placement, repository: Path, state: Path | None = None) -> list[str]:
+def gaps(placement: Placement, repository: Path, state: Place | None = None) -> list[str]:
     """Returns a sentence that names the tenants which no group serves; none if there are none."""
     served = {unit for group in placement.groups for unit in group.units}
     unserved = [
@@ -130,7 +132,7 @@ def _check_backbone(group: Group, repository: Path, backbone: str) -> None:
 
 
 def _emit_backbone(
-    placement: Placement, group: Group, repository: Path, backbone: str, target: Path, state: Path | None
+    placement: Placement, group: Group, repository: Path, backbone: str, target: Path, state: Place | None
 ) -> int:
     """Writes the model folders of a backbone. Returns the number of its tenants in this group."""
     source = repository / backbone / "1"
@@ -210,8 +212,9 @@ def _write_version(served: Backbone, tenants: list[Tenant], folder: Path) -> Non
     for table, branch in zip(tables, branches, strict=True):
         for file in sorted(table.folder.iterdir()):
             copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
-    moved = _write_banks(served, tenants, folder / Backbone.BANKS)
-    Snapshot(0, branches, moved, export_digest(folder, branches, moved)).save(folder / Backbone.TENANTS)
+    for file in sorted(files_of(tenants)):
+        copy_file(served.records.path(file), folder / Backbone.RECORDS / file)
+    write_tenants(folder, branches, tenants)
 
 
 def _tables(served: Backbone, tenants: Iterable[Tenant]) -> list[Table]:
@@ -221,17 +224,6 @@ def _tables(served: Backbone, tenants: Iterable[Tenant]) -> list[Table]:
     used |= {(domain, newest_version(snapshot, domain)) for domain, _ in set(used)}
     found = {base: table for branch in used for table, base in forest.chain(*branch).links}
     return [found[base] for base in sorted(found)]
-
-
-def _write_banks(served: Backbone, tenants: list[Tenant], folder: Path) -> list[Tenant]:
-    """Links the banks of the export, which never change, and copies those of the live state. Returns the tenants with these."""
-    folder.mkdir()
-    records = {record for tenant in tenants for record in tenant.records()}
-    for name in sorted({record.bank for record in records}):
-        write = shutil.copyfile if name.startswith(LIVE) else copy_file
-        write(served.bank(name).path, folder / name.removeprefix(LIVE))
-    moved = {record: replace(record, bank=record.bank.removeprefix(LIVE)) for record in records}
-    return [tenant.moved(moved) for tenant in tenants]
 
 
 def _copy_model(source: Path, target: Path) -> None:

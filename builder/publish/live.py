@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
-from builder.publish.export import check_copies, copy_file
-from builder.store.calibrations import calibration_of
-from builder.store.exits import layout_of, read_exits
-from builder.store.store import Store, TenantFile, written_folder
+from builder.publish.learned import knowledge_of
+from builder.store.store import Store
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
+from hplm.plot.branch import Branch
 from hplm.plot.table import Table
-from hplm.tenants.knowledge import ExitKnowledge, Knowledge
+from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -34,15 +31,23 @@ def update_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChang
     return manager.update(tenant_id, _trained(manager, store, tenant_id))
 
 
+def publish_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
+    return manager.publish(tenant_id, _trained(manager, store, tenant_id))
+
+
 def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
     """Serves a new domain and its ancestors. Its tenants are added one by one."""
     _check_store(manager, store)
-    _check_new(manager.registry.current(), name)
+    _check_new(manager.current(), name)
     version = store.latest(name)
-    with _copies(manager, store, name, version) as copies, manager.registry.change("domain add") as change:
-        _check_new(change, name)
-        _bring(manager, store, change, name, version, copies)
-        return manager.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+    with manager.tables.brought(_missing(manager, store, manager.current(), name, version), manager.current) as put:
+
+        def edit(change: Change) -> DomainChange:
+            _check_new(change, name)
+            _bring(manager, store, change, name, version, put)
+            return manager.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+
+        return manager.registry.change("domain add", edit)
 
 
 def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0) -> DomainChange:
@@ -50,16 +55,17 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
     if not 0 < share <= 1:
         raise InvalidInput(f"canary {share}: give a share above 0, at most 1")
     _check_store(manager, store)
-    here = newest_version(manager.registry.current(), name)
-    version = store.latest(name)
-    _check_not_older(store, name, version, here)
-    with _copies(manager, store, name, version) as copies, manager.registry.change("domain update") as change:
+    version, served = store.latest(name), manager.current()
+    _check_not_older(store, name, version, newest_version(served, name))
+    on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
+    tuned = {tenant.id: tenant for tenant in on_newest}
+    missing = list(_missing(manager, store, served, name, version))
+
+    def edit(change: Change) -> DomainChange:
         here = newest_version(change, name)
         _check_not_older(store, name, version, here)
-        _bring(manager, store, change, name, version, copies)
+        _bring(manager, store, change, name, version, put)
         mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
-        on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
-        tuned = {tenant.id: tenant for tenant in on_newest}
         ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
         on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
@@ -87,22 +93,8 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
             )
         return manager.close(change, done)
 
-
-def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
-    """Reads a tenant from a store in the form that a manager takes."""
-    adapter, head = store.tenant_weights(tenant)
-    layout, found = tenant.adapter_layout(store.config), read_exits(store, tenant)
-    return Knowledge(
-        domain=tenant.domain,
-        domain_version=tenant.domain_version,
-        task=tenant.task,
-        labels=tuple(tenant.labels),
-        head=(tenant.head_layout(store.config), head) if head else None,
-        adapter=(layout, adapter) if layout is not None and adapter is not None else None,
-        version=tenant.version,
-        calibration=calibration_of(store, tenant),
-        exits=ExitKnowledge(found.exits, layout_of(store, tenant), found.heads) if found is not None else None,
-    )
+    with manager.tables.brought(missing, manager.current) as put:
+        return manager.registry.change("domain update", edit)
 
 
 def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
@@ -111,14 +103,14 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
     if found is None:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
-    _check_same(manager, store, found.domain, found.domain_version)
+    _check_same(manager, store, manager.current().branches, found.domain, found.domain_version)
     return knowledge_of(store, found)
 
 
-def _check_same(manager: Manager, store: Store, domain: str, version: int) -> None:
+def _check_same(manager: Manager, store: Store, branches: Sequence[Branch], domain: str, version: int) -> None:
     """Refuses if the served table of this version is not the store's: the tenant was trained on another table."""
-    served = manager.tables.find(domain, version)
-    if served is not None and not served.same_as(store.table(domain, version)):
+    served = next((branch for branch in branches if (branch.domain, branch.version) == (domain, version)), None)
+    if served is not None and not manager.tables.is_same(served, store.table(domain, version)):
         raise InvalidInput(
             f"version {version} of domain {domain!r} is served and {store.folder} has another table of that number: "
             "build its next version with `hplm domain update --corpus`"
@@ -135,22 +127,12 @@ def _check_store(manager: Manager, store: Store) -> None:
         raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
 
 
-@contextmanager
-def _copies(manager: Manager, store: Store, name: str, version: int) -> Generator[Path, None, None]:
-    """Copies missing tables before the change begins: copying takes minutes, and a change blocks other managers."""
-    with manager.state.aside() as aside:
-        for table in _missing(manager, store, manager.registry.current(), name, version):
-            _copy(table, aside)
-        yield aside
-
-
-def _bring(manager: Manager, store: Store, change: Change, name: str, version: int, copies: Path) -> None:
-    """Adds the table and those it falls back to, unless they are served."""
-    for table in _missing(manager, store, change, name, version):
-        copy = copies / _folder_of(table)
-        if not copy.exists():  # the table was here when the copies were made, and has been removed
-            _copy(table, copies)
-        manager.tables.take(change, copy)
+def _bring(manager: Manager, store: Store, change: Change, name: str, version: int, put: Mapping[tuple[str, int], str]) -> None:
+    """Adds the table and those it falls back to, unless they are served. `put`: those that are in the registry already."""
+    for table in list(_missing(manager, store, change, name, version)):
+        place = table.meta.domain, table.meta.version
+        unique = put.get(place) or manager.tables.put([table])[place]  # it was served when the others were put
+        change.add_branch(*place, unique, table.size)
 
 
 def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
@@ -158,10 +140,9 @@ def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: st
     here = {(branch.domain, branch.version) for branch in served.branches}
     for step in store.chain(name, version):
         if step in here:
-            _check_same(manager, store, *step)
+            _check_same(manager, store, served.branches, *step)
             return
-        manager.tables.refuse_another(table := store.table(*step))
-        yield table
+        yield store.table(*step)
 
 
 def _check_new(served: Snapshot | Change, name: str) -> None:
@@ -174,17 +155,6 @@ def _check_not_older(store: Store, name: str, version: int, here: int) -> None:
         raise InvalidInput(
             f"version {here} of domain {name!r} is served and {store.folder} has {version}: name the store it came from"
         )
-
-
-def _folder_of(table: Table) -> str:
-    return f"{table.meta.domain}/{table.meta.version}"
-
-
-def _copy(table: Table, copies: Path) -> None:
-    with written_folder(copies / _folder_of(table)) as folder:
-        check_copies([table.folder], folder)
-        for file in sorted(table.folder.iterdir()):
-            copy_file(file, folder / file.name)
 
 
 def _canary_order(tenant: Tenant) -> bytes:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from hplm.errors import MISFITS, Broken
-from hplm.levels.calibration import Calibration
+from hplm.levels.calibration import KINDS, Calibration
 
+log = logging.getLogger(__name__)
 FILE = "calibration.json"
 WAY_OUT = "calibrate the tenant again with `hplm calibrate`, or remove the file"
 
@@ -23,10 +25,13 @@ class Calibrated:
 
 
 def read_calibrated(store: Store, tenant: TenantFile) -> Calibrated | None:
-    """Returns the calibration of this version of a tenant; None if it has none."""
+    """Returns the calibration of this version of a tenant; None if it has none, or that of another version of hplm."""
     path = store.tenant_folder(tenant.id, tenant.version) / FILE
     try:
         stored = json.loads(path.read_text("utf-8"))
+        if (kind := stored["calibration"]["kind"]) not in KINDS:
+            log.warning("%s has the kind %r, which is no longer served: calibrate the tenant again", path, kind)
+            return None
         found = Calibrated(Calibration.read(stored["calibration"]), dict(stored["asked"]), dict(stored["report"]))
     except FileNotFoundError:
         return None

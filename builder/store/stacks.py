@@ -35,7 +35,7 @@ class Stacks:
 
     def lower_files(self, domain: str, version: int) -> list[Path]:
         """Returns the files of a branch's lower stack, of which some may not exist."""
-        suffixes = (".safetensors", ".json", ".png", ".head.safetensors")
+        suffixes = (".safetensors", ".json", ".png", ".html", ".head.safetensors")
         return [self._below(domain, version, suffix) for suffix in suffixes]
 
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:

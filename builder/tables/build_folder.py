@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.adaptation.distillation import readable
+from builder.learning.distil import readable
 from builder.store.resumable import write_json
 from builder.store.store import Store
 from builder.tables.corpus import Corpus, tokenize_corpus

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from builder.store.resumable import META, ResumableFiles, is_finished, mapped
 from builder.tables.text_files import check_file
-from builder.training.labelled import read_corpus
+from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 

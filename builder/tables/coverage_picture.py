@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.pictures import GRID, INK, OTHERS, OWN, check_picture
+from builder.pictures import INK, OTHERS, OWN, check_picture, panels, save
 from builder.tables.coverage import Coverage
 from hplm.plot.table import TableMeta
 
@@ -12,13 +12,9 @@ from hplm.plot.table import TableMeta
 def draw(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
     """Draws the picture. The path's suffix says which format."""
     check_picture(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-    figure = Figure(figsize=(8, 5.2), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = panels(8, 5.2)
     curve = coverage.curve
     megabytes = [size / 1e6 for size in curve.bytes]
     whole, *shorter = curve.within
@@ -42,12 +38,8 @@ def draw(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
     axes.set_xlabel(f"table, MB ({meta.dtype}, index included)")
     axes.set_ylabel(f"windows of {text} ({coverage.tokens:,} tokens)")
     axes.set_title(f"{meta.domain} version {meta.version}: coverage against table size", loc="left", color=INK)
-    axes.grid(color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside lower center", ncols=3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def megabytes_text(value: float) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from builder.adaptation.distillation import adapt
-from builder.adaptation.learning import Budget
-from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.options import check_keep, check_seed
+from builder.page import branch_page
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
 from builder.tables.counting import add_counts
@@ -78,6 +79,7 @@ def build_domain(
             _adapt(store, build, parent, (name, 1), options, budget, device)
         store.chain(*parent)  # fails if the parent was deleted meanwhile
         table = build_table(store, spec, counts, store.lower(name, 1), keep, device, build.folder)
+        branch_page(store.folder, table)
         build.close()
         return table
 
@@ -132,27 +134,9 @@ def update_domain(
                 check_table(store.folder, spec, counts, keep, store.lower(name, version - 1), device, copied)
             _adapt(store, build, (name, version - 1), (name, version), options, budget, device)
         table = build_table(store, spec, counts, store.lower(name, version), keep, device, build.folder, known)
+        branch_page(store.folder, table)
         store.sweep()
         build.close()
-        return table
-
-
-def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
-    """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root.
-
-    Rows of the old table are copied if both store them in the same format.
-    """
-    build = store.work_folder(name, 1)
-    with held(build, f"domain {name!r}"):
-        if (name, 1) in store.domains():
-            return store.table(name, 1)
-        store.remove_branch(name, 1)  # of an interrupted call, perhaps with another size
-        put_away(build)
-        counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
-        store.save_lower(name, 1, lower)  # before the table, which makes it a branch
-        spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
-        table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
-        put_away(build)
         return table
 
 
@@ -217,51 +201,29 @@ def _adapt(
     if store.config.is_decoder and not budget.empty:
         print(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted", file=sys.stderr, flush=True)
     elif not budget.empty:
-        documents, saved = build.documents(store.tokenizer(), options.seed), build.folder / "adaptation.pt"
-        LEARN[options.learn](_Course(store, start, branch, lower, documents, budget, options.seed, device, saved))
+        documents = build.documents(store.tokenizer(), options.seed)
+        given = documents, budget, options.seed, device, True, build.folder / "learning.pt"
+        report = LEARN[options.learn](store, start, branch, lower, *given)
+        save_report(store.folder, *branch, {"learn": options.learn, **report})
     store.save_lower(*branch, lower)
 
 
-@dataclass(frozen=True)
-class _Course:
-    """A lower stack and what it learns from."""
-
-    store: Store
-    start: tuple[str, int]  # the branch whose stack it was
-    branch: tuple[str, int]
-    lower: LowerStack  # it learns in place
-    documents: list[np.ndarray]
-    budget: Budget
-    seed: int
-    device: torch.device
-    saved: Path  # a savepoint
-
-
-def _masked(course: _Course) -> None:
+def _masked(store: Store, start: tuple[str, int], branch: tuple[str, int], lower: LowerStack, *given: Any) -> dict[str, Any]:
     """Trains on masked words. The head is saved with the branch, so that an update need not train a new one."""
-    store, config = course.store, course.store.config
-    head, head_is = MaskedHead(config), "the branch's"
-    weights = store.masked_head(*course.start)
-    if weights is not None:
+    head, head_is = MaskedHead(store.config), "the branch's"
+    if (weights := store.masked_head(*start)) is not None:
         head.load_state_dict(weights)
     else:
-        head, head_is = given_head(store.model, config), "the checkpoint's"
-    head, report = further_pretrain(
-        config, course.lower, store.upper(), head, head_is, course.documents, course.budget, course.seed, course.device,
-        saved=course.saved,
-    )  # fmt: skip
-    store.save_masked_head(*course.branch, head.state_dict())
-    save_report(store.folder, *course.branch, {"learn": "masked", **asdict(report)})
+        head, head_is = given_head(store.model, store.config), "the checkpoint's"
+    head, report = further_pretrain(store.config, lower, store.upper(), head, head_is, *given)
+    store.save_masked_head(*branch, head.state_dict())
+    return report
 
 
-def _distil(course: _Course) -> None:
-    store, config = course.store, course.store.config
+def _distil(store: Store, start: tuple[str, int], branch: tuple[str, int], lower: LowerStack, *given: Any) -> dict[str, Any]:
+    config = store.config
     teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
-    report = adapt(
-        teacher, course.lower, store.upper(), course.documents, course.budget, course.seed, train_upper=False,
-        device=course.device, saved=course.saved,
-    )  # fmt: skip
-    save_report(store.folder, *course.branch, {"learn": "distil", **asdict(report)})
+    return distil(teacher, lower, store.upper(), *given, train_upper=False)
 
 
 # masked: guess masked words of the corpus (HMI's further pretraining). distil: match the original model on the corpus.

@@ -35,7 +35,7 @@ class Ranking:
     def number(self, keep: float) -> int:
         """Returns how many keys a table takes."""
         check_keep(keep)
-        return sum(self._taken(keep))
+        return sum(self.taken(keep))
 
     def keep_of(self, meta: TableMeta) -> float:
         """Returns the largest `keep` of a table that is not larger than this one."""
@@ -53,7 +53,7 @@ class Ranking:
 
     def size(self, keep: float) -> int:
         """Returns the n-grams of a table. A root has all single tokens whatever it takes."""
-        taken = self._taken(keep)
+        taken = self.taken(keep)
         return sum(taken[:-1]) + self._counts.space.vocabulary if self.root else sum(taken)
 
     def keys(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:
@@ -62,7 +62,7 @@ class Ranking:
         chunks, rest = divmod(number, chunk)
         yield from _cut(self._advancing(number, chunk), [chunk] * chunks + [rest] * (rest > 0))
 
-    def _taken(self, keep: float) -> list[int]:
+    def taken(self, keep: float) -> list[int]:
         """Returns how many keys of each level a table takes."""
         levels = zip(self._counts.levels, self._factors, strict=True)
         return [min(rows, int(keep * factor * rows + 0.5)) for rows, factor in levels]

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from builder.adaptation.distillation import adapt
-from builder.adaptation.learning import Budget
-from builder.adaptation.learning_curve import draw_adaptation
-from builder.adaptation.masked import further_pretrain, given_head
+from builder.learning.curve import draw_learning
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.masked import further_pretrain, given_head
 from builder.options import check_keep, check_seed
+from builder.page import branch_page
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
-from builder.tables.counts import Counts
 from builder.tables.size import check_table, chosen_keep
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
@@ -73,29 +73,9 @@ def build_root(
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         keep = chosen_keep(counts, root=True, keep=options.keep)
         table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
+        branch_page(folder, table)
         build.close()
         return store, table
-
-
-def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    """Makes a new store with another table of the same corpus and layers. Rows that the old table has are copied."""
-    with held(folder.with_name(f"{folder.name}.building"), f"the root of {folder}"):
-        return _recut_root(origin, folder, keep, device)
-
-
-def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    if (folder / "store.json").exists() and (store := Store(folder)).domains():
-        return store.table("root", 1)
-    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted build
-    counts, lower, known = Counts(origin.counts_folder("root", 1)), origin.lower("root", 1), origin.table("root", 1)
-    tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
-    store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
-    spec = store.table_spec("root", 1, None, known.meta.dtype, counts.tokens)
-    build = store.work_folder("root", 1)
-    build.mkdir(parents=True)
-    table = build_table(store, spec, counts, lower, keep, device, build, known)
-    shutil.rmtree(build)
-    return table
 
 
 def _counts(folder: Path) -> Path:
@@ -126,15 +106,15 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
     distilling = replace(budget.part(1 - options.masked), until=budget.until)
-    saved = build.folder / "adaptation.pt"
-    report = asdict(adapt(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved))
+    saved = build.folder / "learning.pt"
+    report = distil(checkpoint, lower, upper, documents, distilling, seed, device, saved=saved)
     head = None
     if not masked.empty:
         saved = build.folder / "masked.pt"
         head, guessing = further_pretrain(
             config, lower, upper, given_head(model, config), "the checkpoint's", documents, masked, seed, device, saved=saved
         )
-        report["masked"] = asdict(guessing)
+        report["masked"] = guessing
     save_report(folder, "root", 1, report)
     return Store.create(folder, model, config, checkpoint.tokenizer_json, lower, upper, head)
 
@@ -157,4 +137,5 @@ def save_report(store_folder: Path, domain: str, version: int, report: dict[str,
     path.parent.mkdir(exist_ok=True)
     write_json(path, report)
     if report["curve"]:
-        draw_adaptation(report, f"{domain} version {version}: adaptation", path.with_suffix(".png"))
+        metric = "-loss" if "head" in report else "share explained"
+        draw_learning(report, metric, f"{domain} version {version}", path.with_suffix(".png"))

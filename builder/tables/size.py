@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from builder.adaptation.learning import duration
+from builder.learning.limits import duration
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking
 from hplm.model.stacks import LowerStack

@@ -74,6 +74,24 @@ def summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return keys[first], np.add.reduceat(counts, first)
 
 
+def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct keys in order, and the index of each key among them."""
+    by_key = order(keys)
+    starts = first_of_each(keys[by_key])
+    which = np.empty(len(keys), dtype=np.int64)
+    which[by_key] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(keys))))
+    return keys[by_key[starts]], which
+
+
+def shared(keys: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the keys that both have are in each of them. Each has a key once."""
+    together = np.concatenate([keys, others])
+    by_key = order(together)
+    second = np.setdiff1d(np.arange(len(together)), first_of_each(together[by_key]))
+    pairs = np.sort([by_key[second - 1], by_key[second]], axis=0)
+    return pairs[0], pairs[1] - len(keys)
+
+
 class Merge:
     """Merges runs partition by partition, so that each fits the memory. The same runs and memory give the same partitions."""
 

@@ -12,7 +12,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from builder.training.examples import Pack, Text
+from builder.store.store import Store
+from builder.tasks.lookup import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 from hplm.model.layer import Adapt, Attend, Layers
@@ -28,6 +29,10 @@ class PlotBody(nn.Module):
         super().__init__()
         self.upper = upper
         self._heads = heads
+
+    @classmethod
+    def of(cls, store: Store) -> PlotBody:
+        return cls(store.upper(), store.config.heads)
 
     @property
     def upper_layers(self) -> Layers:

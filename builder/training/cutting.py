@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from builder.learning.loop import Diverged
 from builder.training.bodies import PlotBody, WholeBody
-from builder.training.model import Diverged, Weights
+from builder.training.model import Weights
 from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers
 
@@ -36,7 +37,7 @@ class Cutting:
 
 def cuttable(layers: Layers, layout: Layout) -> list[nn.Parameter]:
     """Returns the weights that may learn if the change is cut to a LoRA: no biases and no norms, which a LoRA cannot hold."""
-    return [getattr(layer, at).weight for layer in layers for at in _products(layout) if layout.touches(at)]
+    return [getattr(layer, at).weight for layer in layers for at in _products(layout) if at in layout.maps]
 
 
 @torch.no_grad()

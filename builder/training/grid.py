@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from builder.learning.loop import Diverged
 from builder.store.savepoint import Savepoint
+from builder.tasks.scores import Scores
 from builder.training.bodies import PlotBody
-from builder.training.finetuning import Ground, Train, Trained, TrainingOptions, tenant_model, train
-from builder.training.model import Diverged
-from builder.training.scores import Scores
+from builder.training.data import Data
+from builder.training.finetuning import Train, Trained, TrainingOptions, finetune, tenant_model
 from builder.worker_processes import processes_that_fit, worker_processes
 
 FACTORS = (0.5, 1.0, 2.0)  # of the given learning rate
 BATCHES = (8, 32)  # texts
-
-Opened = Callable[[], tuple[Ground, PlotBody]]  # opens the data and the body in the process that trains
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,13 @@ def points(options: TrainingOptions) -> list[TrainingOptions]:
 
 
 def train_grid(
-    opened: Opened,
-    options: Sequence[TrainingOptions],
-    folder: Path,
-    device: torch.device,
-    show_progress: bool,
-    trainer: Train = train,
+    data: Data, options: Sequence[TrainingOptions], folder: Path, show_progress: bool, trainer: Train = finetune
 ) -> tuple[Trained, list[Tried]]:
     """Returns the point with the best dev score, the first of equals. Finished points in `folder` are not trained again."""
-    count = 1 if device.type != "cpu" else processes_that_fit(len(options))
+    count = 1 if data.device.type != "cpu" else processes_that_fit(len(options))
     threads = max(1, torch.get_num_threads() // len(options))  # independent of how many run at once: same numbers
     files = [folder / f"point-{number}" for number in range(len(options))]
-    jobs = [partial(_try, opened, point, file, threads, trainer) for point, file in zip(options, files, strict=True)]
+    jobs = [partial(_try, data, point, file, threads, trainer) for point, file in zip(options, files, strict=True)]
     bar = partial(tqdm, total=len(jobs), desc=f"training, {count} at a time", unit="training", disable=not show_progress)
     if count == 1:
         for job in bar(jobs):
@@ -74,18 +68,17 @@ def train_grid(
     if not finished:
         raise Diverged("every point of the grid diverged: use a smaller --learning-rate")
     best = max(finished, key=lambda number: (tried[number].dev, -number))
-    return _trained(*opened(), options[best], results[best]), tried
+    return _trained(data, options[best], results[best]), tried
 
 
-def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int, trainer: Train) -> None:
+def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer: Train) -> None:
     done = Savepoint(file.with_suffix(".done"))
     if done.load() is not None:
         return
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        ground, body = opened()
-        trained = trainer(body, ground, options, file.with_suffix(".pt"), show_progress=False)
+        trained = trainer(PlotBody.of(data.reader.store), data, options, file.with_suffix(".pt"), show_progress=False)
     except Diverged:
         done.save({"main": None})
         return
@@ -102,7 +95,8 @@ def _result(file: Path) -> dict[str, Any]:
     return result
 
 
-def _trained(ground: Ground, body: PlotBody, options: TrainingOptions, result: dict[str, Any]) -> Trained:
-    model = tenant_model(ground.config, len(ground.labels), options)
+def _trained(data: Data, options: TrainingOptions, result: dict[str, Any]) -> Trained:
+    model = tenant_model(data.config, len(data.labels), options)
     model.load_state_dict(result["model"])
-    return Trained(body, model, Scores(result["rows"], result["metric"], result["values"]), result["report"])
+    scores = Scores(result["rows"], result["metric"], result["values"])
+    return Trained(PlotBody.of(data.reader.store), model, scores, result["report"])

@@ -10,18 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from builder.learning.loop import Diverged
+from builder.tasks.lookup import Pack
 from builder.training.bodies import Body
-from builder.training.examples import Pack
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
-from hplm.errors import HplmError
 from hplm.model.layer import QKV, Adapt
 
 Weights = dict[str, Tensor]
-
-
-class Diverged(HplmError):
-    """Training failed: there is no result to keep."""
 
 
 class AdapterSlots(nn.ModuleList):
@@ -37,10 +33,7 @@ class TenantModel(nn.Module):
     def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
         super().__init__()
         self._adapter, self._head = adapter, head
-        self.mean, self.spread = (
-            0.0,
-            1.0,
-        )  # of values: the head learns normalised ones, `round_to_storage` folds both in
+        self.mean, self.spread = 0.0, 1.0  # of values: the head learns normalised ones, `round_to_storage` folds both in
         generator = torch.Generator().manual_seed(seed)
 
         def slot(layout: Layout) -> nn.ParameterDict:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from builder.store.resumable import write_json
+from builder.learning.curve import draw_learning
+from builder.page import tenant_page
+from builder.store.resumable import digest_of, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
-from builder.training.examples import Texts
-from builder.training.finetuning import Ground, Train, Trained, TrainingOptions, adapter_of, train
+from builder.tables.text_files import check_file
+from builder.tasks.lookup import Reader, Texts
+from builder.tasks.tasks import training_task
+from builder.training.bodies import PlotBody
+from builder.training.data import Data, read_files
+from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune
 from builder.training.grid import points, train_grid
-from builder.training.labelled import Labelled
-from builder.training.learning_curve import draw_training
-from builder.training.material import Material, Parts
+from builder.training.mistakes import mistakes_of
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
-from builder.training.tasks import training_task
+from builder.training.teacher import TEACHERS, taught
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
@@ -40,14 +43,15 @@ def build_tenant(
     from_version: int | None = None,
     device: torch.device | None = None,
     show_progress: bool = True,
-    trainer: Train = train,
+    trainer: Train = finetune,
+    teacher: str | None = None,
     **training: Any,
 ) -> TenantFile:
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
-    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW.
+    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: one of TEACHERS.
     """
     check_name("tenant", tenant_id)
     device = device or resolve_device("auto")
@@ -57,12 +61,21 @@ def build_tenant(
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
         options = TrainingOptions(**form_of(before, training))
+        if teacher is not None:
+            if teacher not in TEACHERS or grid:
+                raise InvalidInput(f"--teacher {teacher}: choose {' or '.join(TEACHERS)}, and leave out --grid")
+            trainer = taught
         if options.body_rate and not options.cut:
             raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
         adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
         known = tuple(before.labels) if before is not None else ()
-        material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, known, options.dtype)
-        asked = json.loads(json.dumps({**material.plan(), **asdict(options), "grid": grid}))  # as a file returns it
+        stands_on = domain, store.latest(domain)
+        asked = {
+            "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
+            "training": _digest(train_file), "dev": _digest(dev_file) if dev_file is not None else None,
+            **asdict(options), "grid": grid, **({"teacher": teacher} if teacher is not None else {}),
+        }  # fmt: skip
+        asked = json.loads(json.dumps(asked))  # as a file returns it
         begun = _begun(working)
         if before is not None and _is_done(store.report(before), before.version, asked, begun, from_version):
             put_away(working)
@@ -72,33 +85,39 @@ def build_tenant(
             start = begun["from_version"]
         else:
             start = chosen_start(store, tenant_id, before, asked["training"], from_version)
-        if start != ANEW:
-            check_form(known_start := store.tenant_version(tenant_id, start), options, store.config)
-            material = replace(material, start=known_start)
-        parts = material.read()
+        learned = store.tenant_version(tenant_id, start) if start != ANEW else None
+        if learned is not None:
+            check_form(learned, options, store.config)
+        files = read_files(store, task, train_file, dev_file, known, options.dtype, learned)
         if before is not None:
-            check_answers(before, task, parts.labels)
+            check_answers(before, task, files.labels)
         version = before.version + 1 if before else 1
 
         _begin(working, tenant_id, {"version": version, "from_version": start, **asked})
+        data = files.looked_up(Reader(store, *stands_on), device, learned, show_progress)
         tried = []
         if grid:
-            opened = partial(material.open, device)
-            trained, tried = train_grid(opened, points(options), working, device, show_progress, trainer)
-            ground = opened()[0]
+            trained, tried = train_grid(data, points(options), working, show_progress, trainer)
         else:
-            ground, body = material.open(device, show_progress)
-            trained = trainer(body, ground, options, working / "training.pt", show_progress)
+            trained = trainer(PlotBody.of(store), data, options, working / "learning.pt", show_progress)
         tenant = TenantFile(
-            tenant_id, version, domain, material.domain_version, task, parts.labels, options.rank, options.adapter,
-            options.worked_on, options.function, options.head_function, options.dtype,
+            tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
+            options.function, options.head_function, options.dtype,
         )  # fmt: skip
-        report = {"task": task, "from_version": start, **_report(asked, material, parts, ground, trained), "asked": asked}
+        store.chain(*stands_on)  # fails if the domain was deleted meanwhile
+        report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
         if tried:
             report["grid"] = [point.described() for point in tried]
-        title = f"{tenant_id} version {version}: {task} on {domain}"
-        store.chain(domain, material.domain_version)  # fails if the domain was deleted meanwhile
-        store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
+        adapter, head = trained.model.stored()
+        report["bytes"] = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
+
+        def draw(picture: Path) -> None:
+            title = f"{tenant_id} version {tenant.version}: {task} on {domain}"
+            draw_learning(report, trained.scores.metric, title, picture)
+            tenant_page(report, title, picture)
+
+        store.chain(*stands_on)
+        store.save_tenant(tenant, adapter, head, report, draw)
         put_away(working)
         return tenant
 
@@ -121,16 +140,17 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     return versions
 
 
-def _report(asked: dict[str, Any], material: Material, parts: Parts, ground: Ground, trained: Trained) -> dict[str, Any]:
-    counts = _counts(parts.training)
-    training = {"file": str(material.train.resolve()), "digest": asked["training"]}
-    dev = {"file": str(material.dev.resolve()), "digest": asked["dev"]} if material.dev is not None else training
+def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, trained: Trained) -> dict[str, Any]:
+    counts = _counts(data.train)
+    training = {"file": str(files[0].resolve()), "digest": asked["training"]}
+    dev = {"file": str(files[1].resolve()), "digest": asked["dev"]} if files[1] is not None else training
     return {
-        **({"divided": asdict(parts.divided)} if parts.divided is not None else {}),
-        "training": {**training, **_described(parts.training, ground.texts)},
-        "dev": {**dev, **_described(parts.dev, ground.dev), **trained.scores.described()},
+        **({"divided": asdict(data.divided)} if data.divided is not None else {}),
+        "training": {**training, **_described(data.train)},
+        "dev": {**dev, **_described(data.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
-        "labels_without_examples": [label for label in parts.labels if label not in counts] if counts else [],
+        "labels_without_examples": [label for label in data.labels if label not in counts] if counts else [],
+        **mistakes_of(trained, data),
         **trained.report,
     }
 
@@ -154,7 +174,8 @@ def _is_done(
     report: dict[str, Any], version: int, asked: dict[str, Any], begun: dict[str, Any] | None, wanted: int | None
 ) -> bool:
     """Returns whether this very command has made the newest version, whose report this is."""
-    if report.get("asked") != asked:
+    known = {name: value for name, value in report.get("asked", {}).items() if (name, value) != ("dropout", 0.0)}  # if older
+    if known != asked:
         return False
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
         return begun == {"version": version, "from_version": ANEW, **asked}
@@ -180,14 +201,19 @@ def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     write_json(folder / PLAN, plan)
 
 
-def _described(labelled: Labelled, texts: Texts) -> dict[str, Any]:
+def _described(texts: Texts) -> dict[str, Any]:
     return {
         "texts": len(texts.examples),
         "texts_cut": texts.cut,
-        "label_counts": dict(sorted(_counts(labelled).items())),
+        "label_counts": dict(sorted(_counts(texts).items())),
         "windows_found": texts.found,
     }
 
 
-def _counts(labelled: Labelled) -> Counter[str]:
-    return Counter(label for example in labelled.examples for label in example.labels)
+def _counts(texts: Texts) -> Counter[str]:
+    return Counter(label for example in texts.examples for label in example.labels)
+
+
+def _digest(path: Path) -> str:
+    check_file(path)
+    return digest_of(path)

@@ -18,21 +18,21 @@ class Mark(Protocol):
         """Blocks the calling thread until the mark is reached."""
 
 
+AT_ONCE = nullcontext()
+
+
 class Copies:
     """Starts copies and marks points between them. Waiting for a mark is waiting for all copies before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.are_at_once = self._stream is None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # it may still clear the slots
 
-    @property
-    def are_at_once(self) -> bool:
-        return self._stream is None
-
     def under_way(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return AT_ONCE if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:
         return REACHED if self._stream is None else _Pending(self._stream.record_event(), self._device)

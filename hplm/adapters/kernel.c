@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define API __attribute__((visibility("default")))
-#define VERSION 1 /* of these functions, as in kernel.py */
+#define VERSION 2 /* of these functions, as in kernel.py */
 
 API int64_t hplm_version(void) { return VERSION; }
 
@@ -109,63 +109,70 @@ typedef struct {
     int64_t relu, adds;            /* after `down`; whether the result is added to `out` */
 } Maps;
 
-/* Rows in runs of one slot each, which threads take run by run. */
+/* Rows in runs of one slot each, which threads take piece by piece. */
 typedef struct {
+    const Maps *maps;
     const int64_t *starts, *slots; /* the first row of each run and the end of the last one; the slot of each */
     int64_t count;
     const float *x;
     int64_t x_stride;
     float *out;
-    int64_t out_stride;
-} Rows;
-
-typedef struct {
-    const Maps *maps;
-    const Rows *rows;
-    int64_t instructions, next;
+    int64_t out_stride, instructions, next;
 } Work;
 
-static void map_run(const Maps *maps, const Rows *rows, int64_t run, int64_t instructions) {
+static void map_piece(const Work *work, int64_t slot, int64_t row, int64_t count) {
     float inner[MOST_ROWS * MOST_RANK];
-    int64_t slot = rows->slots[run], row = rows->starts[run], count = rows->starts[run + 1] - row;
+    const Maps *maps = work->maps;
     Product up = {
-        rows->x + row * rows->x_stride, rows->x_stride, maps->up + slot * maps->rank * maps->outputs, maps->outputs, maps->rank,
+        work->x + row * work->x_stride, work->x_stride, maps->up + slot * maps->rank * maps->outputs, maps->outputs, maps->rank,
         maps->up_bias ? maps->up_bias + slot * maps->outputs : NULL,
-        rows->out + row * rows->out_stride, rows->out_stride, (int)maps->adds, 0
+        work->out + row * work->out_stride, work->out_stride, (int)maps->adds, 0
     };
     if (maps->down) {
         Product down = {
             up.x, up.x_stride, maps->down + slot * maps->inputs * maps->rank, maps->rank, maps->inputs,
             maps->down_bias ? maps->down_bias + slot * maps->rank : NULL, inner, maps->rank, 0, (int)maps->relu
         };
-        multiply(down, count, maps->rank, instructions);
+        multiply(down, count, maps->rank, work->instructions);
         up.x = inner;
         up.x_stride = maps->rank;
     }
-    multiply(up, count, maps->outputs, instructions);
+    multiply(up, count, maps->outputs, work->instructions);
 }
 
-static void map_runs(void *given) {
+static int64_t pieces_of(const Work *work, int64_t run) {
+    return (work->starts[run + 1] - work->starts[run] + MOST_ROWS - 1) / MOST_ROWS;
+}
+
+static void map_pieces(void *given) {
     Work *work = given;
-    for (;;) {
-        int64_t run = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
-        if (run >= work->rows->count) return;
-        map_run(work->maps, work->rows, run, work->instructions);
+    int64_t piece = 0, mine = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+    for (int64_t run = 0; run < work->count; run++) {
+        int64_t first = work->starts[run], rows = work->starts[run + 1] - first, pieces = pieces_of(work, run);
+        for (int64_t own = 0; own < pieces; own++, piece++) {
+            if (piece != mine) continue;
+            int64_t row = own * rows / pieces;
+            map_piece(work, work->slots[run], first + row, (own + 1) * rows / pieces - row);
+            mine = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+        }
     }
 }
 
 /* Writes into each row of `out`, or adds to it: up (f (down x + down_bias)) + up_bias, with the maps of the row's slot.
  *
- * A run has at most MOST_ROWS rows. A rank before `up` is at most MOST_RANK. Ranks after `down` and outputs are multiples of 16.
- * `x` may be `out`. `parallel` calls a function in several threads (OpenMP's GOMP_parallel); NULL: there is one thread.
+ * A rank before `up` is at most MOST_RANK. Ranks after `down` and outputs are multiples of 16. `x` may be `out`. `parallel`
+ * calls a function in several threads (OpenMP's GOMP_parallel); NULL: there is one thread.
  */
 API void hplm_map(
-    const Maps *maps, const Rows *rows, int64_t instructions, void (*parallel)(void (*)(void *), void *, unsigned, unsigned),
-    int64_t threads
+    const Maps *maps, const int64_t *starts, const int64_t *slots, int64_t count, const float *x, int64_t x_stride, float *out,
+    int64_t out_stride, int64_t instructions, void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int64_t threads
 ) {
-    Work work = {maps, rows, instructions, 0};
-    if (parallel && threads > 1) parallel(map_runs, &work, (unsigned)threads, 0);
-    else map_runs(&work);
+    Work work = {maps, starts, slots, count, x, x_stride, out, out_stride, instructions, 0};
+    int64_t pieces = 0;
+    for (int64_t run = 0; run < count && pieces < threads; run++) pieces += pieces_of(&work, run);
+    if (pieces < threads) threads = pieces;
+    if (parallel && threads > 1) parallel(map_pieces, &work, (unsigned)threads, 0);
+    else map_pieces(&work);
 }
 
 #else

@@ -18,16 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.runs import InRuns
+from hplm.adapters.groups import Groups
 from hplm.arrays import Array
 from hplm.compiled import library, opened, parallel
 
 CPU = torch.device("cpu")
 LIBRARY = library(__file__)
 # As in kernel.c:
-VERSION = 1  # of its functions
+VERSION = 2  # of its functions
 MOST_RANK = 256
-MOST_ROWS = 60  # of a run
 STEP = 16  # numbers of outputs are multiples of it
 WORTH = 1 << 18  # multiplications that are worth another thread
 
@@ -39,25 +38,20 @@ class _Maps(ctypes.Structure):
     )
 
 
-class _Rows(ctypes.Structure):
-    _fields_ = (
-        ("starts", c_void_p), ("slots", c_void_p), ("count", c_int64),
-        ("x", c_void_p), ("x_stride", c_int64), ("out", c_void_p), ("out_stride", c_int64),
-    )  # fmt: skip
-
-
 class Kernel:
     def __init__(self, path: Path) -> None:
         compiled = ctypes.CDLL(str(path))
         compiled.hplm_instructions.restype = c_int64
         self.instructions = int(compiled.hplm_instructions())
         self._map = compiled.hplm_map
-        self._map.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int64)
+        self._map.argtypes = (*(c_void_p,) * 3, *(c_int64, c_void_p) * 2, c_int64, c_int64, c_void_p, c_int64)
         self._map.restype = None
         self._parallel = parallel()
 
-    def map(self, maps: _Maps, rows: _Rows, threads: int) -> None:
-        self._map(ctypes.byref(maps), ctypes.byref(rows), self.instructions, self._parallel, threads)
+    def map(self, maps: _Maps, runs: tuple[bytes, bytes, int], x: Tensor, out: Tensor, threads: int) -> None:
+        """`runs`: where they begin, with the end of the last one; their slots; how many there are."""
+        into = out.data_ptr(), out.stride(0), self.instructions, self._parallel, threads
+        self._map(ctypes.byref(maps), *runs, x.data_ptr(), x.stride(0), *into)
 
 
 @cache
@@ -77,24 +71,27 @@ def fits(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, .
     )
 
 
-class InPlace(InRuns):
+class InPlace(Groups):
     def __init__(self, slots: Array, counts: Array | None = None) -> None:
-        super().__init__(slots, CPU, counts)
-        starts = self._bounds[:-1]
-        if self._bounds[-1] > MOST_ROWS and (rows := self._bounds[1:] - starts).max() > MOST_ROWS:
-            pieces = -(-rows // MOST_ROWS)  # of each run
-            number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            cuts = np.repeat(starts, pieces) + np.repeat(rows, pieces) * number // np.repeat(pieces, pieces)
-            self._bounds, self._slot_of = np.append(cuts, self._bounds[-1]), np.repeat(self._slot_of, pieces)
-        self._at = self._bounds.ctypes.data, self._slot_of.ctypes.data, len(self._slot_of)
+        """`counts`: how many rows have each of the slots; None: one."""
+        bounds = np.arange(len(slots) + 1)
+        if counts is not None:
+            counts.cumsum(out=bounds[1:])
+        self._runs = bounds.tobytes(), slots.astype(np.int64, copy=False).tobytes(), len(slots)
+
+    def spread(self, x: Tensor) -> Tensor:
+        return x
+
+    def collect(self, spread: Tensor) -> Tensor:
+        return spread
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        out = spread.new_empty(len(spread), weight.shape[1])
-        self._map(spread, out, _maps(weight, bias))
+        out = spread.new_empty(spread.shape[0], weight.shape[1])
+        self._map(spread, out, _maps(weight, bias), adds=False)
         return out
 
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._add(base, spread, _maps(weight, bias))
+        self._map(spread, base, _maps(weight, bias))
 
     def add_low_rank(
         self,
@@ -111,25 +108,16 @@ class InPlace(InRuns):
             return
         maps = _maps(up, up_bias)
         maps.down, maps.down_bias, maps.inputs, maps.relu = _at(down.mT), _at(down_bias), down.shape[2], function is not None
-        self._add(base, spread, maps)
+        self._map(spread, base, maps)
 
-    def _add(self, base: Tensor, spread: Tensor, maps: _Maps) -> None:
-        if self._back is not None:  # the rows of `base` have another order
-            out = spread.new_empty(len(spread), maps.outputs)
-            self._map(spread, out, maps)
-            base.add_(self.collect(out))
-        else:
-            maps.adds = True
-            self._map(spread, base, maps)
-
-    def _map(self, x: Tensor, out: Tensor, maps: _Maps) -> None:
+    def _map(self, x: Tensor, out: Tensor, maps: _Maps, adds: bool = True) -> None:
         compiled = kernel()
         assert compiled is not None and out.stride(1) == 1
         if x.stride(1) != 1:
             x = x.contiguous()
-        rows = _Rows(*self._at, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0))
-        work = len(x) * maps.rank * (maps.inputs + maps.outputs)
-        compiled.map(maps, rows, min(torch.get_num_threads(), len(self._slot_of)) if work >= WORTH else 1)
+        maps.adds = adds
+        work = x.shape[0] * maps.rank * (maps.inputs + maps.outputs)
+        compiled.map(maps, self._runs, x, out, torch.get_num_threads() if work >= WORTH else 1)
 
 
 def _maps(weight: Tensor, bias: Tensor | None) -> _Maps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -16,7 +16,7 @@ from hplm.adapters import kernel, runs
 from hplm.adapters.groups import Groups
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
 from hplm.options import BANK_DTYPES
@@ -26,6 +26,7 @@ PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTIO
 GATED_PROJECTIONS = {**PROJECTIONS, "ffn_gate": FFN_IN}  # of layers with a gate
 
 EXIT = "exit"  # the kind of the heads of exits
+ALL = slice(None)  # outputs of a product
 EXIT_WIDTH = 32  # of what lies between the two layers of an exit's head
 
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
@@ -101,9 +102,26 @@ class Layout:
     def weight_bytes(self) -> int:
         return self.layers * self.layer_size * self.torch_dtype.itemsize
 
+    @cached_property
+    def key(self) -> str:
+        """All of it in one word, from which `of` makes it again."""
+        sizes = (self.size, self.hidden, self.layers, self.intermediate, self.query_width, self.key_width, int(self.gated))
+        return ",".join((self.kind, "+".join(self.places), self.function, self.dtype, *map(str, sizes)))
+
+    @classmethod
+    @cache
+    def of(cls, key: str) -> Layout:
+        try:
+            kind, places, function, dtype, *numbers = key.split(",")
+            size, hidden, layers, intermediate, query, key_width, gated = map(int, numbers)
+        except ValueError:
+            raise Broken(f"{key!r} is no layout of a record: export the repository again") from None
+        own = tuple(places.split("+")) if places else ()
+        return cls(kind, size, hidden, layers, own, intermediate, function, dtype, query, key_width, bool(gated))
+
     @property
     def name(self) -> str:
-        """The name of a new bank's file. Every layout has another: an adapter's also has its number of layers."""
+        """A short name for metrics. Every layout of a backbone has another."""
         parts = [self.kind, f"{self.size}x{self.layers}" if self.places else str(self.size)]
         if self.places and self.places != KINDS[self.kind].usual_places:
             parts.append("+".join(self.places))
@@ -112,10 +130,6 @@ class Layout:
         if self.dtype != "fp16":
             parts.append(self.dtype)
         return "-".join(parts)
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.name}.bank"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -180,17 +194,14 @@ class Layout:
         return slice(before, before + self.width(place)[1])
 
     @cached_property
-    def touched(self) -> frozenset[str]:
-        """The products whose outputs it changes."""
-        return frozenset(self.projections[place] for place in self.places)
-
-    @cached_property
-    def maps(self) -> list[tuple[str, list[str]]]:
-        """The places of a bottleneck, each with the names of its tensors."""
-        return [(place, [f"{place}/{name}" for name in ("down", "up", "down_bias", "up_bias")]) for place in self.places]
-
-    def touches(self, at: str) -> bool:
-        return at in self.touched
+    def maps(self) -> dict[str, list[tuple[slice, list[str]]]]:
+        """The products whose outputs an adapter changes: which outputs each map changes, and the names of its tensors."""
+        maps: dict[str, list[tuple[slice, list[str]]]] = {}
+        for place in self.places:
+            at = self.projections[place]
+            outputs = self.outputs(place) if at == QKV or self.gated else ALL
+            maps.setdefault(at, []).append((outputs, [f"{place}/{name}" for name in KINDS[self.kind].tensors]))
+        return maps
 
     def group(self, slots: Array, device: torch.device, dtype: torch.dtype, counts: Array | None = None) -> Groups:
         """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots.
@@ -238,6 +249,7 @@ def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
 
 class Kind(ABC):
     usual_places: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()  # of a map, as `Groups.add_low_rank` takes them
     drawn: tuple[str, ...]  # endings of the names of randomly initialised tensors
 
     @abstractmethod
@@ -254,6 +266,7 @@ class Bottleneck(Kind):
     """h + W_up . f(W_down . h), on the output of a projection (HMI 3.2.2: after attention)."""
 
     usual_places = ("attention_out",)
+    tensors = ("down", "up", "down_bias", "up_bias")
     drawn = ("/down",)
 
     def shapes(self, layout: Layout) -> Shapes:
@@ -267,13 +280,13 @@ class Bottleneck(Kind):
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        for place, names in layout.maps:
-            if layout.projections[place] == at:
-                spread = groups.spread(_part(layout, at, place, after))
-                if torch.is_grad_enabled():
-                    after = after.clone()  # the backward pass needs the input of the map
-                base = _part(layout, at, place, after)
-                groups.add_low_rank(base, spread, *map(weights.__getitem__, names), function=layout.function)
+        for outputs, names in layout.maps.get(at, ()):
+            base = after[:, outputs]
+            spread = groups.spread(base)
+            if torch.is_grad_enabled():
+                after = after.clone()  # the backward pass needs the input of the map
+                base = after[:, outputs]
+            groups.add_low_rank(base, spread, *[weights[name] for name in names], function=layout.function)
         return after
 
 
@@ -281,6 +294,7 @@ class LowRank(Kind):
     """W . x + B . A . x, on any projection (LoRA). Its scale is multiplied into B."""
 
     usual_places = ("query", "value")
+    tensors = ("a", "b")
     drawn = ("/a",)
 
     def shapes(self, layout: Layout) -> Shapes:
@@ -292,18 +306,11 @@ class LowRank(Kind):
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        here = [place for place in layout.places if layout.projections[place] == at]
-        if not here:
-            return after
-        spread = groups.spread(before)
-        for place in here:
-            groups.add_low_rank(_part(layout, at, place, after), spread, weights[f"{place}/a"], weights[f"{place}/b"])
+        if here := layout.maps.get(at):
+            spread = groups.spread(before)
+            for outputs, (down, up) in here:
+                groups.add_low_rank(after[:, outputs], spread, weights[down], weights[up])
         return after
-
-
-def _part(layout: Layout, at: str, place: str, after: Tensor) -> Tensor:
-    """Returns the output of one projection."""
-    return after[:, layout.outputs(place)] if at == QKV or layout.gated else after
 
 
 class Head(Kind):

@@ -13,12 +13,10 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
-Placed = tuple[Layout, int]  # a record's layout and slot
+Placed = tuple[Slots, int]  # a record's slot, among those of its layout
 
 
 @dataclass(slots=True)
@@ -32,65 +30,42 @@ class Part:
     rows: Tensor | None  # None: all rows
 
 
-@dataclass(slots=True)
-class Homes:
-    """Where the records of some texts are."""
-
-    layouts: Sequence[Layout]
-    layout_of: Array | None  # the number of each text's layout; -1: it has no record; None: all have the only layout
-    slots: Array
-
-    @classmethod
-    def of(cls, placed: Sequence[Placed | None]) -> Homes:
-        first = placed[0]
-        if first is None and not any(placed):
-            return NOWHERE
-        if first is not None and all(one is not None and one[0] is first[0] for one in placed):
-            return cls([first[0]], None, np.array([one[1] for one in placed if one is not None], dtype=np.int64))
-        numbers: dict[Layout, int] = {}
-        found = [(numbers.setdefault(one[0], len(numbers)), one[1]) if one is not None else (-1, 0) for one in placed]
-        layout_of, slots = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        return cls(list(numbers), layout_of if layout_of.any() or not numbers else None, slots)
-
-    def some(self, texts: Array) -> Homes:
-        """Returns the homes of some texts, in their order. One may be there several times."""
-        if not self.layouts:
-            return self
-        return Homes(self.layouts, None if self.layout_of is None else self.layout_of[texts], self.slots[texts])
-
-
-NOWHERE = Homes([], None, np.empty(0, dtype=np.int64))
-
-
 def parts_of(
-    homes: Homes,
-    counts: Array,
-    slots: Mapping[Layout, Slots],
-    arrived: Mapping[Layout, Sequence[Mark]],
+    placed: Sequence[Placed | None],
+    counts: Sequence[int],
+    arrived: Mapping[Slots, Sequence[Mark]],
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[Part]:
-    """Divides rows by layout. `counts` has the rows of each text, `slots` the weights, and `arrived` their marks."""
+    """Divides rows, which lie in runs of one record each, by layout.
+
+    `placed` has the record of each run, `counts` the rows of each, and `arrived` the marks of the weights.
+    """
+    found: dict[Slots, tuple[list[int], list[int]]] = {}  # slots and rows of runs
+    for one, count in zip(placed, counts, strict=True):
+        if one is None or not count:
+            continue
+        own, own_counts = found.setdefault(one[0], ([], []))
+        if own and own[-1] == one[1]:
+            own_counts[-1] += count
+        else:
+            own.append(one[1])
+            own_counts.append(count)
     parts: list[Part] = []
-    for number, layout in enumerate(homes.layouts):
-        own, own_counts, rows = homes.slots, counts, None
-        mine = counts if homes.layout_of is None else counts * (homes.layout_of == number)  # rows of this layout
-        if not mine.all():
-            if not mine.any():
-                continue
-            mine = mine > 0
-            own, own_counts = own[mine], counts[mine]
-            if homes.layout_of is not None:
-                rows = sent(tensor_of(np.flatnonzero(np.repeat(mine, counts))), device)
-        groups = layout.group(own, device, layout.computed_in(dtype), own_counts)
-        parts.append(Part(layout, groups, slots[layout].layers, arrived[layout], rows))
+    for slots, (own, own_counts) in found.items():
+        layout, rows = slots.layout, None
+        if len(found) > 1 or sum(own_counts) < sum(counts):
+            is_mine = [one is not None and one[0] is slots for one in placed]
+            rows = sent(np.flatnonzero(np.repeat(is_mine, counts)), device)
+        groups = layout.group(np.array(own), device, layout.computed_in(dtype), np.array(own_counts))
+        parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
     return parts
 
 
 def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """Returns the adapted output of a projection (`hplm.model.layer`) for all rows, given its input and output."""
     for part in parts:
-        if not part.layout.touches(at):
+        if at not in part.layout.maps:
             continue
         part.arrived[layer].wait()
         weights = part.layers[layer]

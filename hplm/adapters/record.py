@@ -1,15 +1,29 @@
-"""Place of a tenant's weights: a record of a bank. No torch here: the alias only follows snapshots and starts without it."""
+"""The place of a tenant's weights. No torch here: the alias only follows snapshots and starts without it."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+
+ENDING = ".safetensors"
+_DIGEST = 24  # characters
 
 
 @dataclass(frozen=True)
 class Record:
-    """The place of a record, and the uid and version that it must have."""
+    """A head, an adapter or exits in a record file (`hplm.adapters.records`)."""
 
-    bank: str  # file name
-    index: int
-    uid: int
-    version: int
+    file: str  # name
+    layout: str  # `Layout.key`
+    offset: int  # bytes
+    checksum: int  # CRC-32 of the weights
+
+
+def file_name(content: bytes, unique: str = "") -> str:
+    """Returns the name of a record file with this content. `unique`: what it begins with, so that it is not used twice."""
+    return f"{unique}{hashlib.sha256(content).hexdigest()[:_DIGEST]}{ENDING}"
+
+
+def has_content(name: str, content: bytes) -> bool:
+    """Whether this is the content of a record file of this name."""
+    return name.endswith(file_name(content))

@@ -13,8 +13,7 @@ from torch.nn.functional import grouped_mm
 
 from hplm.adapters.groups import Groups, starts_of_runs
 from hplm.arrays import Array
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 ALIGNMENT = 16  # bytes
 GENERATIONS = (9, 10)  # major compute capabilities of GPUs that have the kernel
@@ -32,47 +31,32 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
     )
 
 
-class InRuns(Groups):
-    """Rows in runs of one slot each. Where slots alternate often, rows are sorted."""
+class Runs(Groups):
+    """Rows in runs of one slot each, for the grouped kernel. Where slots alternate often, rows are sorted."""
 
     def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
         """`counts`: how many rows have each of the slots, at least one; None: one."""
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
-        if len(slots) == 1:
-            self._slot_of = slots.astype(np.int64, copy=False)
-            self._bounds = np.array([0, 1 if counts is None else counts[0]])
-            return
         starts = starts_of_runs(slots)
         if len(starts) > MANY and len(starts) > min(MANY * len(np.unique(slots)), MOST):
             slots, counts = slots if counts is None else np.repeat(slots, counts), None
             order = np.argsort(slots, kind="stable")
-            self._take = sent(tensor_of(order), device)
-            self._back = sent(tensor_of(np.argsort(order)), device)
+            self._take = sent(order, device)
+            self._back = sent(np.argsort(order), device)
             slots = slots[order]
             starts = starts_of_runs(slots)
-        self._slot_of = slots[starts].astype(np.int64, copy=False)  # of each run
-        if counts is None:
-            self._bounds = np.append(starts, len(slots))  # of the runs
-        else:
-            self._bounds = np.zeros(len(starts) + 1, dtype=np.int64)
-            np.add.reduceat(counts, starts).cumsum(out=self._bounds[1:])
+        slot_of = slots[starts].astype(np.int64, copy=False)  # of each run
+        sizes = np.diff(starts, append=len(slots)) if counts is None else np.add.reduceat(counts, starts)
+        bounds = np.append(0, sizes.cumsum())
+        self._calls = [_call(slot_of[i : i + MOST], bounds[i : i + MOST + 1], device) for i in range(0, len(slot_of), MOST)]
+        self._slot_of_row = sent(slot_of.repeat(sizes), device)
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
 
     def collect(self, spread: Tensor) -> Tensor:
         return spread if self._back is None else spread.index_select(0, self._back)
-
-
-class Runs(InRuns):
-    """Runs for the grouped kernel."""
-
-    def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
-        super().__init__(slots, device, counts)
-        runs = range(0, len(self._slot_of), MOST)
-        self._calls = [_call(self._slot_of[i : i + MOST], self._bounds[i : i + MOST + 1], device) for i in runs]
-        self._slot_of_row = sent(tensor_of(np.repeat(self._slot_of, np.diff(self._bounds))), device)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = [grouped_mm(spread[rows], weight.mT.index_select(0, slots), offs=ends) for rows, slots, ends in self._calls]
@@ -86,4 +70,4 @@ class Runs(InRuns):
 def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
     """Returns the rows of some runs, and for each run its slot and its end. `bounds`: those of the runs."""
     ends = (bounds[1:] - bounds[0]).astype(np.int32)
-    return slice(int(bounds[0]), int(bounds[-1])), sent(tensor_of(slots), device), sent(tensor_of(ends), device)
+    return slice(int(bounds[0]), int(bounds[-1])), sent(slots, device), sent(ends, device)

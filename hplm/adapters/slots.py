@@ -14,10 +14,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Bank
 from hplm.adapters.copying import REACHED, Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
+from hplm.adapters.records import Records
 from hplm.errors import OutOfCapacity
 
 
@@ -34,7 +34,7 @@ class Arrival:
 
 
 class Slots:
-    """The slots for all records of one layout, from any bank."""
+    """The slots for all records of one layout."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Slots:
         devices: Sequence[torch.device] = (),
     ) -> None:
         """`devices`: of each layer, if they are not all on `device`. A slot has the same number on all of them."""
-        self._layout = layout
+        self.layout, self.count = layout, count
         self._devices = list(devices) or [device] * layout.layers
         self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype, devices)
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
@@ -62,6 +62,11 @@ class Slots:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
 
     @property
+    def awaited(self) -> int:
+        """How many held records are not copied yet."""
+        return len(self._promised)
+
+    @property
     def used(self) -> int:
         return len(self._slot_of)
 
@@ -75,7 +80,7 @@ class Slots:
         """The records that have a slot."""
         return list(self._slot_of)
 
-    def hold(self, record: Record, bank: Bank) -> int:
+    def hold(self, record: Record, records: Records) -> int:
         """Returns the record's slot, pinned until `release`. The slot has the record after `fill`.
 
         Raises Broken if the record is broken.
@@ -83,7 +88,7 @@ class Slots:
         slot = self._slot_of.get(record)
         if slot is None:
             arrival = self._arrival()
-            bank.read(record, arrival.flat)
+            records.read(record, arrival.flat)
             slot = self._free_slot()
             self._promised.append((slot, arrival))
             self._slot_of[record] = slot
@@ -96,7 +101,7 @@ class Slots:
 
     def fill(self) -> list[Mark]:
         """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
-        if not self._promised and all(copies.are_at_once for copies in self._copies.values()):
+        if not self._promised and all([copies.are_at_once for copies in self._copies.values()]):
             return [REACHED] * len(self.layers)
         marks: list[Mark] = []
         self._last = []
@@ -122,8 +127,8 @@ class Slots:
             mark.synchronize()
         self._last = []
         if len(self._promised) == len(self._arrivals):
-            flat = self._layout.empty(pin=self._devices[0].type == "cuda")
-            self._arrivals.append(Arrival(flat, self._layout.unpack(flat)))
+            flat = self.layout.empty(pin=self._devices[0].type == "cuda")
+            self._arrivals.append(Arrival(flat, self.layout.unpack(flat)))
         return self._arrivals[len(self._promised)]
 
     def _free_slot(self) -> int:
@@ -133,4 +138,4 @@ class Slots:
             if not self._pins[slot]:
                 del self._slot_of[record]
                 return slot
-        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.file_name} are in use: increase 'slots'")
+        raise SlotsTaken(f"all {self.count} slots for {self.layout.name} are in use: increase 'slots'")

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hplm.adapters.groups import Groups, starts_of_runs
 from hplm.arrays import Array
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 
 class Tiles(Groups):
@@ -36,7 +35,7 @@ class Tiles(Groups):
         self._tiles = len(tile_slots)
         self._first = int(tile_slots[0])
         consecutive = bool((np.diff(tile_slots) == 1).all())  # then their weights need no copy; true for a single tile
-        self._slots = None if consecutive else sent(tensor_of(tile_slots.astype(np.int64)), device)
+        self._slots = None if consecutive else sent(tile_slots.astype(np.int64), device)
 
     def _gather(self, slots: Array, counts: Array, tiles_of: Array, tile: int, device: torch.device) -> None:
         order = np.argsort(slots, kind="stable")
@@ -48,8 +47,8 @@ class Tiles(Groups):
         take[home] = order
         back = np.empty(len(slots), dtype=np.int64)
         back[order] = home
-        self._take = sent(tensor_of(take), device)
-        self._back = sent(tensor_of(back), device)
+        self._take = sent(take, device)
+        self._back = sent(back, device)
 
     @property
     def gathered(self) -> bool:

@@ -1,4 +1,4 @@
-"""`hplm backup` copies a live state into a folder, and `hplm restore` makes a state from it."""
+"""`hplm backup` copies a live state into a folder, and `hplm restore` publishes it again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     backup.add_argument("--to", type=Path, required=True, metavar="DIR", help="new folder for the backup")
     restore = commands.add_parser(
         "restore",
-        help="make a live state from a backup",
-        description="Write a new live state from a backup. Servers of the old state must be started again.",
+        help="publish a backup",
+        description="Publish a backup as the next generation. Running servers take it as any change. A lost state "
+        "is made anew, and servers with a copy of a lost bucket must be started without it.",
     )
     restore.add_argument(
         "--from", dest="source", type=Path, required=True, metavar="DIR", help="folder that `hplm backup` wrote"
@@ -42,8 +43,8 @@ def run_backup(args: argparse.Namespace) -> dict:
 def run_restore(args: argparse.Namespace) -> dict:
     from hplm.tenants.backup import restore
 
-    manager = open_manager(args)
-    manifest = restore(args.source, manager.exported, manager.state)
+    registry = open_manager(args).registry
+    manifest = restore(args.source, registry)
     if not args.json:
-        print(f"generation {manifest['generation']} is in {manager.state.folder}: start the servers again")
+        print(f"generation {manifest['backed_up']} of the backup is generation {manifest['generation']} of {registry.store}")
     return manifest

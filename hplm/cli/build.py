@@ -103,7 +103,7 @@ def _table(step: argparse.ArgumentParser, minutes: float, without: str = "") -> 
 
 
 def run_root(args: argparse.Namespace) -> dict:
-    from builder.adaptation.learning import Budget
+    from builder.learning.limits import Budget
     from builder.tables.root import RootOptions, build_root
     from hplm.model.windows import TRIGRAMS, Window
 
@@ -116,7 +116,7 @@ def run_root(args: argparse.Namespace) -> dict:
 
 
 def run_domain(args: argparse.Namespace) -> dict:
-    from builder.adaptation.learning import Budget
+    from builder.learning.limits import Budget
     from builder.store.store import Store
     from builder.tables.domain import DomainOptions, build_domain
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TRAINING = (
     *("train", "dev", "from_version", "fresh", "adapter", "places", "dtype", "rank", "epochs", "patience", "learning_rate"),
-    *("upper_rate", "batch_texts", "dropout", "grid", "exits"),
+    *("upper_rate", "batch_texts", "grid", "teacher", "exits"),
 )
 
 
@@ -108,11 +108,9 @@ def _training_options(tenant: argparse.ArgumentParser) -> None:
         help="texts in a training step, with 8,192 tokens at most (default: %(default)s)",
     )
     tenant.add_argument(
-        "--dropout",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of the hidden states that each training step leaves out; BERT's is 0.1 (default: %(default)s)",
+        "--teacher",
+        choices=("dedicated",),
+        help="first fine-tune the original model in full on the same data; the tenant then learns labels and its soft answers",
     )
     tenant.add_argument(
         "--grid",
@@ -149,6 +147,7 @@ def run(args: argparse.Namespace) -> dict:
         args.train,
         args.dev,
         grid=args.grid,
+        teacher=args.teacher,
         from_version=0 if args.fresh else args.from_version,
         device=device_of(args),
         **{name: value for name, value in form.items() if value is not None},
@@ -157,7 +156,6 @@ def run(args: argparse.Namespace) -> dict:
         learning_rate=args.learning_rate,
         body_rate=args.upper_rate,
         batch_texts=args.batch_texts,
-        dropout=args.dropout,
         seed=args.seed,
     )
     report = store.report(tenant)
@@ -168,7 +166,7 @@ def run(args: argparse.Namespace) -> dict:
         metric = dev["metric"]
         before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""
         print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts{before}")
-        print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
+        print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.html")
     made = {"tenant": tenant.id, "version": tenant.version, "from_version": report["from_version"]}
     made |= {"task": tenant.task, "labels": tenant.labels, "dev": dev}
     return made | ({"exits": make_exits(args, store, tenant.id, args.exits)} if args.exits is not None else {})

@@ -84,7 +84,6 @@ def _findings(args: argparse.Namespace) -> list[Finding]:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         findings.append(checks.locked_memory(args.repository, args.state, limit, checks.capabilities()))
         findings.append(checks.tenants(args.repository, args.state, is_open))
-        findings.append(checks.copies(args.repository, args.state))
     return findings
 
 

@@ -121,7 +121,7 @@ def _serve_update(args: argparse.Namespace) -> dict:
 
 
 def _build_update(args: argparse.Namespace) -> dict:
-    from builder.adaptation.learning import Budget
+    from builder.learning.limits import Budget
     from builder.store.store import Store
     from builder.tables.domain import UpdateOptions, update_domain
     from builder.tables.inspection import behind
@@ -155,7 +155,7 @@ def _is_live(args: argparse.Namespace) -> bool:
 
 
 def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False) -> dict:
-    late = open_manager(args).settle(change.generation, removes)
+    late = open_manager(args).settle(change.generation)
     if not args.json:
         print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
         for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
@@ -171,7 +171,7 @@ def _said(args: argparse.Namespace, change: DomainChange, removes: bool = False)
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
         refuse_given(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
-        return _said(args, begun_manager(args).delete_domain(args.name), removes=True)
+        return _said(args, begun_manager(args).delete_domain(args.name))
     from builder.store.store import Store
     from builder.tables.domain import delete_domain
 

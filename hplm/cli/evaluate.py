@@ -11,7 +11,7 @@ from hplm.cli.client import connection_options, open_client
 from hplm.registered import RIVALS, chosen, registered
 
 if TYPE_CHECKING:
-    from builder.training.scores import Scores
+    from builder.tasks.scores import Scores
 
 
 def register(commands: argparse._SubParsersAction) -> None:

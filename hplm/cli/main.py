@@ -19,10 +19,10 @@ from hplm.registered import COMMANDS, load, registered
 # function may set `args.status`, the exit status, where the result is not an error and scripts have to tell it.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = (
-    *("build", "import_", "export", "begin", "serve", "watch", "drain", "follow", "route", "cluster", "doctor"),
+    *("build", "import_", "export", "begin", "serve", "watch", "drain", "route", "cluster", "doctor"),
     *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "place"),
 )
-BUILDER = "builder"  # not in the container image
+BUILDER = "builder"  # not everywhere that hplm is installed
 
 
 def parser() -> argparse.ArgumentParser:

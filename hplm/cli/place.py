@@ -89,8 +89,8 @@ def _source_options(command: argparse.ArgumentParser) -> None:
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.cli.round_trips import round_trips
-    from hplm.engine.profiling import check_devices, cores_of, profile_repository, sources_of
     from hplm.errors import InvalidInput
+    from hplm.placement.measuring import check_devices, cores_of, profile_repository, sources_of
     from hplm.placement.profile import KIND
 
     check_state(args.state)

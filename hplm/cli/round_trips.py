@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli.client import open_client
-from hplm.engine.profiling import RoundTrip
 from hplm.errors import InvalidInput
+from hplm.placement.measuring import RoundTrip
+from hplm.registry.store import Place
 from hplm.server.process_group import computed_ns
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 WARMING, REQUESTS = 20, 200
 
 
-def round_trips(repository: Path, state: Path | None, backbones: Sequence[str], cores: Collection[int]) -> dict[str, RoundTrip]:
+def round_trips(
+    repository: Path, state: Place | None, backbones: Sequence[str], cores: Collection[int]
+) -> dict[str, RoundTrip]:
     """Serves the repository on these cores for some seconds; on all if none are named. Sends lone requests to each backbone."""
     from hplm.server import TritonServer
 
@@ -59,7 +62,7 @@ def _measured(server: TritonServer, backbone: str, tenant: str) -> RoundTrip:
         return RoundTrip(float(statistics.median(taken)), (computed_ns(group) - before) / REQUESTS)
 
 
-def _open_tenant(repository: Path, state: Path | None, backbone: str) -> str:
+def _open_tenant(repository: Path, state: Place | None, backbone: str) -> str:
     """Returns a tenant that answers everybody, without limits, and from one text."""
     from hplm.tenants.listing import served_tenants
     from hplm.tenants.snapshot import LIMITS

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+from hplm.registry.store import Place, place_of
+
 MUST_EXIST = "HPLM_STATE_MUST_EXIST"
 NAMED = 5
 
@@ -31,7 +33,10 @@ def register(commands) -> None:
         help="the model repository to serve (default: model_repository)",
     )
     serve.add_argument(
-        "--state", type=Path, metavar="DIR", help="writable folder for changes that are made while the server runs"
+        "--state",
+        type=place_of,
+        metavar="DIR",
+        help="folder for changes that are made while the server runs, or the address of a bucket, such as s3://bucket/hplm",
     )
     serve.add_argument(
         "--state-must-exist",
@@ -79,6 +84,7 @@ def run(args: argparse.Namespace) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
     log_file = args.log_file or Path(f".hplm/serve-{args.http_port}.log")
+    begin(args.repository, args.state, args.state_must_exist or bool(os.environ.get(MUST_EXIST)))
     server = TritonServer(
         repository=args.repository,
         address=args.address,
@@ -87,7 +93,6 @@ def run(args: argparse.Namespace) -> None:
         metrics_port=args.metrics_port,
         log_file=log_file,
         state=args.state,
-        state_files=begun(args.repository, args.state, args.state_must_exist or bool(os.environ.get(MUST_EXIST))),
         extra_args=args.flags,
         start_timeout=args.start_timeout,
     )
@@ -113,25 +118,20 @@ def run(args: argparse.Namespace) -> None:
         say("stopped")
 
 
-def begun(repository: Path, state: Path | None, must_exist: bool) -> dict[str, Path]:
-    """Begins the states that are missing, or raises if they must exist. Returns a file of each that exists if its state does.
-
-    A copy of another machine's state is begun by its follower.
-    """
+def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
+    """Begins the registries that are missing in a folder, or raises if they must exist."""
     if state is None:
-        return {}
-    from hplm.tenants.state import states_of
+        return
+    from hplm.tenants.registry import registries_of
 
-    states = states_of(repository, state)
-    for own in states:
-        if must_exist:
-            own.check_begun()
-        elif not own.followed.exists() and own.begin():
-            say(f"state         {own.folder} is new: nothing was changed since the export")
-    return {own.folder.name: own.current_file for own in states}
+    for registry in registries_of(repository, state).values():
+        if must_exist or not isinstance(state, Path):
+            registry.check_begun()
+        elif registry.begin():
+            say(f"state         {registry.store} is new: nothing was changed since the export")
 
 
-def open_tenants(repository: Path, state: Path | None) -> list[str]:
+def open_tenants(repository: Path, state: Place | None) -> list[str]:
     """Returns the tenants without keys, which answer everybody."""
     if not any(repository.glob("*/1/tenants.json")):
         return []  # a repository without hPLMs has no tenants

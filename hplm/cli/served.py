@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hplm.registry.store import Place, place_of
+
 if TYPE_CHECKING:
     from hplm.tenants.manager import Manager
 
@@ -14,15 +16,16 @@ def served_options(parser: argparse.ArgumentParser, required: bool = False, repo
     default = f" (default: {repository})" if repository is not None else ""
     text = f"the served model repository{default}"
     parser.add_argument("--repository", type=Path, required=required, default=repository, metavar="DIR", help=text)
-    parser.add_argument("--state", type=Path, metavar="DIR", help="the folder of `hplm serve --state`, which holds changes")
+    text = "the folder or the bucket of `hplm serve --state`, which holds changes"
+    parser.add_argument("--state", type=place_of, metavar="DIR", help=text)
     parser.add_argument("--backbone", help="name of the backbone (default: the only one of the repository)")
 
 
-def check_state(state: Path | None) -> None:
+def check_state(state: Place | None) -> None:
     """Raises if the state does not exist. Read-only commands call it: a missing folder is a mistake, not an empty state."""
     from hplm.errors import InvalidInput
 
-    if state is not None and not state.is_dir():
+    if isinstance(state, Path) and not state.is_dir():
         raise InvalidInput(f"--state {state} is not a folder: give the folder of `hplm serve --state`")
 
 

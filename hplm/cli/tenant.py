@@ -26,6 +26,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     for name, run, text in (
         ("add", run_add, "serve a tenant of the store, without a restart"),
         ("update", run_update, "serve the store's newest version of a tenant; requests in flight use the old version"),
+        ("publish", run_publish, "serve the store's newest version of a tenant, whether it is served already or not"),
     ):
         _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="folder of the tenant's store")
     _action(actions, "rollback", run_rollback, "return a tenant to the version that it had before")
@@ -60,7 +61,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         actions, "release", run_release,
         "serve a quarantined tenant again, on this machine alone; `list` shows which tenants are quarantined",
     )  # fmt: skip
-    _action(actions, "compact", run_compact, "rewrite the state's banks without unused records", tenant=False)
+    _action(actions, "compact", run_compact, "remove the weights of deleted tenants and versions now", tenant=False)
     _action(actions, "log", run_log, "print every change: when, by whom, and from which version to which", tenant=False)
 
 
@@ -70,7 +71,9 @@ def _register_keys(actions: argparse._SubParsersAction) -> None:
     add = _action(kinds, "add", run_key_add, "make a key; its secret is shown once and not stored")
     add.add_argument("--days", type=float, default=0.0, help="days until it expires (default: never)")
     _action(kinds, "list", run_key_list, "list a tenant's keys, without their secrets")
-    _action(kinds, "revoke", run_key_revoke, "refuse a key from now on").add_argument("--key", required=True, metavar="KEY-ID")
+    revoke = _action(kinds, "revoke", run_key_revoke, "refuse a key from now on")
+    revoke.add_argument("--key", required=True, metavar="KEY-ID")
+    revoke.add_argument("--wait", action="store_true", help="end when no server, not even one that is cut off, takes the key")
 
 
 def _action(
@@ -134,6 +137,13 @@ def run_update(args: argparse.Namespace) -> dict:
     return _said(args, update_tenant(begun_manager(args), Store(args.store), args.id))
 
 
+def run_publish(args: argparse.Namespace) -> dict:
+    from builder.publish.live import publish_tenant
+    from builder.store.store import Store
+
+    return _said(args, publish_tenant(begun_manager(args), Store(args.store), args.id))
+
+
 def run_rollback(args: argparse.Namespace) -> dict:
     return _said(args, begun_manager(args).roll_back(args.id))
 
@@ -178,12 +188,15 @@ def run_key_list(args: argparse.Namespace) -> dict:
 
 def run_key_revoke(args: argparse.Namespace) -> dict:
     manager = begun_manager(args)
-    manager.revoke_key(args.id, args.key)
-    late = manager.settle_now(removes=True)
+    dead = manager.revoke_key(args.id, args.key)
+    late = manager.settle_now()
     if not args.json:
-        print(f"key {args.key} of tenant {args.id} is revoked")
+        print(f"key {args.key} of tenant {args.id} is revoked; a server that is cut off may take it until", end=" ")
+        print(time.strftime("%F %T", time.localtime(math.ceil(dead))), flush=True)
         print_late(late)
-    return {"tenant": args.id, "revoked": args.key, "late": late}
+    if args.wait:
+        time.sleep(max(0.0, dead - time.time()))
+    return {"tenant": args.id, "revoked": args.key, "late": late, "dead_at": round(dead, 3)}
 
 
 def run_limit(args: argparse.Namespace) -> dict:
@@ -206,7 +219,7 @@ def run_limit(args: argparse.Namespace) -> dict:
         )
     manager = begun_manager(args)
     manager.limit(args.id, **limits)
-    late = manager.settle_now(removes=True)
+    late = manager.settle_now()
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
         print_late(late)
@@ -247,7 +260,7 @@ def run_log(args: argparse.Namespace) -> dict:
 
 
 def _said(args: argparse.Namespace, change: TenantChange) -> dict:
-    late = begun_manager(args).settle(change.generation, removes=change.after is None)
+    late = begun_manager(args).settle(change.generation)
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")

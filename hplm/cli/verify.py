@@ -16,7 +16,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     verify = commands.add_parser(
         "verify",
         help="check all stored files against their checksums",
-        description="Read a whole store or model repository. Check tables, banks and weights against their checksums, and that "
+        description="Read a store or model repository. Check tables, records and weights against their checksums, and that "
         "other files can be read. Exit with 1 if something is broken, after listing all of it.",
     )
     what = verify.add_mutually_exclusive_group(required=True)
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> dict:
     if broken:
         raise HplmError("\n".join([f"{len(broken)} broken:", *(f"  {message}" for message in broken)]))
     kinds = [part.kind for part in parts]
-    result = {"tables": kinds.count("table"), "banks": kinds.count("bank"), "files": kinds.count("file"), "gb": size / 1e9}
+    result = {"tables": kinds.count("table"), "records": kinds.count("record"), "files": kinds.count("file"), "gb": size / 1e9}
     if not args.json:
-        print(f"ok: {result['tables']} tables, {result['banks']} banks, {result['gb']:,.3g} GB")
+        print(f"ok: {result['tables']} tables, {result['records']} records, {result['gb']:,.3g} GB")
     return result
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hplm.errors import InvalidInput
 from hplm.placement.fields import Fields
+from hplm.registry.store import Place, place_of
 from hplm.tenants.snapshot import NAME
 
 KIND, FORMAT = "hplm replicas", 1
@@ -32,7 +33,7 @@ class Pool:
     name: str
     repository: Path
     replicas: tuple[Replica, ...]
-    state: Path | None = None
+    state: Place | None = None
     tenants: frozenset[str] | None = None  # those that it answers; None: all that no other pool names
 
 
@@ -46,7 +47,7 @@ class ClusterDescription:
         fields = Fields.of_file(path, KIND, FORMAT, WAY_OUT)
         _check_names(fields, ("kind", "format", "pools", "state"))
         below = path.resolve().parent
-        state = below / fields.text("state") if "state" in fields.names() else None
+        state = _state(fields, below)
         pools = tuple(_pool(entry, below, state) for entry in fields.list("pools"))
         if not pools:
             fields.refuse("pools", "a list with a pool")
@@ -58,7 +59,15 @@ class ClusterDescription:
         return cls(pools)
 
 
-def _pool(fields: Fields, below: Path, state: Path | None) -> Pool:
+def _state(fields: Fields, below: Path) -> Place | None:
+    """Returns the folder or the bucket that a cluster or a pool names."""
+    if "state" not in fields.names():
+        return None
+    place = place_of(fields.text("state"))
+    return below / place if isinstance(place, Path) else place
+
+
+def _pool(fields: Fields, below: Path, state: Place | None) -> Pool:
     _check_names(fields, ("name", "repository", "state", "tenants", "replicas"))
     replicas = tuple(_replica(entry) for entry in fields.list("replicas"))
     if not replicas:
@@ -68,7 +77,7 @@ def _pool(fields: Fields, below: Path, state: Path | None) -> Pool:
         name=_name(fields),
         repository=below / fields.text("repository"),
         replicas=replicas,
-        state=below / fields.text("state") if "state" in fields.names() else state,
+        state=_state(fields, below) or state,
         tenants=frozenset(fields.texts("tenants")) if "tenants" in fields.names() else None,
     )
 

@@ -1,9 +1,8 @@
-"""One replica on this machine: a server with a state of its own, and the follower that keeps this state equal to the truth."""
+"""One replica on this machine: a server that reads the folder of its pool's registry."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -12,31 +11,26 @@ from pathlib import Path
 from hplm.cluster.pools import PlannedReplica
 from hplm.server.ports import LOOPBACK, Ports
 from hplm.server.process import Process
-from hplm.tenants.state import State
+from hplm.tenants.state import READER
 
 HPLM = (sys.executable, "-m", "hplm.cli.main")
 START_SECONDS = 300.0
-COPY_SECONDS = 3600.0  # of all tables
 SERVER_SECONDS = 25.0  # `hplm serve` gives its models ten to drain
-FOLLOWER_SECONDS = 5.0
 _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
 class LocalReplica:
-    def __init__(self, replica: PlannedReplica, folder: Path, source: str, token_file: Path, ports: Ports) -> None:
-        """`source`: the address of the file server, and `token_file` the secret that it wants."""
+    def __init__(self, replica: PlannedReplica, folder: Path, state: Path, ports: Ports) -> None:
+        """`state`: of its pool."""
         self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
         self.id = replica.id
-        self.state = folder / self.name
         self.ports = ports
         logs = folder / "logs"
-        serve = [*HPLM, "serve", *self._served(), "--log-file", str(logs / f"{self.name}-triton.log")]
+        serve = ["env", f"{READER}={self.name}", *HPLM, "serve", "--repository", str(self.repository), "--state", str(state)]
+        serve += ["--state-must-exist", "--log-file", str(logs / f"{self.name}-triton.log")]
         for flag, port in self.ports.items():
             serve += [flag, str(port)]
-        follow = [*HPLM, "follow", *self._served(), "--from", source, "--token-file", str(token_file), "--name", self.name]
         self.server = Process(self.name, serve, logs / f"{self.name}.log", self.cores)
-        self.follower = Process(f"the follower of {self.name}", follow, logs / f"{self.name}-follow.log")
-        self._first_copy = Process(f"the first copy of {self.name}", [*follow, "--once"], logs / f"{self.name}-follow.log")
 
     @property
     def http(self) -> str:
@@ -50,20 +44,8 @@ class LocalReplica:
     def metrics(self) -> str:
         return f"{LOOPBACK}:{self.ports.metrics}"
 
-    def copy(self) -> None:
-        """Begins to copy the newest generation, so that the server never serves an older one.
-
-        The copy is begun anew, because the file server has another address at each start, and a copy has one source.
-        """
-        for folder in self.state.glob("*"):
-            if State(folder).followed.exists():
-                shutil.rmtree(folder)
-        self._first_copy.start()
-
-    def start(self, meanwhile: Callable[[], None]) -> None:
-        """Starts both processes when the copy is complete. Call `wait` then."""
-        self._first_copy.finish(COPY_SECONDS, meanwhile)
-        self.follower.start()
+    def start(self) -> None:
+        """Call `wait` then."""
         self.server.start()
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
@@ -75,7 +57,6 @@ class LocalReplica:
 
     def look(self, say: Callable[[str], None]) -> None:
         self.server.look(say)
-        self.follower.look(say)
 
     def replace(self, meanwhile: Callable[[], None]) -> None:
         """Stops the server, and starts it again."""
@@ -89,9 +70,4 @@ class LocalReplica:
         self.server.ask_to_end(signal.SIGTERM)
 
     def stop(self) -> None:
-        self._first_copy.stop(FOLLOWER_SECONDS)
         self.server.stop(SERVER_SECONDS)
-        self.follower.stop(FOLLOWER_SECONDS)
-
-    def _served(self) -> tuple[str, ...]:
-        return "--repository", str(self.repository), "--state", str(self.state)

@@ -1,10 +1,9 @@
-"""A whole cluster on this machine: file servers of the truth, replicas that follow it, and the router before them."""
+"""A whole cluster on this machine: replicas that read the registries of their pools, and the router before them."""
 
 from __future__ import annotations
 
 import fcntl
 import itertools
-import secrets
 import signal
 import socket
 import time
@@ -20,15 +19,15 @@ from hplm.cluster.pools import LocalPool
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
-from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
-from hplm.server.process import Process, program
+from hplm.server.process import Process
 from hplm.server.triton import DRAIN_SECONDS
-from hplm.tenants.state import State, states_of
+from hplm.tenants.registry import registries_of
+from hplm.tenants.state import State
 
-CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
-PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
+CLUSTER, LOCK, ROUTER = "cluster.json", "lock", "router"
+PLAIN_SECONDS = 30.0  # for HAProxy to start
 UP_SECONDS = 60.0  # for the router to find a ready replica healthy
 IDLE_SECONDS = 30.0  # for the requests of a replica that is replaced
 END_SECONDS = 5.0  # for processes that hold no requests
@@ -46,7 +45,6 @@ class Cluster:
         self._port = port
         self._say = say
         haproxy()  # a missing one is an error before anything has started
-        self._nginx = program("nginx", "nginx-light")
         self._ending = ExitStack()
         self._replicas: list[LocalReplica] = []
         self._router: Process | None = None
@@ -61,7 +59,7 @@ class Cluster:
             ending.callback(self._listener.close)
             with listen(LOOPBACK, self._port, "--port"):  # a clear error before anything has started
                 replicas = sum(len(pool.replicas) for pool in self._pools)
-                self._free = iter(free_ports(PORTS * replicas + len(self._pools) + 1))
+                self._free = iter(free_ports(PORTS * replicas + 1))
             self._port = self._port or next(self._free)
             ending.callback(self._stop)
             self._start()
@@ -116,47 +114,26 @@ class Cluster:
         found: dict[str, tuple[int, int]] = {}
         for file in sorted(pool.state.glob("*/CURRENT")):
             state = State(file.parent)
-            served = [taken.whole for taken in state.taken(state.clock()) if taken.name == replica.name]
+            served = [taken.generation for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
             found[file.parent.name] = (min(served, default=0), state.current())
         return found
 
     def _start(self) -> None:
-        token_file = self._folder / TOKEN
-        _write_private(token_file, secrets.token_hex(16))
         for pool in self._pools:
-            source = self._start_source(pool, token_file)
+            for registry in registries_of(pool.repository, pool.state).values():
+                if registry.begin():
+                    self._say(f"{'state':<13} {registry.store} is new: nothing was changed since the export")
             for replica in pool.replicas:
                 ports = Ports(*itertools.islice(self._free, PORTS))
-                self._replicas.append(LocalReplica(replica, self._folder, source, token_file, ports))
+                self._replicas.append(LocalReplica(replica, self._folder, pool.state.resolve(), ports))
         for replica in self._replicas:
-            replica.copy()
-        for replica in self._replicas:
-            replica.start(self._look)
+            replica.start()
         for replica in self._replicas:
             cores = f"cores {','.join(map(str, replica.cores))}, " if replica.cores else ""
             self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.server.log_file}: loading")
         for replica in self._replicas:
             replica.wait(self._look)
         self._start_router()
-
-    def _start_source(self, pool: LocalPool, token_file: Path) -> str:
-        """Starts the file server of a pool's truth. Returns its address."""
-        for state in states_of(pool.repository, pool.state):
-            if state.begin():
-                self._say(f"{'state':<13} {state.folder} is new: nothing was changed since the export")
-        port = next(self._free)
-        own = self._folder / f"source-{pool.name}"
-        own.mkdir(exist_ok=True)
-        config = own / "nginx.conf"
-        _write_private(config, source_config(pool.state.resolve(), LOOPBACK, port, token_file.read_text("utf-8"), own))
-        source = Process(
-            f"nginx of {pool.name}", [self._nginx, "-c", str(config), "-p", str(own), "-g", "daemon off;"], self._log("nginx")
-        )
-        self._others.append(source)
-        source.start()
-        source.wait_until(lambda: _listens(port), PLAIN_SECONDS)
-        self._say(f"{'source':<13} http://{LOOPBACK}:{port} (nginx) serves {pool.state}")
-        return f"http://{LOOPBACK}:{port}"
 
     def _start_router(self) -> None:
         described, to = self._folder / CLUSTER, self._folder / ROUTER
@@ -267,13 +244,6 @@ class Cluster:
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner may read, from its first byte on."""
-    path.unlink(missing_ok=True)
-    path.touch(0o600)
-    path.write_text(text, "utf-8")
 
 
 def _listens(port: int) -> bool:

@@ -28,10 +28,8 @@ class Served:
         for pool in cluster.pools:
             if not pool.repository.is_dir():
                 raise InvalidInput(f"pool {pool.name!r}: repository {pool.repository} is not a folder: correct its path")
-            if pool.state is not None and not pool.state.is_dir():
-                raise InvalidInput(
-                    f"pool {pool.name!r}: state {pool.state} is not a folder: give the one that is followed here"
-                )
+            if isinstance(pool.state, Path) and not pool.state.is_dir():
+                raise InvalidInput(f"pool {pool.name!r}: state {pool.state} is not a folder: correct its path")
         self._cluster = cluster
         self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in cluster.pools}
 
@@ -48,7 +46,7 @@ class Served:
         return {
             (pool.name, backbone): Reader(State(pool.state / backbone))
             for pool in self._cluster.pools
-            if pool.state is not None
+            if isinstance(pool.state, Path)  # nobody reports to a bucket
             for backbone in self._directories[pool.name].generations()
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import ipaddress
 import json
@@ -10,7 +9,6 @@ import os
 import re
 import resource
 import stat
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,8 @@ from pathlib import Path
 from hplm.doctor.advisories import ALL_FIXED_IN, NEWEST_BULLETIN, name_of, open_in, release_of
 from hplm.parameters import parameters_of
 from hplm.plot.table import Table
+from hplm.registry.store import Place, local
 from hplm.tenants.directory import Directory
-from hplm.tenants.followed import Followed
 from hplm.tenants.models import upper_config
 from hplm.tenants.state import EXPORTED_TABLES, State
 from hplm.tenants.verification import versions
@@ -101,7 +99,7 @@ def shared_memory(folder: Path) -> Finding:
     return Finding("shared memory", OK, seen)
 
 
-def locked_memory(repository: Path, state: Path | None, limit: int, capabilities: int) -> Finding:
+def locked_memory(repository: Path, state: Place | None, limit: int, capabilities: int) -> Finding:
     needed = {folder.name: _hot_bytes(repository, folder, state) for folder in _backbones(repository)}
     largest = max(needed.values(), default=0)
     if not largest:
@@ -156,7 +154,7 @@ def command_lines(processes: Path) -> Finding:
     return Finding("command lines", OK, "no secret of a server is on a command line")
 
 
-def tenants(repository: Path, state: Path | None, is_open: bool) -> Finding:
+def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
     snapshots = Directory(repository, state).snapshots()
     everybody = [tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys]
     total = sum(len(snapshot.tenants) for snapshot in snapshots)
@@ -168,35 +166,6 @@ def tenants(repository: Path, state: Path | None, is_open: bool) -> Finding:
         f"{len(everybody):,} of {total:,} tenants have no key and answer everybody: {_some(sorted(everybody))}",
         "`hplm tenant key add TENANT` for each; it prints the key once",
     )
-
-
-def copies(repository: Path, state: Path | None) -> Finding:
-    """Looks at the states that `hplm follow` copies from another machine."""
-    folders = [state / backbone.name for backbone in _backbones(repository)] if state is not None else []
-    found = [folder for folder in folders if State(folder).followed.exists()]
-    if not found:
-        return Finding("copies", OK, "no state here follows another machine's")
-    alone = [str(folder) for folder in found if not _is_locked(folder)]
-    if alone:
-        says = f"no `hplm follow` is running for {_some(alone)}: changes of tenants and revoked keys do not arrive"
-        return Finding("copies", PROBLEM, says, "start it again with the same --from and --state")
-    for folder in found:
-        followed = Followed.load(State(folder).followed)
-        if followed.trouble:
-            at = time.strftime("%F %T", time.localtime(followed.since))
-            return Finding("copies", PROBLEM, f"{folder} is behind since {at}: {followed.trouble}", "mend it; it then goes on")
-    return Finding("copies", OK, f"{len(found)} states follow their source")
-
-
-def _is_locked(folder: Path) -> bool:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding:
@@ -264,7 +233,7 @@ def _backbones(repository: Path) -> list[Path]:
     return [path.parents[1] for path in sorted(repository.glob(f"*/1/{EXPORTED_TABLES}"))]
 
 
-def _hot_bytes(repository: Path, backbone: Path, state: Path | None) -> int:
+def _hot_bytes(repository: Path, backbone: Path, state: Place | None) -> int:
     config = upper_config(repository, backbone.name)
     if not config.is_file():  # a decoder locks no rows
         return 0
@@ -274,7 +243,7 @@ def _hot_bytes(repository: Path, backbone: Path, state: Path | None) -> int:
         return 0
     folders = versions(backbone / "1" / EXPORTED_TABLES)
     if state is not None:
-        folders += versions(State(state / backbone.name).tables)
+        folders += versions(State(local(state) / backbone.name).tables)
     return sum(Table(folder).rows.first_bytes(rows) for folder in folders if (folder / "meta.json").exists())
 
 

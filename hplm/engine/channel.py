@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hplm.metrics.meter import Series
+from hplm.registry.store import Place
 
 DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
@@ -40,7 +41,7 @@ class Begin:
 
     folders: Sequence[Path]  # of the backbones' versions, in the order in which the parameters name them
     parameters: Mapping[str, str]  # of config.pbtxt
-    state: Path | None
+    state: Place | None
     apart: Apart
 
 

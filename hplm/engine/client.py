@@ -24,6 +24,7 @@ from hplm.engine.worker import RESTARTING, Worker, Workers
 from hplm.errors import Crashed, Draining, HplmError, for_client
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.registry.store import Place
 from hplm.request.answers import Reply, replies_in
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class EngineClient(ABC, Generic[P]):
         module: str,
         folders: Sequence[Path],
         parameters: Mapping[str, str],
-        state: Path | None,
+        state: Place | None,
         meters: Sequence[Meter],
         threads: int,
     ) -> None:

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import torch
 
+from hplm.engine.engine import Computed
 from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
 from hplm.engine.instruments import Levels
-from hplm.engine.passage import Computed
 from hplm.engine.request import Text
 from hplm.engine.results import read_answers
 from hplm.engine.served import Served
-from hplm.engine.staged import StagedBatch
+from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, HplmError
 from hplm.model import faults
 from hplm.scheduling.batch import Batch
@@ -130,16 +130,17 @@ class Encoder:
         try:
             if stage == 0:
                 self._begin(batch, staged)
-            with staged.timed(name), torch.inference_mode():
+            start = self._now_ns()
+            with torch.inference_mode():
                 for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
                     if computed.exit is None:
                         end = computed
                     else:
                         self._leave(batch, staged, computed)
-            start, now = staged.stages[name]
-            staged.computing_ns.append(max(1, now - start))
+            ended_ns = self._now_ns()
+            staged.stages[name] = start, ended_ns
+            staged.computing_ns.append(max(1, ended_ns - start))
             if is_last:
-                ended_ns = self._now_ns()
                 self._note(own.instruments.reached, staged.left)
                 self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
                 self._answer(batch, staged, end)  # first: clients wait for it, and for nothing of what follows

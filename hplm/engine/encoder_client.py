@@ -16,6 +16,7 @@ from hplm.errors import HplmError, Internal, error_in
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.outcomes import Outcome, Outcomes
+from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 from hplm.request.form import read_head
 
@@ -47,7 +48,7 @@ class PendingTexts(Pending):
 
 class EncoderClient(EngineClient[PendingTexts]):
     def __init__(
-        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Path | None, meters: Sequence[Meter]
+        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Place | None, meters: Sequence[Meter]
     ) -> None:
         self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean

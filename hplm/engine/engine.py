@@ -5,23 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress, pairwise
 
 import torch
 from torch import Tensor
 
+from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
-from hplm.engine.passage import Computed, Passage, read, split
-from hplm.engine.sheets import Sheet
-from hplm.engine.staged import StagedBatch
+from hplm.engine.sheets import Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import Adapt, Attend, plain
+from hplm.model.layer import QKV, Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
+from hplm.model.means import with_means
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack, through
+from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
@@ -76,6 +79,15 @@ def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto"
     if device.type != "cpu":
         raise InvalidInput(f"dtype int8 is for CPUs, but the device is {device}: choose auto, fp32 or bf16, or --device cpu")
     return Precision(torch.float32, eight_bits=True)
+
+
+@dataclass(slots=True)
+class Computed:
+    """Texts of a batch that are done: those that leave at an exit, or those that have passed all layers."""
+
+    indexes: list[int]  # of the texts in the batch
+    logits: list[Array]  # of each text: its answer rows x the size of the largest head, fp32
+    exit: int | None = None  # None: behind all layers
 
 
 class Engine:
@@ -167,14 +179,42 @@ class Engine:
             self._wait(stage)
 
     def _compute(self, sheet: Sheet, number: int) -> Iterator[Computed]:
-        stage = self.stages[number]
+        """Computes a sheet in a stage. Yields texts that leave at exits.
+
+        The sheet gets the rows of the others, which are not laid again: behind the last layer those that an answer reads.
+        Exit k is before layer k, whose work leaving spares.
+        """
+        stage, layers = self.stages[number], self._layers[number]
         if stage.first:
             x = sheet.taken().to(stage.device)
         else:
             assert sheet.sums is not None  # staging has gathered them
             x = self._norm(torch.embedding(self._places, sheet.places.to(stage.device)).add_(sheet.sums.to(stage.device)))
-        passage = Passage(sheet, number, stage.device, self.watch, self._after_layer)
-        return passage.run(x, self._layers[number], stage.first, stage is self.stages[-1])
+        last = stage.last if stage is self.stages[-1] else -1
+        for at, layer in enumerate(layers, stage.first):
+            if len(asked := sheet.asked(at)):
+                parts, leaves = self._at_exit(sheet, at, asked, x, number)
+                if leaves.any():
+                    yield Computed([sheet.indexes[own] for own in asked[leaves].tolist()], list(compress(parts, leaves)), at)
+                    x = x.index_select(0, sent(sheet.leave(asked[leaves]), stage.device))
+            if not sheet.texts:
+                break
+            parts, rows = sheet.adapters[number], None
+            adapt = partial(adapted, parts, at)
+            if at == last:
+                rows, of_rows, _ = sheet.ending
+                adapt = partial(_adapt_last, parts, of_rows, at)
+            x = layer(x, sheet.attend[number], adapt, rows)
+            self._after_layer()
+        sheet.hidden = x
+
+    def _at_exit(self, sheet: Sheet, exit: int, asked: Array, x: Tensor, stage: int) -> tuple[list[Array], Array]:
+        """Returns the logits of the texts that may leave at an exit, and which of them do."""
+        rows_of = sheet.rows_of[asked]
+        reading, starts, lengths, heads = sheet.at_exit(asked, stage)
+        parts = split(read(with_means(x, reading, rows_of, starts, lengths), heads, exit), rows_of)
+        numbers: list[int] = asked.tolist()
+        return parts, self.watch.leaving([sheet.texts[number] for number in numbers], parts, exit)
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:
@@ -215,6 +255,33 @@ def _transposed(weight: Tensor) -> Tensor:
     """
     outputs, inputs = weight.shape
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
+
+
+def _adapt_last(adapters: list[Part], of_rows: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+    """After its attention, the last layer computes only the tokens that an answer reads."""
+    return adapted(adapters if at == QKV else of_rows, layer, at, before, after)
+
+
+def split(logits: Tensor, rows_of: Array) -> list[Array]:
+    """Returns the logits of each text."""
+    whole, ends = array_of(logits.cpu()), rows_of.cumsum().tolist()
+    return [whole[start:end] for start, end in pairwise([0, *ends])]
+
+
+def read(x: Tensor, parts: list[Part], layer: int = 0) -> Tensor:
+    """Returns logits: rows x the size of the largest head in the batch. `layer`: of the heads' records."""
+    for part in parts:
+        part.arrived[layer].wait()
+    if len(parts) == 1:
+        return parts[0].layout.read(x, parts[0].groups, parts[0].layers[layer])
+    results: list[tuple[Tensor, Tensor]] = []
+    for part in parts:
+        assert part.rows is not None  # with several heads, no head has all rows
+        results.append((part.rows, part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[layer])))
+    logits = x.new_zeros(len(x), max(result.shape[1] for _, result in results))
+    for rows, result in results:
+        logits[rows, : result.shape[1]] = result
+    return logits
 
 
 @torch.inference_mode()

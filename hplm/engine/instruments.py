@@ -10,7 +10,7 @@ from hplm.adapters.layout import Layout
 from hplm.engine.exits import Watch
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
-from hplm.engine.staged import StagedBatch
+from hplm.engine.sheets import StagedBatch
 from hplm.engine.staging import Stager
 from hplm.errors import word_of
 from hplm.metrics import names
@@ -65,7 +65,7 @@ class Instruments:
             (names.BATCHES, ()): 1,
             (names.BATCH_TEXTS, ()): len(staged.texts),
             (names.BATCH_TOKENS, ()): tokens,
-            (names.BATCH_PADDING, ()): sum(sheet.rows for sheet in staged.sheets) - tokens,
+            (names.BATCH_PADDING, ()): sum([sheet.rows for sheet in staged.sheets]) - tokens,
         }
         for stage, (start, end) in staged.stages.items():
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
@@ -74,7 +74,7 @@ class Instruments:
 
     def answered(self, texts: Sequence[Text], exit: int | None) -> None:
         """Counts the answered texts of tenants with exits, by where they have left."""
-        if count := sum(text.plan is not None for text in texts):
+        if count := len([text for text in texts if text.plan is not None]):
             self.meter.add(names.EXIT_TEXTS, count, "end" if exit is None else str(exit))
 
     def look(self, levels: Levels, stager: Stager, watch: Watch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hplm.engine.request import Request
-from hplm.engine.staged import StagedBatch
+from hplm.engine.sheets import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.metrics import names
 

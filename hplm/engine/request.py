@@ -63,12 +63,8 @@ class Request:
         self._rows: list[TextAnswer | None] = [None] * texts
         self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows, by text
         self._left = texts
-        self._answered = False
+        self.answered = False
         self._lock = threading.Lock()
-
-    @property
-    def answered(self) -> bool:
-        return self._answered
 
     def texts_from(self, form: Form) -> list[Text]:
         """Returns the texts one by one, a long one window by window. Only texts with passages have windows.
@@ -115,16 +111,16 @@ class Request:
                 return
             self._rows[index] = rows
             self._left -= 1
-            if self._left or self._answered:
+            if self._left or self.answered:
                 return
-            self._answered = True
+            self.answered = True
         self._respond(self, [rows for rows in self._rows if rows is not None])
 
     def fail(self, error: Exception) -> None:
         with self._lock:
-            if self._answered:
+            if self.answered:
                 return
-            self._answered = True
+            self.answered = True
         self._respond(self, error)
 
 

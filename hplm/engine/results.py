@@ -39,15 +39,11 @@ def read_answers(
             for index in indexes:
                 yield from _answer(texts[index], logits[index], exit)
             continue
-        yield from _answer_each(read_each, [texts[index] for index in indexes], own, exit)
-
-
-def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer]]:
-    """Yields the answers to texts with one row each."""
-    labels = [text.request.tenant.labels for text in texts]
-    answers = read_each(own, together([text.spans for text in texts]), labels, [_calibration(text, exit) for text in texts])
-    for text, answer in zip(texts, answers, strict=True):
-        yield text, answer if text.plan is None else _at(exit, text, answer)
+        some = [texts[index] for index in indexes]
+        names = [text.request.tenant.labels for text in some]
+        answers = read_each(own, together([text.spans for text in some]), names, [_calibration(text, exit) for text in some])
+        for text, answer in zip(some, answers, strict=True):
+            yield text, _at(exit, text, answer)
 
 
 def _calibration(text: Text, exit: int | None) -> Calibration | None:

@@ -19,6 +19,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
+from hplm.registry.store import Place
 from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]
 
 
 class Served:
-    def __init__(self, folder: Path, settings: Settings, state: Path | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings, state: Place | None = None) -> None:
         self._settings = settings
         self._serving = False
         self._locked_rows = 0 if settings.on_accelerator else settings.plot_hot

@@ -20,6 +20,7 @@ from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.model.openmp import compute_with
+from hplm.registry.store import Place
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
@@ -38,7 +39,7 @@ class Service:
     def __init__(
         self,
         places: Sequence[tuple[Path, Settings]],
-        state: Path | None = None,
+        state: Place | None = None,
         together: Together = nullcontext[None],
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,

@@ -1,53 +1,56 @@
-"""Sheets: how the texts of a batch lie in tensors, and which of them are still there."""
+"""Staged batches: all that the engine needs of them, how their texts lie in tensors, and which of these are still there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hplm.adapters.copying import Mark
-from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Homes, Part, parts_of
+from hplm.adapters.groups import starts_of_runs
+from hplm.adapters.layout import EXIT, Layout
+from hplm.adapters.parts import Part, Placed, parts_of
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, together
-from hplm.engine.packing import Arrangement, Packing, end_to_end
+from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
+from hplm.engine.stages import Stage
+from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
-from hplm.scheduling.selection import Places
+from hplm.model.tensors import sent
+from hplm.plot.forest import Forest
+
+NOBODY = np.empty(0, dtype=np.int64)
+HEAD, ADAPTER, EXITS = range(3)  # a tenant's records
 
 
 @dataclass(frozen=True)
-class Laying:
-    """Holds what all batches of an engine share."""
-
-    packing: Packing | None  # None: texts end to end
-    attention_heads: int
-    positions: int  # that the model has
+class StagingSettings:
+    slots: int  # of each layout
+    device: torch.device  # where batches enter
     dtype: torch.dtype
-    devices: Sequence[torch.device]  # of the engine's stages
-    few_sizes: bool  # round the number of rows up, because the device prepares products for each size
+    resident_rows: int = 0  # of each table, on the device
+    packing: Packing | None = None  # None: texts end to end
+    few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
+    stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
 
+    @cached_property
+    def devices(self) -> list[torch.device]:
+        """The device of each stage."""
+        return [stage.device for stage in self.stages] or [self.device]
 
-class Weights(NamedTuple):
-    """Where the heads, adapters and exits of some texts are."""
+    def devices_of(self, layout: Layout) -> list[torch.device]:
+        """Returns the device of each layer of a layout's records, if there are stages.
 
-    head: Homes
-    adapter: Homes
-    exits: Homes
-    slots: Mapping[Layout, Slots]
-    arrived: Mapping[Layout, Sequence[Mark]]
-
-    def some(self, texts: Array) -> Weights:
-        return self._replace(head=self.head.some(texts), adapter=self.adapter.some(texts), exits=self.exits.some(texts))
+        Exits are where the layers behind them are. The last stage has heads.
+        """
+        by_layer = [stage.device for stage in self.stages for _ in range(stage.first, stage.last + 1)]
+        return by_layer if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
 
 
 class Sheet:
@@ -56,52 +59,71 @@ class Sheet:
     sums: Tensor | None = None  # None: not yet gathered
     hidden: Tensor | None = None  # of the texts that have not left: what the layers so far have computed
 
-    def __init__(self, laying: Laying, arrangement: Arrangement, texts: Sequence[Text], weights: Weights) -> None:
-        """`texts` are those of the whole batch, `weights` those of its own texts."""
-        self.laying = laying
+    def __init__(
+        self,
+        settings: StagingSettings,
+        config: BackboneConfig,
+        arrangement: Arrangement,
+        texts: Sequence[Text],
+        tenants: Array,
+        placed: Sequence[Sequence[Placed | None]],
+        arrived: Mapping[Slots, list[Mark]],
+    ) -> None:
+        """`texts` are those of the whole batch, and `tenants` the numbers of their tenants. `placed`: the records of each.
+
+        `arrived` has empty lists until copying starts.
+        """
+        self._settings, self._heads, self._placed, self._arrived = settings, config.heads, placed, arrived
         self.indexes: list[int] = arrangement.texts.tolist()  # of its texts in the batch
         self.texts = [texts[index] for index in self.indexes]
         self.addresses = together([text.addresses for text in self.texts])
         self.lengths = arrangement.lengths  # of all its texts, also of those that have left
         self.rows = arrangement.rows  # of its tensors, padding included
         tokens = arrangement.tokens if arrangement.is_scattered else slice(len(self.addresses))
-        places = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(laying.positions)
+        places = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(config.positions)
         if len(places) < self.rows:
             own, places = places, np.zeros(self.rows, dtype=np.int64)
             places[tokens] = own
-        first = laying.devices[0]
-        self.places = sent(tensor_of(places), first)  # of each token: its row in the engine's table of positions and segments
+        first = settings.devices[0]
+        self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
         # The row of each token in the tensor; None: in order, with padding behind the last one only.
-        self.scattered = None if isinstance(tokens, slice) else sent(tensor_of(tokens), first)
+        self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
         self._exits = None  # of each text: where it may leave; None: none does
-        if any(text.plan is not None for text in self.texts):
+        if any([text.plan is not None for text in self.texts]):
             self._exits = np.array([text.exit for text in self.texts])
-        self._lie(arrangement, weights)
+        self._lie(arrangement, tenants[arrangement.texts])
         if self._exits is None:
             _ = self.ending  # all come to the end, so that it can be prepared ahead
 
-    def _lie(self, arrangement: Arrangement, weights: Weights) -> None:
+    def _lie(self, arrangement: Arrangement, tenants: Array) -> None:
         """Notes where the texts lie that have not left, and prepares attention and adapters for them."""
-        laying = self.laying
-        self._arrangement, self._weights = arrangement, weights
+        self._arrangement, self._tenants, self._runs = arrangement, tenants, starts_of_runs(tenants)
         self.rows_of = np.array([len(text.reading) for text in self.texts])  # answer rows of each text
-        heads, dtype, devices = laying.attention_heads, laying.dtype, set(laying.devices)
-        attends = {own: arrangement.attention(heads, own, dtype) for own in devices}
-        parts = {own: self._parts(weights.adapter, arrangement.rooms, own) for own in devices}
-        self.attend: list[Attend] = [attends[own] for own in laying.devices]  # of each stage
-        self.adapters: list[list[Part]] = [parts[own] for own in laying.devices]
+        devices, dtype = self._settings.devices, self._settings.dtype
+        by_device = {
+            own: (arrangement.attention(self._heads, own, dtype), self._parts(ADAPTER, arrangement.rooms, own))
+            for own in dict.fromkeys(devices)
+        }
+        self.attend: list[Attend] = [by_device[own][0] for own in devices]  # of each stage
+        self.adapters: list[list[Part]] = [by_device[own][1] for own in devices]
         self.__dict__.pop("ending", None)
 
     @cached_property
     def ending(self) -> tuple[Tensor, list[Part], list[Part]]:
         """The token that each answer row reads, and the adapters and heads of these rows."""
-        last, starts = self.laying.devices[-1], np.repeat(self._arrangement.starts, self.rows_of)
+        last, starts = self._settings.devices[-1], self._arrangement.starts.repeat(self.rows_of)
         reading = together([text.reading for text in self.texts]) + starts
-        adapter, head = (self._parts(own, self.rows_of, last) for own in (self._weights.adapter, self._weights.head))
-        return sent(tensor_of(reading), last), adapter, head
+        return sent(reading, last), self._parts(ADAPTER, self.rows_of, last), self._parts(HEAD, self.rows_of, last)
 
-    def _parts(self, homes: Homes, counts: Array, device: torch.device) -> list[Part]:
-        return parts_of(homes, counts, self._weights.slots, self._weights.arrived, device, self.laying.dtype)
+    def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[Part]:
+        """`counts`: rows of each text, or of each that is asked."""
+        tenants, runs = self._tenants, self._runs
+        if asked is not None:
+            tenants = tenants[asked]
+            runs = starts_of_runs(tenants)
+        own: list[int] = tenants[runs].tolist()
+        placed = [self._placed[tenant][which] for tenant in own]
+        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device, self._settings.dtype)
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""
@@ -112,7 +134,7 @@ class Sheet:
         starts, rows_of = self._arrangement.starts[asked], self.rows_of[asked]
         texts: list[int] = asked.tolist()
         reading = np.concatenate([self.texts[number].reading for number in texts]) + np.repeat(starts, rows_of)
-        heads = self._parts(self._weights.exits.some(asked), rows_of, self.laying.devices[stage])
+        heads = self._parts(EXITS, rows_of, self._settings.devices[stage], asked)
         return reading, starts, self._arrangement.lengths[asked], heads
 
     def leave(self, numbers: Array) -> Array:
@@ -125,7 +147,7 @@ class Sheet:
         self._exits = self._exits[stays]
         if self.texts:
             lengths = before.lengths[stays]
-            self._lie(Arrangement(before.texts[stays], lengths, lengths), self._weights.some(stays))
+            self._lie(Arrangement(before.texts[stays], lengths, lengths), self._tenants[stays])
         return before.tokens[np.repeat(stays, before.lengths)]
 
     def taken(self) -> Tensor:
@@ -135,13 +157,26 @@ class Sheet:
         return x
 
 
-NOBODY = np.empty(0, dtype=np.int64)
+@dataclass
+class StagedBatch:
+    texts: list[Text]
+    forest: Forest
+    sheets: list[Sheet]
+    arrived: Mapping[Slots, list[Mark]]  # the marks of its sheets' parts
+    held: list[tuple[Slots, int]]
+    brought: int = 0  # adapters and heads that had to be copied
+    ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
+    number: int = 0  # of the batch, once it has started
+    started_ns: int = 0
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
+    gone: set[int] = field(default_factory=set[int])  # the indexes of texts that are answered, or soon will be
+    computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
 
+    @property
+    def left(self) -> list[Text]:
+        """The texts that are still to be answered."""
+        return [text for index, text in enumerate(self.texts) if index not in self.gone]
 
-def lay(laying: Laying, texts: Sequence[Text], owners: Array, weights: Weights, places: Places | None = None) -> list[Sheet]:
-    """Returns sheets of the texts of a batch. `owners` are the numbers of their weights."""
-    lengths = np.array([len(text.addresses) for text in texts])
-    arrangements = [end_to_end(lengths, owners)] if laying.packing is None else laying.packing.lay(lengths, places)
-    if laying.few_sizes:
-        arrangements = [one.rounded_up() for one in arrangements]
-    return [Sheet(laying, one, texts, weights.some(owners[one.texts])) for one in arrangements]
+    @property
+    def tokens(self) -> int:
+        return sum([len(sheet.addresses) for sheet in self.sheets])

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from weakref import ref
 
 import numpy as np
 import torch
 
-from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
-from hplm.adapters.layout import EXIT, Layout
-from hplm.adapters.parts import Homes, Placed
-from hplm.adapters.record import Record
+from hplm.adapters.layout import Layout
+from hplm.adapters.parts import Placed
 from hplm.adapters.slots import Slots
+from hplm.arrays import Array, together
 from hplm.engine.backbone import Backbone
-from hplm.engine.packing import Packing
+from hplm.engine.packing import Arrangement, end_to_end
 from hplm.engine.request import Text
-from hplm.engine.sheets import Laying, Sheet, Weights, lay
-from hplm.engine.staged import StagedBatch
-from hplm.engine.stages import Stage
+from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.model import faults
 from hplm.model.prepacked import with_rows
@@ -40,45 +35,16 @@ log = logging.getLogger(__name__)
 NO_SLOTS = "the device has no memory for slots of another layout: give it fewer with the parameter slots"
 
 
-@dataclass(frozen=True)
-class StagingSettings:
-    slots: int  # of each layout
-    device: torch.device  # where batches enter
-    dtype: torch.dtype
-    resident_rows: int = 0  # of each table, on the device
-    packing: Packing | None = None  # None: texts end to end
-    few_sizes: bool = False  # of batches (`Sheets`)
-    stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
-
-    def devices_of(self, layout: Layout) -> list[torch.device]:
-        """Returns the device of each layer of a layout's records, if there are stages.
-
-        Exits are where the layers behind them are. The last stage has heads.
-        """
-        by_layer = [stage.device for stage in self.stages for _ in range(stage.first, stage.last + 1)]
-        return by_layer if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
-
-
 class Stager:
     def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
         self._backbone = backbone
         self._settings = settings
-        self._laying = Laying(
-            settings.packing,
-            backbone.config.heads,
-            backbone.config.positions,
-            settings.dtype,
-            [stage.device for stage in settings.stages] or [settings.device],
-            settings.few_sizes,
-        )
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
-        self._without_room: set[Layout] = set()
-        self._pinned: Counter[Slots] = Counter()
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
-        for bank in backbone.view.banks.values():
-            self._slots_for(bank.layout)
+        for layout in backbone.layouts:
+            self._slots_for(layout)
 
     def stage(
         self,
@@ -92,86 +58,95 @@ class Stager:
         """
         if self._view() is not self._backbone.view:
             self._give_room_back()
-        start, missed = time.monotonic_ns(), self._misses()
-        with self._copies.under_way():
-            batch = self._prepare(texts, broken, places)
-        if batch is not None:
-            batch.stages["prepare"] = start, time.monotonic_ns()
-            batch.brought = self._misses() - missed
-            try:
-                self.swap(batch)  # first, because its copies run in the background
-                self.retrieve(batch)
-            except BaseException:
-                self.release(batch.held)
-                raise
-        return batch
-
-    def swap(self, batch: StagedBatch) -> None:
-        """Starts to copy adapters and heads into slots."""
-        with batch.timed("swap"):
-            for layout, marks in batch.arrived.items():
-                marks += self._slots[layout].fill()
-
-    def retrieve(self, batch: StagedBatch) -> None:
-        """Gathers the vectors of all tokens."""
-        with batch.timed("retrieve"), self._copies.under_way():
-            for sheet in batch.sheets:
-                self._retrieve(batch.forest, sheet)
-            batch.ready = self._copies.mark()
-
-    def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
-        sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
-        if sheet.scattered is not None:
-            sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.scattered, sums)
-        elif len(sums) < sheet.rows:
-            sums = with_rows(sums, sheet.rows)
-        sheet.sums = sums
-
-    def _prepare(
-        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None
-    ) -> StagedBatch | None:
-        """Assigns slots, places and indexes. Adapters and vectors follow later."""
+        start = time.monotonic_ns()
         held: list[tuple[Slots, int]] = []
-        pinned: dict[TenantWeights, int | HplmError] = {}  # the number of each tenant's weights, or why they cannot be used
-        placed: list[list[Placed | None]] = []  # by this number: where the weights are
-        kept: list[int] = []
-        owners: list[int] = []
         try:
-            forest = self._backbone.view.forest
-            for number in self._readable(forest, texts, broken):
-                text = texts[number]
-                owner = pinned.get(text.slot_key)
-                if owner is None:
-                    owner = pinned[text.slot_key] = self._pin(text, placed, held)
-                if isinstance(owner, HplmError):
-                    broken(text, owner)
-                    continue
-                kept.append(number)
-                owners.append(owner)
-            if not kept:
+            with self._copies.under_way():
+                batch = self._prepare(texts, broken, places, held)
+            if batch is None:
                 self.release(held)
                 return None
-            staged = [texts[number] for number in kept]
-            for own, count in zip(placed, np.bincount(owners).tolist(), strict=True):
-                for layout, _ in filter(None, own):
-                    self._slots[layout].hits += count - 1  # further texts of a tenant find its weights there
-            slots = {layout: self._slots[layout] for own in placed for layout, _ in filter(None, own)}
-            arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
-            weights = Weights(*map(Homes.of, zip(*placed, strict=True)), slots=slots, arrived=arrived)
-            sheets = lay(self._laying, staged, np.array(owners), weights, places and places.of(kept))
-            return StagedBatch(staged, forest, sheets, arrived, held)
+            batch.stages["prepare"] = start, time.monotonic_ns()
+            self.swap(batch)  # first, because its copies run in the background
+            self.retrieve(batch)
+            return batch
         except BaseException:
             self.release(held)
             raise
 
+    def swap(self, batch: StagedBatch) -> None:
+        """Starts to copy adapters and heads into slots."""
+        start = time.monotonic_ns()
+        for slots, marks in batch.arrived.items():
+            batch.brought += slots.awaited
+            marks += slots.fill()
+        batch.stages["swap"] = start, time.monotonic_ns()
+
+    def retrieve(self, batch: StagedBatch) -> None:
+        """Gathers the vectors of all tokens."""
+        start = time.monotonic_ns()
+        with self._copies.under_way():
+            for sheet in batch.sheets:
+                sums = self._gatherer.sums(batch.forest, sheet.addresses, sheet.lengths)
+                if sheet.scattered is not None:
+                    sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.scattered, sums)
+                elif len(sheet.addresses) < sheet.rows:
+                    sums = with_rows(sums, sheet.rows)
+                sheet.sums = sums
+            batch.ready = self._copies.mark()
+        batch.stages["retrieve"] = start, time.monotonic_ns()
+
+    def _prepare(
+        self,
+        texts: Sequence[Text],
+        broken: Callable[[Text, HplmError], None],
+        places: Places | None,
+        held: list[tuple[Slots, int]],
+    ) -> StagedBatch | None:
+        """Assigns slots, places and indexes. Adapters and vectors follow later."""
+        pinned: dict[TenantWeights, int | HplmError] = {}  # of each tenant's weights, or why they cannot be used
+        placed: list[list[Placed | None]] = []  # by this number: where the weights are
+        kept: list[int] = []
+        tenants: list[int] = []
+        forest = self._backbone.view.forest
+        for number in self._readable(forest, texts, broken):
+            text = texts[number]
+            tenant = pinned.get(text.slot_key)
+            if tenant is None:
+                tenant = pinned[text.slot_key] = self._pin(text, placed, held)
+            if isinstance(tenant, HplmError):
+                broken(text, tenant)
+                continue
+            kept.append(number)
+            tenants.append(tenant)
+        if not kept:
+            return None
+        for own, count in zip(placed, np.bincount(tenants).tolist(), strict=True):
+            for slots, _ in filter(None, own):
+                slots.hits += count - 1  # further texts of a tenant find its weights there
+        staged, numbers = [texts[number] for number in kept], np.array(tenants)
+        arrived: dict[Slots, list[Mark]] = {slots: [] for slots, _ in held}
+        own = self._settings, self._backbone.config
+        arrangements = self._arranged(staged, numbers, places and places.of(kept))
+        sheets = [Sheet(*own, one, staged, numbers, placed, arrived) for one in arrangements]
+        return StagedBatch(staged, forest, sheets, arrived, held)
+
+    def _arranged(self, texts: Sequence[Text], tenants: Array, places: Places | None) -> list[Arrangement]:
+        lengths, packing = np.array([len(text.addresses) for text in texts]), self._settings.packing
+        arrangements = [end_to_end(lengths, tenants)] if packing is None else packing.lay(lengths, places)
+        return [one.rounded_up() for one in arrangements] if self._settings.few_sizes else arrangements
+
     def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
         """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""
+        own: list[Placed | None] = []
         try:
-            of = text.slot_key
-            own = [
-                self._hold(self._bank(text, record), record, held) if record is not None else None
-                for record in (of.head, of.adapter, of.exits)
-            ]
+            for record in (text.slot_key.head, text.slot_key.adapter, text.slot_key.exits):
+                if record is None:
+                    own.append(None)
+                    continue
+                slots = self._slots_for(Layout.of(record.layout))
+                held.append((slots, slots.hold(record, self._backbone.records)))
+                own.append(held[-1])
         except HplmError as error:
             return error
         except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
@@ -184,9 +159,6 @@ class Stager:
         """Returns the slots by layout. Other threads may only read them."""
         return dict(self._slots)
 
-    def _misses(self) -> int:
-        return sum(slots.misses for slots in self._slots.values())
-
     @property
     def device_bytes(self) -> int:
         """The device memory of all slots, used or not."""
@@ -196,11 +168,10 @@ class Stager:
         while held:
             slots, slot = held.pop()
             slots.release(slot)
-            self._pinned[slots] -= 1
 
     def _readable(self, forest: Forest, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> Sequence[int]:
         """Reads the rows of the texts into memory. Returns the indexes of the texts whose rows match their checksums."""
-        bad = self._gatherer.broken(forest, np.concatenate([text.addresses for text in texts]))
+        bad = self._gatherer.broken(forest, together([text.addresses for text in texts]))
         if not len(bad):
             return range(len(texts))
         kept: list[int] = []
@@ -213,42 +184,27 @@ class Stager:
                 kept.append(number)
         return kept
 
-    def _bank(self, text: Text, record: Record) -> Bank:
-        """Returns the bank of a record, or raises with the reason why it cannot be opened."""
-        return text.request.view.banks.get(record.bank) or self._backbone.bank(record.bank)
-
-    def _hold(self, bank: Bank, record: Record, held: list[tuple[Slots, int]]) -> Placed:
-        slots = self._slots_for(bank.layout)
-        slot = slots.hold(record, bank)
-        held.append((slots, slot))
-        self._pinned[slots] += 1
-        return bank.layout, slot
-
     def _slots_for(self, layout: Layout) -> Slots:
-        if layout not in self._slots or layout in self._without_room:
-            self._allot(layout, self._settings.slots)
-            self._without_room.discard(layout)
-        return self._slots[layout]
+        slots = self._slots.get(layout)
+        return slots if slots is not None and slots.count else self._allot(layout, self._settings.slots)
 
     def _give_room_back(self) -> None:
-        """Frees the slots of layouts that no bank has any more. Pinned slots are freed with a later batch."""
-        view, needed = self._backbone.view, self._backbone.layouts
-        unneeded = self._slots.keys() - needed - self._without_room
-        free = [layout for layout in unneeded if not self._pinned[self._slots[layout]]]
-        if free and self._settings.device.type == "cuda":
-            for device in {self._settings.device, *(stage.device for stage in self._settings.stages)}:
+        """Frees the slots of layouts that no tenant has any more. Pinned slots are freed with a later batch."""
+        view, needed, settings = self._backbone.view, self._backbone.layouts, self._settings
+        unneeded = [slots for layout, slots in self._slots.items() if layout not in needed and slots.count]
+        free = [slots for slots in unneeded if not slots.pinned]
+        if free and settings.device.type == "cuda":
+            for device in {settings.device, *settings.devices}:
                 torch.cuda.synchronize(device)  # copies of a failed batch may still be running
-        for layout in free:
-            del self._pinned[self._slots[layout]]
-            self._allot(layout, 0)
-            self._without_room.add(layout)
+        for slots in free:
+            self._allot(slots.layout, 0)
         if len(free) == len(unneeded):
             self._view = ref(view)
 
-    def _allot(self, layout: Layout, count: int) -> None:
-        before = self._slots.get(layout)
-        settings = self._settings
-        slots = Slots(layout, count, settings.device, layout.computed_in(settings.dtype), settings.devices_of(layout))
+    def _allot(self, layout: Layout, count: int) -> Slots:
+        before, settings = self._slots.get(layout), self._settings
+        devices = settings.devices_of(layout)
+        slots = self._slots[layout] = Slots(layout, count, settings.device, layout.computed_in(settings.dtype), devices)
         if before is not None:
             slots.hits, slots.misses = before.hits, before.misses
-        self._slots[layout] = slots
+        return slots

@@ -1,18 +1,18 @@
 """A served backbone: its export under `model_repository/<backbone>/1`, and later changes from its state.
 
-Both models read it through a view: one snapshot with its tables and banks, which never change. A new generation is a new view.
+Both models read it through a view: one snapshot with its tables, which never change. A new generation is a new view.
 A request ends on the view that it started on.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 from hplm.errors import Broken, Draining
@@ -20,6 +20,10 @@ from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
+from hplm.registry import lease
+from hplm.registry.store import Place, Remote, local, not_begun, opened
+from hplm.tenants.mirror import SECONDS_BETWEEN_LOOKS as SECONDS_BETWEEN_COPIES
+from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import (
     EXPORTED_CONFIG,
@@ -32,9 +36,6 @@ from hplm.tenants.state import (
     may_not_write,
 )
 
-if TYPE_CHECKING:
-    from hplm.adapters.bank import Bank
-
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # the most generations that tickets between the two models may name
 LONGEST_PAUSE = 10.0  # seconds between two tries to open what could not be opened
@@ -45,7 +46,6 @@ KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are
 class View:
     snapshot: Snapshot
     forest: Forest
-    banks: Mapping[str, Bank]  # by the name in records; open, so that they can be read after their files are removed
 
 
 class Views:
@@ -56,11 +56,16 @@ class Views:
     TENANTS = EXPORTED_TENANTS
     TABLES = EXPORTED_TABLES
 
-    def __init__(self, folder: Path, state: Path | None = None, prepare: Callable[[Table], object] = lambda _: None) -> None:
-        """`state` has a folder for each backbone. `prepare` opens the needed parts of a table before the first request."""
+    def __init__(self, folder: Path, state: Place | None = None, prepare: Callable[[Table], object] = lambda _: None) -> None:
+        """`state` has a registry for each backbone. `prepare` opens the needed parts of a table before the first request."""
         self.folder = folder
         self.config = BackboneConfig.load(folder / self.CONFIG)
-        self.state = State(state / self.config.name) if state is not None else None
+        self.state = State(local(state) / self.config.name) if state is not None else None
+        self.mirror: Mirror | None = None  # of a bucket
+        if isinstance(state, Remote) and self.state is not None:
+            self.mirror = Mirror(folder, opened(state / self.config.name), self.state)
+            self.mirror.begin()
+        self._seen_at, self._lease_s = 0.0, math.inf
         self._prepare = prepare
         self._lock = threading.Lock()
         self._seen: WeakSet[View] = WeakSet()  # views of requests in flight, and the remembered ones
@@ -119,13 +124,33 @@ class Views:
         raise Draining("the served tenants or tables changed while the request was on its way: send it again")
 
     def _known(self, generation: int) -> View | None:
-        return next((view for view in reversed(self._remembered) if view.snapshot.generation == generation), None)
+        for view in reversed(self._remembered):
+            if view.snapshot.generation == generation:
+                return view
+        return None
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)
 
+    @property
+    def age(self) -> float:
+        """The seconds since the registry was seen. Without one: 0."""
+        return lease.boot_time() - self._seen_at if self.state is not None else 0.0
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a key may be valid here that was revoked long ago."""
+        return self.state is not None and self.age > self._lease_s
+
     def _current(self) -> int:
-        return self.state.current() if self.state is not None else 0
+        if self.state is None:
+            return 0
+        asked, pointer = lease.boot_time(), self.state.pointer()
+        if pointer is None:
+            raise not_begun(self.state.folder)
+        self._lease_s = pointer.lease_s
+        self._seen_at = asked if self.mirror is None else lease.load(self.state.seen)
+        return pointer.generation
 
     def _snapshot(self, generation: int) -> Snapshot:
         if self.state is None or not generation:
@@ -151,23 +176,19 @@ class Views:
         said = set(map(str, before.forest.failures())) if before else set[str]()
         for failure in set(map(str, forest.failures())) - said:
             log.error("%s", failure)
-        view = View(snapshot, forest, self._banks(snapshot, before))
+        view = View(snapshot, forest)
         self._seen.add(view)
         self._used[view] = time.monotonic()
         by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
         self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
 
     def _forget(self) -> None:
-        """Forgets old views and closes their tables and banks, so that deleted files leave the disk."""
+        """Forgets old views and closes their tables, so that deleted files leave the disk."""
         since = time.monotonic() - KEPT_SECONDS
         kept = [view for view in self._remembered if view is self.view or self._used[view] > since]
         if len(kept) < len(self._remembered):
             self._remembered = kept
             self._take(self.view.snapshot)
-
-    def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
-        """Returns no banks, because lookup reads no records. `Backbone` opens them."""
-        return {}
 
 
 class Watch:
@@ -182,6 +203,8 @@ class Watch:
         self._stop = threading.Event()
         self._reader = Reader(views.state) if views.state is not None else None
         self._threads = [threading.Thread(target=self._take, name="watch", daemon=True)]
+        if views.mirror is not None:
+            self._threads.append(threading.Thread(target=self._copy, args=(views.mirror,), name="mirror", daemon=True))
         if self._reader is not None:
             self._threads.append(threading.Thread(target=self._tell, args=(self._reader,), name="heartbeat", daemon=True))
         for thread in self._threads:
@@ -193,6 +216,22 @@ class Watch:
             thread.join()
         if self._reader is not None:
             self._reader.close()
+        if self._views.mirror is not None:
+            self._views.mirror.close()
+
+    def _copy(self, mirror: Mirror) -> None:
+        """Looks at the bucket. What is not here yet is served as it was, as long as the lease says."""
+        said = ""
+        while not self._stop.wait(SECONDS_BETWEEN_COPIES):
+            try:
+                mirror.look()
+                if said:
+                    log.info("the registry is seen again")
+                said = ""
+            except Exception as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.error("cannot copy the newest generation: %s", error)
 
     def _take(self) -> None:
         said = ""

@@ -16,8 +16,7 @@ from hplm.generation.cache import CUDA_BLOCK, Cache, Room, places_of
 from hplm.generation.kernel import fits, kernel
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
 CUDA_DTYPES = (torch.bfloat16, torch.float16)
@@ -58,13 +57,13 @@ class CachedAttention:
         self._kv_heads = config.key_width // config.head_size
         self._group = config.heads // self._kv_heads
         rooms, before, counts = _columns(chunks)
-        self._places = sent(tensor_of(places_of(rooms, before, counts)), cache.device)
+        self._places = sent(places_of(rooms, before, counts), cache.device)
         lengths = before + counts
         self._gathered: Tensor | None = None  # the places of all keys that the step sees
         if all(len(room.starts) == 1 for room in rooms):
             starts = np.array([room.starts[0] for room in rooms], dtype=np.int64)
         else:
-            self._gathered = sent(tensor_of(places_of(rooms, np.zeros_like(before), lengths)), cache.device)
+            self._gathered = sent(places_of(rooms, np.zeros_like(before), lengths), cache.device)
             starts = np.cumsum(lengths) - lengths
         singles = int((counts == 1).sum()) if compiled and fits(cache.device, cache.dtype, self._head) else 0
         assert (counts[:singles] == 1).all()  # they come first
@@ -116,7 +115,7 @@ class BlockAttention:
         self._head = config.head_size
         rooms, before, counts = _columns(chunks)
         lengths = before + counts
-        self._places = sent(tensor_of(places_of(rooms, before, counts)), cache.device)
+        self._places = sent(places_of(rooms, before, counts), cache.device)
         most = max(len(room.starts) for room in rooms)
         table = np.zeros((len(rooms), most), dtype=np.int32)
         for row, room in zip(table, rooms, strict=True):
@@ -144,7 +143,7 @@ class BlockAttention:
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 
     def _sent(self, numbers: Array) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int32)), self._cache.device)
+        return sent(numbers.astype(np.int32), self._cache.device)
 
 
 def _columns(chunks: Sequence[Chunk]) -> tuple[list[Room], Array, Array]:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.generation.sampling import Sampling
-from hplm.model.sending import sent
-from hplm.model.tensors import array_of, tensor_of
+from hplm.model.tensors import array_of, sent, tensor_of
 
 CANDIDATES = 256  # the likeliest tokens, which nearly always hold all that `top_p` allows
 NO_IDS = np.empty(0, dtype=np.int64)
@@ -91,13 +90,13 @@ def _penalise(own: Tensor, wish: Wish) -> None:
     """Repetition counts the prompt too; presence and frequency count the answer only."""
     sampling = wish.sampling
     if sampling.repetition_penalty != 1:
-        seen = sent(tensor_of(np.unique(wish.ids)), own.device)
+        seen = sent(np.unique(wish.ids), own.device)
         before = own[seen]
         own[seen] = torch.where(before > 0, before / sampling.repetition_penalty, before * sampling.repetition_penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
         said, counts = np.unique(wish.ids[wish.prompt :], return_counts=True)
         less = sampling.presence_penalty + sampling.frequency_penalty * counts
-        own[sent(tensor_of(said), own.device)] -= sent(tensor_of(less).to(own.dtype), own.device)
+        own[sent(said, own.device)] -= sent(tensor_of(less).to(own.dtype), own.device)
 
 
 def _draw(logits: Tensor, best: Tensor, wishes: Sequence[Wish]) -> Tensor:
@@ -126,7 +125,7 @@ def _draw(logits: Tensor, best: Tensor, wishes: Sequence[Wish]) -> Tensor:
     numbers = uniform(
         np.array([wish.seed for wish in wishes], dtype=np.uint64), np.array([wish.place for wish in wishes], dtype=np.uint64)
     )
-    picked = torch.searchsorted(until, total * sent(tensor_of(numbers), logits.device)[:, None], right=True)
+    picked = torch.searchsorted(until, total * sent(numbers, logits.device)[:, None], right=True)
     return torch.minimum(picked, torch.searchsorted(until, total))[:, 0]  # rounding must not lead beyond the last token
 
 

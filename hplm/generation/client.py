@@ -11,6 +11,7 @@ from hplm.engine.channel import Cancel
 from hplm.engine.client import EngineClient, Failure, Pending
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
+from hplm.registry.store import Place
 from hplm.request.answers import Reply
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class PendingPrompt(Pending):
 class DecoderClient(EngineClient[PendingPrompt]):
     """Parts of an answer stay in order: the thread that receives sends them, or another one while that one has more to do."""
 
-    def __init__(self, folder: Path, parameters: Mapping[str, str], state: Path | None, meter: Meter) -> None:
+    def __init__(self, folder: Path, parameters: Mapping[str, str], state: Place | None, meter: Meter) -> None:
         self._handed_over = self._sent = 0  # parts that the other thread got, and those that it has sent
         super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1)
 

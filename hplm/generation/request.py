@@ -12,8 +12,6 @@ from math import ceil
 
 import numpy as np
 
-from hplm.adapters.bank import Bank
-from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
@@ -39,8 +37,8 @@ class Source:
     uid: int
     version: int
     chain: Chain
-    adapter: tuple[Record, Bank] | None = None
-    keeps: object = None  # keeps tables and banks open until the last answer has ended
+    adapter: Record | None = None
+    keeps: object = None  # keeps tables open until the last answer has ended
 
     @cached_property
     def key(self) -> Hashable:
@@ -165,7 +163,7 @@ class Sequence:
         self.room: Room | None = None  # of its keys and values
         self.token_ns = 0  # when its newest token came
         self.computed = 0  # tokens whose keys and values are in the room
-        self.adapter: tuple[Layout, int] | None = None  # its layout and slot
+        self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
         self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet
         # As the line sees it:
@@ -176,7 +174,7 @@ class Sequence:
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.start_by_ns
         self.priority = request.priority
-        self.slot_key: Hashable = request.source.adapter and request.source.adapter[0]
+        self.slot_key: Hashable = request.source.adapter
         self.tenant = request.source.uid
         self.backbone = 0  # a decoder has a line of its own
 

@@ -17,7 +17,6 @@ import torch
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import Apart
-from hplm.engine.copied import measure_copy
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.views import View
 from hplm.errors import HplmError, InvalidInput
@@ -88,6 +87,7 @@ class Service:
             config,
             lambda: backbone.view.forest,
             lambda: backbone.layouts,
+            backbone.records,
             cache,
             settings.max_sequences,  # each running sequence holds one slot of a layout at most
             settings.device,
@@ -119,7 +119,7 @@ class Service:
             ids = opened(view.snapshot, asked.parameters, now)
             put(Reply([(number, 1)], {"text_output": strings([json.dumps(ids).encode()])}, end=NAMES))
             return
-        tenant = admit(view.snapshot, asked.parameters, now)
+        tenant = admit(view.snapshot, asked.parameters, now, self._backbone.is_stale)
         if tenant.id in self._quarantined:
             raise refusal(tenant.id)
         asked_number(asked.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
@@ -247,7 +247,8 @@ class Service:
         if adapters != self._adapters:
             self._adapters = adapters
             meter.set_only(names.ADAPTERS_INFO, time.time(), str(running.seats), *adapters)
-        measure_copy(meter, self._backbone.state, time.time())
+        if self._backbone.state is not None:
+            meter.set(names.REGISTRY_AGE_SECONDS, self._backbone.age)
         meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
 
@@ -278,7 +279,4 @@ class Service:
 
     def _source(self, view: View, tenant: Tenant) -> Source:
         chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
-        adapter = None
-        if (record := tenant.adapter) is not None:
-            adapter = record, view.banks.get(record.bank) or self._backbone.bank(record.bank)
-        return Source(tenant.id, tenant.uid, tenant.version, chain, adapter, keeps=view)
+        return Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view)

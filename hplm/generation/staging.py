@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Homes, Part, parts_of
+from hplm.adapters.parts import Part, parts_of
 from hplm.adapters.record import Record
+from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import Broken, HplmError
@@ -24,8 +25,7 @@ from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 from hplm.plot.forest import Chain, Forest
 from hplm.plot.gathering import Gatherer
 
@@ -51,6 +51,7 @@ class Stager:
         config: BackboneConfig,
         forest: Callable[[], Forest],
         layouts: Callable[[], Set[Layout]],
+        records: Records,
         cache: Cache,
         slots: int,
         device: torch.device,
@@ -64,12 +65,13 @@ class Stager:
         self._config = config
         self._forest = forest
         self._layouts = layouts
+        self._records = records
         self._cache = cache
         self._count = slots
         self._device, self._dtype = device, dtype
         self._gatherer = Gatherer(device, dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._arrived: dict[Layout, list[Mark]] = {}  # of the last copies of each layout
+        self._arrived: dict[Slots, list[Mark]] = {}  # of the last copies of each layout
         self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
         self._tenants: dict[Record, str] = {}  # whose records are in slots
 
@@ -84,19 +86,18 @@ class Stager:
 
     def hold(self, sequence: Sequence) -> None:
         """Gives the sequence's adapter a slot until `release`. Raises if its record is broken."""
-        if sequence.request.source.adapter is None:
+        record = sequence.request.source.adapter
+        if record is None:
             return
-        record, bank = sequence.request.source.adapter
-        slots = self._slots.get(bank.layout)
+        layout = Layout.of(record.layout)
+        slots = self._slots.get(layout)
         if slots is None:
             self._give_room_back()
-            slots = self._slots[bank.layout] = Slots(
-                bank.layout, self._count, self._device, bank.layout.computed_in(self._dtype)
-            )
+            slots = self._slots[layout] = Slots(layout, self._count, self._device, layout.computed_in(self._dtype))
         misses = slots.misses
-        sequence.adapter = bank.layout, slots.hold(record, bank)
+        sequence.adapter = slots, slots.hold(record, self._records)
         if slots.misses > misses:
-            self._awaited.add(bank.layout)
+            self._awaited.add(layout)
             held = {record for slots in self._slots.values() for record in slots.records}
             self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
         self._tenants[record] = sequence.request.source.tenant
@@ -105,14 +106,13 @@ class Stager:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
         for layout in self._slots.keys() - self._layouts():
             if not self._slots[layout].pinned:
-                del self._slots[layout]
-                self._arrived.pop(layout, None)
+                self._arrived.pop(self._slots.pop(layout), None)
                 self._awaited.discard(layout)
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
-            layout, slot = sequence.adapter
-            self._slots[layout].release(slot)
+            slots, slot = sequence.adapter
+            slots.release(slot)
             sequence.adapter = None
 
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None:
@@ -124,22 +124,22 @@ class Stager:
         if not planned:
             return None
         for layout in list(self._awaited):
-            self._arrived[layout] = self._slots[layout].fill()
+            self._arrived[self._slots[layout]] = self._slots[layout].fill()
             self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         ends = np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
-        homes = Homes.of([one.sequence.adapter for one in planned])
-        placed = self._slots, self._arrived, self._device, self._dtype
+        slots = [one.sequence.adapter for one in planned]
+        placed = self._arrived, self._device, self._dtype
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
             attend=attention_over(self._config, self._cache, [one.chunk for one in planned], seeded),
-            adapters=parts_of(homes, counts, *placed),
-            last_adapters=parts_of(homes, completes.astype(np.int64), *placed),
+            adapters=parts_of(slots, counts.tolist(), *placed),
+            last_adapters=parts_of(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),
         )
 
@@ -181,7 +181,7 @@ class Stager:
         return kept, np.array([address for one in kept for address in rows(one)], dtype=np.int64)
 
     def _sent(self, numbers: Array) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int64)), self._device)
+        return sent(numbers.astype(np.int64), self._device)
 
 
 def _place(one: Planned) -> tuple[bool, int]:

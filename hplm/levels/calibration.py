@@ -21,8 +21,7 @@ from hplm.arrays import Array
 from hplm.levels.evidence import Evidence, log_softmax
 
 UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
-TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
-
+KINDS = TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
 
 MOST_SPREAD = 700.0  # exp of more is near the largest float
 
@@ -45,10 +44,11 @@ class Calibration:
             fields[name] = tuple(stored[name])
         fields["weights"] = tuple(tuple(row) for row in stored["weights"])
         calibration = cls(**fields)
-        calibration._check()
+        calibration.check()
         return calibration
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises TypeError if its numbers are not those of its kind."""
         rows, classes = self.weights, len(self.bias)
         numbers = [self.temperature, self.delta, *self.bias, *self.edges, *self.shares, *(one for row in rows for one in row)]
         if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):

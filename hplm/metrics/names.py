@@ -58,12 +58,8 @@ WINDOWS = Metric(
     ("domain", "level"),
 )
 
-# A state that follows another machine's
-COPY_BEHIND_SECONDS = Metric(
-    "hplm_copy_behind_seconds", GAUGE, "Time since the copy of the state was last equal to its source; only of a copy"
-)
-SOURCE_ANSWERS = Metric(
-    "hplm_source_answers", GAUGE, "1 if the source has answered the follower within the last seconds, else 0; only of a copy"
+REGISTRY_AGE_SECONDS = Metric(
+    "hplm_registry_age_seconds", GAUGE, "Time since the registry of tenants was last seen; only with --state"
 )
 
 # Restarts
@@ -190,7 +186,7 @@ OF_DECODERS = {
     *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
 }
 OF_ENGINES = {ENGINE_RESTARTS, LOST_REQUESTS, SUSPECTED_TENANTS, QUARANTINED_TENANTS}  # of encoders and of decoders
-OF_COPIES = {COPY_BEHIND_SECONDS, SOURCE_ANSWERS}
+OF_STATES = {REGISTRY_AGE_SECONDS}
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(
     part for value in globals().values() if isinstance(value, Histogram) for part in value.parts
 )

@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
 from hplm.model.kernel import attending
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 CPU = torch.device("cpu")
 
@@ -42,13 +41,13 @@ class PackedAttention:
         self.causal = causal
         self._compiled = compiled
         self._lengths = np.asarray(lengths, dtype=np.int64)
-        self._bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
-        self._lengths.cumsum(out=self._bounds[1:])
-        self._longest = int(self._lengths.max(initial=0))
+        bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
+        self._lengths.cumsum(out=bounds[1:])
+        self._starts, self._tokens, self._longest = bounds.tobytes(), int(bounds[-1]), max(self._lengths.tolist(), default=0)
         self._scores = int(self._lengths.dot(self._lengths))
         self._ends: Tensor | None = None
         if device.type == "cuda" and len(self.runs) > 1:
-            self._ends = sent(tensor_of(self._bounds.astype(np.int32)), device)
+            self._ends = sent(bounds.astype(np.int32), device)
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
@@ -58,8 +57,9 @@ class PackedAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         compiled = attending(query, query.shape[1] // self.heads, self._longest) if self._compiled else None
         if compiled is not None:
-            assert len(query) == self._bounds[-1]
-            return compiled.attend(query, key, value, self._bounds, self.heads, self.causal, self._scores)
+            assert query.shape[0] == self._tokens
+            texts = len(self._lengths)
+            return compiled.attend(query, key, value, self._starts, texts, self.heads, self.causal, self._scores)
         if len(self.runs) == 1:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads, causal=self.causal)

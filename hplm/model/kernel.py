@@ -7,14 +7,13 @@ rounds by torch, to the same numbers. Tests hold both together.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_char_p, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hplm.arrays import Array
 from hplm.compiled import library, opened, parallel
 
 LIBRARY = library(__file__)
@@ -31,7 +30,7 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "key", "value")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
-        ("starts", c_void_p), ("out", c_void_p),
+        ("starts", c_char_p), ("out", c_void_p),
         *((name, c_int64) for name in ("heads", "group", "head", "causal")),
     )  # fmt: skip
 
@@ -56,22 +55,23 @@ class Kernel:
         threads = torch.get_num_threads() if x.numel() >= WORTH else 1
         self._round(x.data_ptr(), *x.shape, x.stride(0), numbers.data_ptr(), scales.data_ptr(), self._parallel, threads)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, starts: Array, heads: int, causal: bool, scores: int) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, starts: bytes, texts: int, heads: int, causal: bool, scores: int
+    ) -> Tensor:
         """Computes attention inside packed texts: tokens x (heads * head). Keys and values may have fewer heads.
 
         It computes in 32 bits, and returns the type that it was given. `starts`: the first token of each text, and the end of
-        the last one. `scores` are those of one head, of all texts.
+        the last one, as int64. `scores` are those of one head, of all texts.
         """
-        dtype = query.dtype
-        query, key, value = (x.float() if x.stride(1) == 1 else x.float().contiguous() for x in (query, key, value))
-        head = query.shape[1] // heads
+        dtype, head = query.dtype, query.shape[1] // heads
+        query, key, value = [x.float() if x.stride(1) == 1 else x.float().contiguous() for x in (query, key, value)]
         out = query.new_empty(query.shape)
         attention = _Attention(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), query.stride(0), key.stride(0), value.stride(0),
-            starts.ctypes.data, out.data_ptr(), heads, query.shape[1] // key.shape[1], head, causal,
+            starts, out.data_ptr(), heads, query.shape[1] // key.shape[1], head, causal,
         )  # fmt: skip
         threads = torch.get_num_threads() if scores * query.shape[1] >= WORTH_ATTENDING else 1
-        self._attend(ctypes.byref(attention), len(starts) - 1, self.instructions, self._parallel, threads)
+        self._attend(ctypes.byref(attention), texts, self.instructions, self._parallel, threads)
         return out.to(dtype)
 
 

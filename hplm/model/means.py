@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from hplm.arrays import Array
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 
 def with_means(x: Tensor, reading: Array, rows_of: Array, starts: Array, lengths: Array) -> Tensor:
@@ -19,10 +18,10 @@ def with_means(x: Tensor, reading: Array, rows_of: Array, starts: Array, lengths
     """
     ends = np.cumsum(lengths)
     tokens = np.arange(int(ends[-1])) + np.repeat(starts - (ends - lengths), lengths)
-    numbers = (sent(tensor_of(own), x.device) for own in (reading, tokens, ends - lengths))
+    numbers = (sent(own, x.device) for own in (reading, tokens, ends - lengths))
     read, every, first = numbers
     # As a table whose rows are summed, tokens take a tenth of the time of `segment_reduce` on a CPU.
     means = embedding_bag(every, x.float(), first, mode="mean")
     if len(reading) > len(lengths):
-        means = means.index_select(0, sent(tensor_of(np.repeat(np.arange(len(lengths)), rows_of)), x.device))
+        means = means.index_select(0, sent(np.repeat(np.arange(len(lengths)), rows_of), x.device))
     return torch.cat((x.index_select(0, read).float(), means), dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,3 +17,14 @@ def array_of(tensor: Tensor) -> Array:
 def tensor_of(array: Array) -> Tensor:
     """Returns an array as a tensor in host memory, without a copy."""
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]: the stub's parameter has no type
+
+
+def sent(given: Array | Tensor, device: torch.device) -> Tensor:
+    """Returns numbers from host memory on the device. For CUDA the copy is only started, in the calling thread's stream.
+
+    From ordinary memory, `to` would make the thread wait for the copy. Torch keeps the pinned memory until the copy is done.
+    """
+    tensor = tensor_of(given) if isinstance(given, np.ndarray) else given
+    if device.type == "cpu":
+        return tensor
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

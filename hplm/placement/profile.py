@@ -1,6 +1,6 @@
 """A profile: the time and the memory that each part of a repository's backbones takes on a machine.
 
-`hplm place profile` measures it (`hplm/engine/profiling.py`).
+`hplm place profile` measures it (`hplm/placement/measuring.py`).
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Branch:
-    """A table's domain and version, which name its folder under `plot/`, and its first address."""
+    """A table's domain and version, and its first address."""
 
     domain: str
     version: int
     base: int
+    unique: str = ""  # a part of its folder's name: no name is used twice; an export has none
 
     @property
     def folder(self) -> str:
-        return f"{self.domain}/{self.version}"
+        """Its folder under `plot/`."""
+        return f"{self.domain}/{self.version}{self.unique}"

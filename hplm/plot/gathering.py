@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
 from hplm.plot.kernel import kernel
@@ -118,8 +117,8 @@ class Gatherer:
             if not len(found):
                 return
             if len(found) <= FEW * len(index):
-                index, tokens = index[found], sent(tensor_of(found), self._device)
-        yield tokens, sent(bags_of(sent(tensor_of(index), where), self._dtype), self._device)
+                index, tokens = index[found], sent(found, self._device)
+        yield tokens, sent(bags_of(sent(index, where), self._dtype), self._device)
 
     def _copied(self, table: Table) -> Tensor:
         try:

@@ -98,7 +98,3 @@ class Search:
 
 def as_int64(numbers: Array) -> Array:
     return np.ascontiguousarray(numbers, dtype=np.int64)
-
-
-def address_of(numbers: Array) -> int:
-    return numbers.ctypes.data

@@ -21,5 +21,5 @@ def check_room(folder: Path, needed: int, what: str, way_out: str) -> None:
 
 
 def bytes_in(*folders: Path) -> int:
-    """Returns the size of all files in these folders, of which some may not exist."""
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    """Returns the size of these files and of all files in these folders. Some may not exist."""
+    return sum(path.stat().st_size for folder in folders for path in (folder, *folder.rglob("*")) if path.is_file())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.options import TABLE_DTYPES
-from hplm.plot.kernel import address_of, as_int64, kernel
+from hplm.plot.kernel import as_int64, kernel
 from hplm.plot.table import Table
 
 HIDDEN_STEP = 16  # as in kernel.c
@@ -57,7 +57,7 @@ class Sums:
         return sums
 
     def _sum(self, addresses: Array, lengths: Array, sums: Tensor) -> int:
-        mine = address_of(addresses), len(addresses), address_of(lengths), len(lengths)
+        mine = addresses.tobytes(), len(addresses), lengths.tobytes(), len(lengths)
         return self._gather(*self._rows, *mine, *self._window, sums.data_ptr(), *self._into)
 
 
@@ -75,8 +75,7 @@ def can_sum(tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> bool:
 
 def _cuts(lengths: Array, tokens: int) -> list[tuple[slice, slice]]:
     """Cuts a large batch between texts into a piece for each thread of torch: its texts, and their tokens. None if small."""
-    count = min(tokens // PIECE, torch.get_num_threads())
-    if count < 2:
+    if tokens < 2 * PIECE or (count := min(tokens // PIECE, torch.get_num_threads())) < 2:
         return []
     ends = np.cumsum(lengths)
     cuts = np.unique(np.searchsorted(ends, np.linspace(0, tokens, count + 1)[1:-1]) + 1)

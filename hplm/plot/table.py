@@ -97,9 +97,15 @@ class TableMeta(TableSpec):
     @classmethod
     def load(cls, path: Path) -> TableMeta:
         try:
-            stored = json.loads(path.read_text("utf-8"))
+            text = path.read_bytes()
         except FileNotFoundError:
             raise InvalidInput(f"{path.parent} contains no table: meta.json is missing") from None
+        return cls.read(text, path)
+
+    @classmethod
+    def read(cls, text: bytes, path: object) -> TableMeta:
+        try:
+            stored = json.loads(text)
         except ValueError as error:
             raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
         try:

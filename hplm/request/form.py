@@ -50,13 +50,14 @@ class Head(NamedTuple):
 class Form:
     """Views of the bytes of a form."""
 
-    __slots__ = ("addresses", "counts", "head", "lengths", "passages", "segments", "spans")
+    __slots__ = ("addresses", "counts", "head", "lengths", "passages", "segments", "spans", "texts", "tokens")
 
     def __init__(self, form: bytes | bytearray) -> None:
         """Raises ValueError if its sizes do not fit together. Ignores bytes behind it."""
         if len(form) < HEAD_BYTES:
             raise ValueError(f"a form of {len(form)} bytes is too short")
         self.head, (tokens, texts, rows, passages), addresses = _read(form)
+        self.tokens, self.texts = tokens, texts
         lengths = addresses + 8 * tokens
         spans = lengths + 8 * texts
         segments = spans + 12 * rows + 4 * passages
@@ -72,14 +73,6 @@ class Form:
         self.spans: Array = np.frombuffer(form, np.int32, 3 * rows, spans).reshape(rows, 3)
         # One for each text, if the tenant's task answers from the pair.
         self.passages = _passages(form, spans + 12 * rows, passages, segments + tokens) if passages else []
-
-    @property
-    def texts(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.addresses)
 
 
 def _passages(form: bytes | bytearray, sizes: int, count: int, start: int) -> list[str]:

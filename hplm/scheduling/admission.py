@@ -38,7 +38,7 @@ class Admission:
         self._others = [other for other in queues if other is not queue]
         self._full: list[float] | None = None  # mean tokens, texts, adapters of batches that left other texts waiting
         self._promised = FIRST_PROMISED  # share of a full batch
-        self._changed: tuple[int, bool] | None = None  # for the next count: the start of the next batch, and `busy`
+        self.must_count = False  # because a batch has left, or another time is expected for the next one
         self._start_ns = 0
         self._first_ns = 0  # a batch time before the next batch is done: its start, if the engine has one stage
         self._batch_ns = 1.0  # from the end of one batch to the end of the next
@@ -56,20 +56,10 @@ class Admission:
             missed = late - MISSED * (on_time + late)
             self._promised = min(1.0, max(LEAST_PROMISED, self._promised - CORRECTION * missed / self._full[1]))
 
-    def recount(self, start_ns: int, busy: bool) -> None:
-        """Lets the next check count again, because a batch has left or another time is expected for the next one, `start_ns`.
-
-        `busy`: a batch is running, and may take longer than predicted. On an idle engine nothing delays the next one.
-        """
-        self._changed = start_ns, busy
-
     def check(self, texts: Sequence[Waiting], predicts: bool, now_ns: int) -> None:
         """Raises if this request and all promised texts cannot be answered in time. Otherwise counts it."""
-        if self._changed is not None:
-            self._count(*self._changed)
-            self._changed = None
-        deadline = min((text.deadline_ns for text in texts if text.deadline_ns), default=0)
-        tokens = sum(text.tokens for text in texts)
+        deadline = min([text.deadline_ns for text in texts if text.deadline_ns], default=0)
+        tokens = sum([text.tokens for text in texts])
         if deadline and predicts and self._queue.known:
             done_ns = self._done_at(texts, tokens, deadline, now_ns)
             if done_ns > deadline:
@@ -81,7 +71,12 @@ class Admission:
         if deadline:
             self._free[self._due_of(deadline) :] -= tokens
 
-    def _count(self, start_ns: int, busy: bool) -> None:
+    def count(self, start_ns: int, busy: bool) -> None:
+        """Counts what waits again. `start_ns`: when the next batch is expected to start.
+
+        `busy`: a batch is running, and may take longer than predicted. On an idle engine nothing delays the next one.
+        """
+        self.must_count = False
         columns, cost = self._queue.columns, self._queue.cost
         self._start_ns = self._first_ns = start_ns + (int(CAUTION * cost.deviation * self._batch_ns) if busy else 0)
         self._waiting = columns.all_tokens
@@ -103,8 +98,8 @@ class Admission:
         start, waiting = max(self._start_ns, now_ns), len(self._queue.columns) + len(texts)
         room = np.inf if self._full is None else self._promised * self._full[0]
         if self._waiting + tokens <= room:  # all that waits is one batch of each backbone
-            others = ((other.cost, other.columns) for other in self._others if len(other.columns))
-            others_ns = sum(cost.predict(columns.all_tokens, len(columns)) for cost, columns in others)
+            others = [(other.cost, other.columns) for other in self._others if len(other.columns)]
+            others_ns = sum([cost.predict(columns.all_tokens, len(columns)) for cost, columns in others])
             return start + self._queue.cost.predict(self._waiting + tokens, waiting) + others_ns
         due = self._due_of(deadline)
         if due and tokens <= self._free[due:].min():

@@ -53,9 +53,7 @@ class CostModel(Cost):
         super().__init__(SHAPE.copy())
         self.deviation = 0.1  # mean, relative
         self.observed = 0
-        self._squares = np.zeros((4, 4))
-        self._products = np.zeros(4)
-        self._took, self._believed = 0.0, 0.0
+        self._moments = np.zeros((5, 5))  # of the terms' numbers for each nanosecond of a batch, and of 1
 
     def by_batch(self) -> Cost:
         """Returns the costs by which one batch follows another: those of the slowest stage."""
@@ -78,7 +76,6 @@ class CostModel(Cost):
             before = self.shares if len(self.shares) == len(shares) else shares
             rate = max(LEARNING_STAGES, 1 / (1 + self.observed))
             self.shares = [old + rate * (new - old) for old, new in zip(before, shares, strict=True)]
-        features = np.array([1, tokens, texts, adapters], float)
         expected = self.predict(tokens, texts, adapters)
         error = abs(took_ns - expected) / expected
         weight = 1.0
@@ -89,19 +86,17 @@ class CostModel(Cost):
             self.deviation = max(self.deviation, 1e-3)
         self.observed += 1
         forget = min(FORGETTING, 1 - 1 / (1 + self.observed))
-        scaled = features / took_ns
-        self._squares = forget * self._squares + weight * (scaled[:, None] * scaled)
-        self._products = forget * self._products + weight * scaled
-        self._took = forget * self._took + weight
-        self._believed = forget * self._believed + weight * float(features.dot(SHAPE)) / took_ns
+        own = np.array([1 / took_ns, tokens / took_ns, texts / took_ns, adapters / took_ns, 1.0])
+        self._moments *= forget
+        self._moments += own[:, None] * (weight * own)
         if self.observed < SETTLED or self.observed % SELDOM == 0:
             self._solve()
 
     def _solve(self) -> None:
-        shape = SHAPE * (self._took / self._believed)
-        squares = self._squares.copy()
-        squares.ravel()[::5] += BELIEF / shape**2  # the diagonal
-        products = self._products + BELIEF / shape
+        products: Array = self._moments[:4, 4]
+        shape = SHAPE * (self._moments[4, 4] / products.dot(SHAPE))
+        squares: Array = self._moments[:4, :4] + np.diag(BELIEF / shape**2)
+        products = products + BELIEF / shape
         terms, kept = np.linalg.solve(squares, products), np.arange(4)
         while min(terms.tolist()) < 0:  # negative terms are dropped; at least one term remains
             kept = kept[terms > 0]

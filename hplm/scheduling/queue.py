@@ -85,7 +85,9 @@ class Queue(Generic[T]):
         if not batch_ns or not self.known:
             return capacity
         tokens = self.cost.tokens_within(batch_ns, self.columns.all_tokens / len(self.columns), self.loaded)
-        return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
+        return (
+            capacity if tokens >= capacity.tokens else replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
+        )
 
     def select(self, start_ns: int, capacity: Capacity, is_idle: bool, among: Array | None = None) -> Selection:
         """Lets the policy choose. `is_idle`: nothing runs, so it must choose something if a text has no deadline.
@@ -115,7 +117,7 @@ class Queue(Generic[T]):
     def batch(
         self, texts: list[T], now_ns: int, alone: bool = False, places: Places | None = None, is_half: bool = False
     ) -> Batch[T]:
-        tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
+        tokens, slot_keys = sum([text.tokens for text in texts]), len({text.slot_key for text in texts})
         expected = self.cost.predict(tokens, len(texts), slot_keys * self.loaded)
         return Batch(texts, self.backbone, tokens, slot_keys, now_ns, expected, alone, places, is_half)
 

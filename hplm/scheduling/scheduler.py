@@ -61,7 +61,7 @@ class Scheduler(Queues[T]):
         self._ended_ns = 0  # when the last batch was finished
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._gone) + sum(len(half.texts) for half in self._halves)
+        return super().__len__() + len(self._gone) + sum([len(half.texts) for half in self._halves])
 
     @property
     def costs(self) -> Sequence[CostModel]:
@@ -77,16 +77,19 @@ class Scheduler(Queues[T]):
     def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
         evicted = super().offer(texts, now_ns)
         if evicted:
-            self._recount(now_ns)
+            self._recount()
         return evicted
 
     def _admit(self, texts: Sequence[T], now_ns: int) -> None:
         if not self._admissions:
             return
+        admission = self._admissions[texts[0].backbone]
+        if admission.must_count:
+            admission.count(self._start_at(now_ns) + self._answering_ns, bool(self._running))
         try:
-            self._admissions[texts[0].backbone].check(texts, self._predicts(now_ns) or self.shares.items > 0, now_ns)
+            admission.check(texts, self._predicts(now_ns) or self.shares.items > 0, now_ns)
         except DeadlineMissed:
-            self._unserved += sum(text.tokens for text in texts)
+            self._unserved += sum([text.tokens for text in texts])
             raise
 
     def choose_at(self, now_ns: int) -> int:
@@ -105,7 +108,7 @@ class Scheduler(Queues[T]):
         if (
             self.choose_at(now_ns) > now_ns
             or len(self._running) >= capacity.in_flight
-            or any(batch.texts[0].tenant in self.alone for batch in self._running)
+            or not self.alone.isdisjoint([batch.texts[0].tenant for batch in self._running])
         ):
             return None
         if self._halves:
@@ -159,16 +162,16 @@ class Scheduler(Queues[T]):
         self.governor.chosen(full, [own.columns for own in self._queues], is_crowd, queue.backbone, now_ns)
         if self._admissions and left_some:
             self._admissions[queue.backbone].chosen(*held)
-        self._recount(now_ns)
+        self._recount()
         return batch
 
     def _waits_a_crowd(self) -> bool:
         """Whether more waits than a batch holds, with what was not served in time since the last choice."""
         columns = [queue.columns for queue in self._queues]
         return (
-            sum(own.all_tokens for own in columns) + self._unserved > self._capacity.tokens
+            sum([own.all_tokens for own in columns]) + self._unserved > self._capacity.tokens
             or self.shares.items > self._capacity.texts
-            or sum(own.slot_keys for own in columns) > self._capacity.tenants
+            or sum([own.slot_keys for own in columns]) > self._capacity.tenants
         )
 
     def started(self, batch: Batch[T], now_ns: int) -> None:
@@ -195,7 +198,7 @@ class Scheduler(Queues[T]):
         if self._admissions:
             batch.judge(batch.texts, now_ns + self._answering_ns)
             self._admissions[batch.backbone].done(batch.on_time, batch.late)
-            self._recount(now_ns)
+            self._recount()
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
         """Forgets a batch that failed or will not run, without learning from it. It has used the engine since its start."""
@@ -203,7 +206,7 @@ class Scheduler(Queues[T]):
             self._running.remove(batch)
             if batch.started_ns is not None:
                 self._queues[batch.backbone].used_ns += now_ns - batch.started_ns
-        self._recount(now_ns)
+        self._recount()
 
     def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
         """Replaces a batch for which the device had no memory by smaller ones, with those of its texts that are `left`.
@@ -229,7 +232,7 @@ class Scheduler(Queues[T]):
         if self._gone:
             return now_ns
         predicts = self._predicts(now_ns)
-        earliest = min(queue.earliest(predicts) for queue in self._queues)
+        earliest = min([queue.earliest(predicts) for queue in self._queues])
         return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
@@ -249,16 +252,15 @@ class Scheduler(Queues[T]):
             self._unserved += sum(text.tokens for text in gone)
             if self._admissions:
                 self._admissions[queue.backbone].done(0, len(gone))
-                self._recount(now_ns)
+                self._recount()
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""
         return bool(self._admissions) and (bool(self._running) or now_ns - self._ended_ns < STALE_NS)
 
-    def _recount(self, now_ns: int) -> None:
-        start_ns = self._start_at(now_ns) + self._answering_ns if self._admissions else 0
+    def _recount(self) -> None:
         for admission in self._admissions:
-            admission.recount(start_ns, bool(self._running))
+            admission.must_count = True
 
     def _free_at(self, now_ns: int) -> float:
         """Returns when the next batch finds the stages of the engine free, each when it gets there.
@@ -266,6 +268,8 @@ class Scheduler(Queues[T]):
         A batch ends after the time through all stages, and after the batch before it by the time of the slowest stage at least.
         The next batch counts as if it were as large as the last one of those that run.
         """
+        if not self._running:
+            return now_ns
         free, ends = float(now_ns), float(self._ended_ns)
         for batch in self._running:
             started = free if batch.started_ns is None else batch.started_ns

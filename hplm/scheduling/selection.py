@@ -64,9 +64,9 @@ class Selection:
         if not len(indexes):
             if must_choose:
                 raise ValueError("nothing was chosen and nothing runs: texts without a deadline would wait for ever")
-        elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= indexes.min() <= indexes.max() < waiting:
+        elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= min(own := indexes.tolist()) <= max(own) < waiting:
             raise ValueError(f"{indexes} are not indexes of the {waiting} waiting texts")
-        elif len(set(indexes.tolist())) < len(indexes):
+        elif len(set(own)) < len(own):
             raise ValueError(f"{indexes} contains a text twice")
         elif self.places is not None:
             self.places.check(len(indexes))

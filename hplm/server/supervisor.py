@@ -55,7 +55,6 @@ class Supervisor:
                 self._restart(_lost(holder))
                 return
         self._server.limit_log()
-        self._server.see_states()
         make_private(self._server.id)  # also those of models that were loaded meanwhile
         self._take_models()
         if not self._models and time.monotonic() - self._since > SILENT_SECONDS:

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
 from hplm.errors import HplmError
+from hplm.registry.store import Place
 from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
@@ -52,8 +52,7 @@ class TritonServer:
         grpc_port: int = 0,
         metrics_port: int = 0,
         log_file: Path | None = None,
-        state: Path | None = None,
-        state_files: Mapping[str, Path] = MappingProxyType({}),
+        state: Place | None = None,
         extra_args: Sequence[str] = (),
         load: Sequence[str] = ("*",),
         start_timeout: float = 300.0,
@@ -65,9 +64,7 @@ class TritonServer:
         self.log_file = Path(log_file).resolve() if log_file else None
         self._keeps_log = log_file is not None
         self._backends = (Path(backends).resolve(),) if backends else find_backends()
-        self._state = Path(state).resolve() if state else None
-        self._state_files = state_files
-        self._states_seen: set[str] = set()
+        self._state = state.resolve() if isinstance(state, Path) else state
         self._extra_args = tuple(extra_args)
         self._load = tuple(load)
         self._start_timeout = start_timeout
@@ -183,10 +180,6 @@ class TritonServer:
         wait_until_idle(self.id, deadline)
         return bool(holding)
 
-    def see_states(self) -> None:
-        """Remembers which states exist: from now on the server is never started again without them."""
-        self._states_seen |= {backbone for backbone, file in self._state_files.items() if file.exists()}
-
     def _launch(self) -> subprocess.Popen[bytes]:
         folder = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -194,8 +187,6 @@ class TritonServer:
         environment = self.installation.environment(folder, os.environ)
         environment |= inherited.environment(self.id, self.restarts)
         environment.pop("HPLM_STATE", None)
-        self.see_states()
-        environment["HPLM_STATE_SEEN"] = ",".join(sorted(self._states_seen))
         if self._state:
             environment["HPLM_STATE"] = str(self._state)
         if self.log_file is None or not self._keeps_log:

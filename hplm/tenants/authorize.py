@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hplm.errors import InvalidInput, NoTenant
+from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.tenants.keys import allows, digest_in, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot, Tenant
 
@@ -13,11 +13,12 @@ UNSEEN = "-"  # what the router writes into that header if it has seen no tenant
 _STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its refusal takes as long
 
 
-def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> Tenant:
+def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_stale: bool = False) -> Tenant:
     """Returns the named tenant if the key is valid. An unknown tenant and a wrong key get the same error in the same time.
 
     Refuses a request whose header names another one: proxies have counted it as a request of that tenant. A tenant that the
-    router has not seen is refused too: its quotas would be granted once at each replica.
+    router has not seen is refused too: its quotas would be granted once at each replica. `is_stale`: the registry was not seen
+    for so long that the key may have been revoked.
     """
     name = parameters.get("tenant")
     headers = [value for key, value in parameters.items() if key.lower() == HEADER]
@@ -31,6 +32,11 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> T
     allowed = is_open or allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)
     if tenant is None or not allowed:
         raise NoTenant
+    if is_stale and tenant.keys:
+        raise Draining(
+            "this server has not seen the registry of its tenants for longer than its lease, so the key may have been revoked: "
+            "send the request to another server, or again when the registry answers"
+        )
     if UNSEEN in headers:
         raise InvalidInput(f"the router has not found the tenant in this request: send its name in the header {HEADER}")
     return tenant

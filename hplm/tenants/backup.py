@@ -1,63 +1,44 @@
-"""Backs up a live state into a folder, and restores it."""
+"""Backs a registry up into a folder, and restores it. Servers and managers go on meanwhile: objects never change."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 from hplm.errors import Broken, InvalidInput
-from hplm.plot.room import bytes_in, check_room
+from hplm.plot.room import bytes_in
+from hplm.registry.folder import Folder, sync
+from hplm.registry.pointer import Pointer, begin
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import needed_banks
-from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import State, sync
+from hplm.tenants.registry import Change, Registry, needed_by, objects_of
+from hplm.tenants.snapshot import Snapshot, files_of
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "backup.json"
+TRIES = 5
 
 
 def back_up(manager: Manager, target: Path) -> dict[str, Any]:
-    """Copies all files that the newest generation needs, while no manager changes the state. Readers and requests go on.
-
-    Tables are by far the largest part and never change, so managers do not wait while they are copied.
-    """
+    """Copies all that the newest generation needs. Returns what it has copied."""
     if target.exists():
         raise InvalidInput(f"{target} exists already: name a new folder")
     writing = target.with_name(f"{target.name}.writing")
-    shutil.rmtree(writing, ignore_errors=True)
-    manager.registry.check_begun()
-    state, copy = manager.state, State(writing)
-    linked: list[str] = []
-    with state.aside() as aside:
-        with manager.registry.frozen() as (snapshot, database):
-            needed = bytes_in(state.banks, *(state.tables / branch.folder for branch in snapshot.branches))
-            check_room(writing, needed, f"the backup of {state.folder}", "name a folder on a larger disk")
-            copy.snapshots.mkdir(parents=True)
-            with sqlite3.connect(copy.registry) as registry:
-                for line in database.iterdump():
-                    if line not in ("BEGIN TRANSACTION;", "COMMIT;"):
-                        registry.execute(line)
-            registry.close()
-            if snapshot.generation:
-                snapshot.save(copy.snapshots / str(snapshot.generation))
-            copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
-            for name in needed_banks(snapshot, database):
-                if state.bank(name).exists():
-                    copy.banks.mkdir(exist_ok=True)
-                    shutil.copyfile(state.bank(name), copy.bank(name))
-            for folder in (branch.folder for branch in snapshot.branches):
-                if (state.tables / folder).is_dir():
-                    if _link(state.tables / folder, aside / folder):
-                        linked.append(folder)
-                    else:
-                        shutil.copytree(state.tables / folder, copy.tables / folder)
-        for folder in linked:
-            shutil.copytree(aside / folder, copy.tables / folder)
-    manifest = {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
+    registry, copy = manager.registry, Folder(writing)
+    registry.check_begun()
+    manifest = None
+    for left in reversed(range(TRIES)):
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        try:
+            manifest = _copy(registry, copy)
+            break
+        except Absent:  # after a change and a minute, the newest generation needs other objects
+            if not left:
+                raise
+    assert manifest is not None
     (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
     _sync_all(writing)
     writing.rename(target)
@@ -65,8 +46,26 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     return manifest
 
 
-def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
-    """Writes a backup into a state that does not exist yet, because readers may follow an existing state."""
+def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
+    pointer = registry.pointer()
+    assert pointer is not None  # it was begun
+    snapshot, store = registry.at(pointer), registry.store
+    objects = objects_of(store, needed_by(snapshot) - {f"{RECORDS}/{file}" for file in files_of(registry.exported.tenants)})
+    if pointer.generation:
+        objects.append(f"{SNAPSHOTS}/{pointer.snapshot}")
+    sizes = {found.name: found.size for folder in (RECORDS, SNAPSHOTS, TABLES) for found in store.names(folder)}
+    copy.expect_room(sum(sizes.get(name, 0) for name in objects), f"the backup of {store}")
+    for name in objects:
+        to = copy.path / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        store.fetch(name, to)
+    kept = {pointer.generation: pointer.snapshot} if pointer.generation else {}
+    copy.swap(Pointer(pointer.generation, pointer.lineage, kept, pointer.lease_s).written(), None)
+    return {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
+
+
+def restore(source: Path, registry: Registry) -> dict[str, Any]:
+    """Publishes a backup as the next generation, or as the first one where the registry is lost."""
     try:
         manifest: dict[str, Any] | list[Any] | None = json.loads((source / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
@@ -78,33 +77,38 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise InvalidInput(
             f"{source} has format {manifest.get('format')!r}, but this version of hplm reads {FORMAT}: "
-            "restore it with the version that wrote it"
+            "bring a backup of an earlier version over into a new state with `hplm begin --from`"
         )
-    if manifest["export"] != exported.export:
+    if manifest["export"] != registry.exported.export:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")
-    if state.folder.exists() and any(state.folder.iterdir()):
-        raise InvalidInput(f"{state.folder} contains a state: stop its servers and move it away, or name another --state")
-    check_room(state.folder, bytes_in(source), f"the backup in {source}", "name a --state on a larger disk")
-    writing = state.folder.with_name(f"{state.folder.name}.writing")
-    shutil.rmtree(writing, ignore_errors=True)
-    shutil.copytree(source, writing, ignore=shutil.ignore_patterns(MANIFEST))
-    if state.folder.exists():
-        state.folder.rmdir()
-    _sync_all(writing)
-    writing.rename(state.folder)
-    sync(state.folder.parent)
-    return manifest
-
-
-def _link(source: Path, target: Path) -> bool:
-    """Links a table's files, so that they stay if another manager removes the table. Returns False if it cannot link them."""
-    target.mkdir(parents=True)
+    kept = Registry(Folder(source), registry.exported)
     try:
-        for file in source.iterdir():
-            os.link(file.resolve(), target / file.name)
-    except OSError:
-        return False
-    return True
+        pointer = Pointer.read((source / CURRENT).read_bytes(), source / CURRENT)
+    except FileNotFoundError:
+        raise Broken(f"{source} has no {CURRENT}: use another backup") from None
+    snapshot = kept.at(pointer)
+    registry.store.expect_room(bytes_in(source), f"the backup in {source}")
+    for name in objects_of(kept.store, needed_by(snapshot)):
+        if (source / name).exists():
+            registry.store.put(name, source / name)
+    begin(registry.store, pointer.lease_s, anew=True)
+    generation = registry.change("restore", lambda change: _restored(change, snapshot))
+    return {**manifest, "generation": generation, "backed_up": manifest["generation"]}
+
+
+def _restored(change: Change, snapshot: Snapshot) -> int:
+    """Puts back what was served, but no uid, address or version that was used since is used again."""
+    ledger = snapshot.ledger
+    used = {tenant_id: change.next_version(tenant_id) - 1 for tenant_id in change.tenants}
+    change.tenants = {tenant.id: tenant for tenant in snapshot.tenants}
+    change.branches = list(snapshot.branches)
+    change.before = {tenant.id: tenant for tenant in ledger.before}
+    change.next_uid = max(change.next_uid, ledger.next_uid)
+    change.next_address = max(change.next_address, ledger.next_address)
+    last = {name: max(used.get(name, 0), ledger.last_versions.get(name, 0)) for name in change.tenants}
+    change.last_versions = {name: version for name, version in last.items() if version > change.tenants[name].version}
+    change.details = {"from_generation": snapshot.generation}
+    return change.generation
 
 
 def _sync_all(folder: Path) -> None:

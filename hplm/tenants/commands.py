@@ -33,7 +33,6 @@ from hplm.tenants.snapshot import LIMITS, NAME
 
 log = logging.getLogger(__name__)
 LARGEST = 256 << 20  # bytes of a tenant's tensors
-READING = ("tenant.list", "tenant.show", "domain.list")  # commands that need no state: the export answers them
 Default = TypeVar("Default")
 
 
@@ -47,7 +46,7 @@ class Commands:
             "tenant.add": lambda given: self._changed(manager.add(_name(given), self._knowledge(given))),
             "tenant.update": lambda given: self._changed(manager.update(_name(given), self._knowledge(given))),
             "tenant.rollback": lambda given: self._changed(manager.roll_back(_name(given))),
-            "tenant.delete": lambda given: self._changed(manager.delete(_name(given)), removes=True),
+            "tenant.delete": lambda given: self._changed(manager.delete(_name(given))),
             "tenant.compact": lambda given: {"bytes": manager.compact()},
             "tenant.limit": self._limit,
             "tenant.key.add": self._add_key,
@@ -55,7 +54,7 @@ class Commands:
             "domain.list": self._domains,
             "domain.add": self._add_domain,
             "domain.rollback": lambda given: self._changed(manager.roll_back_domain(_text(given, "name"))),
-            "domain.delete": lambda given: self._changed(manager.delete_domain(_text(given, "name")), removes=True),
+            "domain.delete": lambda given: self._changed(manager.delete_domain(_text(given, "name"))),
             "log": lambda given: {"changes": manager.registry.audit()},
         }
 
@@ -66,8 +65,7 @@ class Commands:
             raise InvalidInput(f'the command is not JSON ({error}): send JSON such as {{"command": "tenant.list"}}') from None
         if not _is_object(given) or str(given.get("command")) not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
-        if given["command"] not in READING:
-            self._manager.registry.check_begun()
+        self._manager.registry.check_begun()
         return json.dumps(self._known[given["command"]](given))
 
     def _list(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -80,14 +78,14 @@ class Commands:
             raise InvalidInput(f"tenant {name!r} is not served: `tenant.list` lists all tenants")
         return described(tenant)
 
-    def _changed(self, change: Any, removes: bool = False) -> dict[str, Any]:
+    def _changed(self, change: Any) -> dict[str, Any]:
         """Waits until every reader has taken the change, and returns the answer."""
-        return {**asdict(change), "late": self._manager.settle(change.generation, removes)}
+        return {**asdict(change), "late": self._manager.settle(change.generation)}
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
         limits = {name: given[name] for name in (*LIMITS, "homes") if name in given}
         self._manager.limit(_name(given), **limits)
-        return {"tenant": given["id"], **limits, "late": self._manager.settle_now(removes=True)}
+        return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
 
     def _add_key(self, given: dict[str, Any]) -> dict[str, Any]:
         secret, key = self._manager.add_key(_name(given), given.get("days", 0))
@@ -95,8 +93,9 @@ class Commands:
         return {"tenant": given["id"], "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
     def _revoke_key(self, given: dict[str, Any]) -> dict[str, Any]:
-        self._manager.revoke_key(_name(given), _text(given, "key"))
-        return {"tenant": given["id"], "revoked": given["key"], "late": self._manager.settle_now(removes=True)}
+        dead = self._manager.revoke_key(_name(given), _text(given, "key"))
+        late = self._manager.settle_now()
+        return {"tenant": given["id"], "revoked": given["key"], "late": late, "dead_at": round(dead, 3)}
 
     def _domains(self, given: dict[str, Any]) -> dict[str, Any]:
         return {"domains": [{"name": branch.domain, "version": branch.version} for branch in self._manager.current().branches]}
@@ -104,6 +103,8 @@ class Commands:
     def _add_domain(self, given: dict[str, Any]) -> dict[str, Any]:
         """Adds a domain. A table is too large for a request, so it must already be in the state's `inbox/<name>/<version>`."""
         name, version = _text(given, "name"), _whole_number(given, "version", 1)
+        if self._manager.state is None:
+            raise InvalidInput("a state in a bucket has no inbox: run `hplm domain add` where the store is")
         source = self._manager.state.folder / "inbox" / name / str(version)
         if not NAME.fullmatch(name) or not source.is_dir():
             raise InvalidInput(f"table {f'{name}/{version}'!r} is not in {source.parent.parent}: copy its folder there first")

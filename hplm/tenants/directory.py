@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import Pointer
+from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Place, Remote, Store, local, not_begun, opened
 from hplm.tenants.authorize import admit
+from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
 
@@ -17,11 +21,20 @@ log = logging.getLogger(__name__)
 
 
 class Directory:
-    def __init__(self, repository: Path, state: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """The exports are read once, here as in the backbones. `state` is read again for new generations."""
+    def __init__(
+        self,
+        repository: Path,
+        state: Place | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        copied: bool = False,
+    ) -> None:
+        """The exports are read once, here as in the backbones. `state` is read again for new generations.
+
+        `copied`: of a bucket, whether to read the copy that the models of this server keep.
+        """
         self._clock = clock
         self._backbones = {
-            path.parent.parent.name: _Newest(path, state / path.parent.parent.name if state is not None else None)
+            path.parent.parent.name: _Newest(path, _store(path, state, copied))
             for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
         }
         self._looking = threading.Lock()
@@ -81,15 +94,39 @@ class Directory:
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, exported: Path, state: Path | None) -> None:
+    def __init__(self, exported: Path, store: Store | None) -> None:
         self.snapshot = Snapshot.load(exported)
-        self._state = State(state) if state is not None else None
+        self._store = store
+        self._tag: object = None  # of the CURRENT that was read last
         self.refresh()
 
     def refresh(self) -> None:
-        if self._state is None or (generation := self._state.current()) == self.snapshot.generation:
+        if self._store is None:
             return
-        newest = self._state.load(generation)
-        if newest.export != self.snapshot.export:
-            raise Broken(f"{self._state.folder} belongs to another export: serve it with the repository that it was made for")
-        self.snapshot = newest
+        try:
+            found = self._store.current(self._tag)
+        except Absent:
+            raise not_begun(self._store) from None
+        if found is None:
+            return
+        pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
+        if pointer.generation != self.snapshot.generation:
+            name = f"{SNAPSHOTS}/{pointer.snapshot}"
+            newest = Snapshot.read(self._store.get(name), f"{self._store}/{name}", "restore the state")
+            if newest.export != self.snapshot.export:
+                raise Broken(f"{self._store} belongs to another export: serve it with the repository that it was made for")
+            self.snapshot = newest
+        self._tag = found[1]
+
+
+def _store(exported: Path, state: Place | None, copied: bool) -> Store | None:
+    if state is None:
+        return None
+    name = exported.parent.parent.name
+    if not copied or not isinstance(state, Remote):
+        return opened(state / name)
+    folder = local(state) / name
+    mirror = Mirror(exported.parent, opened(state / name), State(folder))
+    mirror.begin()
+    mirror.close()  # the backbone's models go on with it
+    return Folder(folder)

@@ -1,19 +1,23 @@
-"""The knowledge of a tenant before it is written into a bank: domain, task, labels, adapter and head."""
+"""The knowledge of a tenant before it is served: domain, task, labels, adapter and head."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from hplm.adapters.heads import grown, size_for
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
+from hplm.adapters.records import Part
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits
+from hplm.tenants.snapshot import Tenant
 
 Head = tuple[Layout, Mapping[str, Tensor]]
 Adapter = tuple[Layout, Sequence[Mapping[str, Tensor]]]
@@ -41,6 +45,33 @@ class Knowledge:
     version: int = 0  # its version in the store; 0: none
     calibration: Calibration | None = None
     exits: ExitKnowledge | None = None
+
+    def parts(self) -> dict[str, Part]:
+        """Returns what a record file holds. Heads have room for more labels, so that several tenants have alike ones."""
+        heads = {"head": (self.head[0], [self.head[1]])} if self.head is not None else {}
+        heads |= {"exits": (self.exits.layout, self.exits.heads)} if self.exits is not None else {}
+        parts: dict[str, Part] = {"adapter": self.adapter} if self.adapter is not None else {}
+        for name, (layout, layers) in heads.items():
+            size = size_for(layout.size)
+            parts[name] = replace(layout, size=size), [grown(layer, size) for layer in layers]
+        return parts
+
+    def tenant(self, tenant_id: str, uid: int, version: int, records: Mapping[str, Record]) -> Tenant:
+        """Returns the tenant as snapshots hold it. `records`: those of its parts."""
+        return Tenant(
+            id=tenant_id,
+            uid=uid,
+            version=version,
+            domain=self.domain,
+            domain_version=self.domain_version,
+            task=self.task,
+            labels=self.labels,
+            head=records.get("head"),
+            adapter=records.get("adapter"),
+            calibration=self.calibration,
+            exits=replace(self.exits.exits, record=records["exits"]) if self.exits is not None else None,
+            stored=self.version if self.version != version else 0,
+        )
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
         """Raises if a backbone with these tables cannot serve the tenant. `width`: of its vectors; None: unknown."""

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import InvalidInput
-from hplm.plot.table import Table, TableMeta
+from hplm.plot.table import TableMeta
+from hplm.registry.store import Place
 from hplm.tenants.keys import Key
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS
 
 
-def served_tenants(repository: Path, state: Path | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
+def served_tenants(repository: Path, state: Place | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
     """Returns all tenants with the names of their backbones, or only those of one backbone."""
     if not repository.is_dir():
         raise InvalidInput(f"{repository} is not a folder: name the model repository with --repository")
@@ -29,7 +30,9 @@ def served_tenants(repository: Path, state: Path | None = None, backbone: str | 
     return found
 
 
-def find_tenant(tenant_id: str, repository: Path, state: Path | None = None, backbone: str | None = None) -> tuple[str, Tenant]:
+def find_tenant(
+    tenant_id: str, repository: Path, state: Place | None = None, backbone: str | None = None
+) -> tuple[str, Tenant]:
     """Returns a tenant with the name of its backbone. Raises if several backbones have one of this id."""
     found = [served for served in served_tenants(repository, state, backbone) if served[1].id == tenant_id]
     if not found:
@@ -63,7 +66,7 @@ def key_rows(keys: tuple[Key, ...]) -> list[dict[str, Any]]:
     return [{"id": key.id, "expires": key.expires} for key in keys]
 
 
-def served_branches(repository: Path, state: Path | None = None, backbone: str | None = None) -> list[dict[str, Any]]:
+def served_branches(repository: Path, state: Place | None = None, backbone: str | None = None) -> list[dict[str, Any]]:
     """Returns every branch of a backbone with the number of its tenants. Without a state: those of the export."""
     folder = exported_folder(repository, backbone)
     manager = Manager(folder, state) if state is not None else None
@@ -71,9 +74,9 @@ def served_branches(repository: Path, state: Path | None = None, backbone: str |
     tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
     rows: list[dict[str, Any]] = []
     for branch in sorted(snapshot.branches, key=lambda one: (one.domain, one.version)):
-        key, exported = (branch.domain, branch.version), folder / EXPORTED_TABLES / branch.folder
-        table = manager.tables.open(*key) if manager is not None else Table(exported)
-        rows.append(branch_row(table.meta, tenants[key]))
+        exported = folder / EXPORTED_TABLES / branch.folder / "meta.json"
+        meta = manager.tables.meta(branch) if manager is not None else TableMeta.load(exported)
+        rows.append(branch_row(meta, tenants[branch.domain, branch.version]))
     return rows
 
 

@@ -1,70 +1,120 @@
-"""The managers' side of a live state. Managers make one change at a time. Each change is atomic and a new generation.
+"""The managers' side of a registry. Each change is one function of the newest snapshot, atomic, and a new generation.
 
-A change is written in this order: new tables and banks, the snapshot, the registry, CURRENT. If it is interrupted before the
-registry is written, it never happened. After that, the next manager publishes it. Readers never open the registry, so a locked
-or broken registry delays managers, but no request.
+A change is written in this order: tables and records, the snapshot, CURRENT. If it is interrupted before CURRENT, it never
+happened. If another manager was faster, it is made again from that one's snapshot.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
+import hashlib
 import logging
 import os
-import shutil
-import sqlite3
+import random
+import secrets
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from hplm.adapters.record import Record
-from hplm.errors import Broken, OutOfCapacity, QueueFull
+from hplm.adapters.records import Packed, Part, pack
+from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
-from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
-from hplm.tenants.state import REST_SECONDS, State
+from hplm.registry.folder import WRITING
+from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin, is_begun
+from hplm.registry.store import (
+    CURRENT,
+    RECORDS,
+    SNAPSHOTS,
+    TABLES,
+    Absent,
+    Away,
+    Busy,
+    Conflict,
+    Place,
+    Store,
+    not_begun,
+    opened,
+)
+from hplm.tenants.snapshot import SETTINGS, Ledger, Snapshot, Tenant, files_of
+from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
-KEPT_SNAPSHOTS = 16
-SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versions
-PATIENCE = 60.0  # seconds that a manager waits for another one
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS audit (generation INTEGER PRIMARY KEY, at TEXT, who TEXT, action TEXT, details TEXT);
-CREATE TABLE IF NOT EXISTS before (tenant TEXT PRIMARY KEY, entry TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS versions (uid INTEGER PRIMARY KEY, last INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS resting (bank TEXT, record INTEGER, until REAL, PRIMARY KEY (bank, record));
-"""
+CHANGES = "changes"
+PATIENCE = 60.0  # seconds in which a change is made again and again
+ORPHAN_SECONDS = 86400.0  # after which an object that no generation names belongs to no change on its way
+AT_ONCE = 16  # objects that are written side by side
+HELD_BYTES = 128 << 20  # of records that are not written yet
 
 
-class Busy(QueueFull):
-    """Another manager is changing the same state, and this change was not begun."""
+class Kept:
+    """The records that a change writes. If the change is made again, they are there already."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._records: dict[Hashable, Mapping[str, Record]] = {}
+        self._waiting: list[Packed] = []
+        self._written: set[str] = set()
+
+    def of(self, key: Hashable, parts_of: Callable[[], Mapping[str, Part]]) -> Mapping[str, Record]:
+        """`key`: what one change keeps once."""
+        if key not in self._records:
+            parts = parts_of()
+            packed = pack(parts, f"{secrets.token_hex(4)}-") if parts else None
+            self._records[key] = packed.records if packed is not None else {}
+            if packed is not None:
+                self._waiting.append(packed)
+            if sum(len(one.content) for one in self._waiting) > HELD_BYTES:
+                self.write()
+        return self._records[key]
+
+    def write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if len(waiting) < 2:
+            for one in waiting:
+                self._put(one)
+            return
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self._put, waiting))
+
+    def remove(self, needed: Set[str] = frozenset()) -> None:
+        """Removes what it has written, but for the names that are needed."""
+        self._store.delete(self._written - needed)
+
+    def _put(self, packed: Packed) -> None:
+        name = f"{RECORDS}/{packed.name}"
+        self._written.add(name)
+        self._store.put(name, packed.content)
 
 
 @dataclass
 class Change:
     """The next generation, while a manager edits it."""
 
+    kept: Kept
     generation: int
     tenants: dict[str, Tenant]
     branches: list[Branch]
     next_address: int
     next_uid: int
     before: dict[str, Tenant]  # the version that each tenant can be rolled back to
-    versions: dict[int, int]  # the last used version, by uid
-    resting: set[tuple[str, int]]  # records that a reader may still hold
+    last_versions: dict[str, int]
     details: dict[str, Any] = field(default_factory=dict[str, Any])  # for the audit log
-    _taken: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # records written by this change
 
     def put(self, tenant: Tenant) -> None:
         """Adds a tenant or its next version, and keeps the version before for a rollback."""
         if tenant.id in self.tenants:
             self.before[tenant.id] = self.tenants[tenant.id]
         self.tenants[tenant.id] = tenant
-        self.versions[tenant.uid] = max(tenant.version, self.versions.get(tenant.uid, 0))
+        self.last_versions.pop(tenant.id, None)
 
     def replace(self, tenant: Tenant) -> None:
         """Replaces a tenant's settings, within the same version."""
@@ -72,6 +122,7 @@ class Change:
 
     def roll_back(self, tenant_id: str) -> Tenant:
         """Returns a tenant to its version before, with the current keys and limits."""
+        self.last_versions[tenant_id] = self.next_version(tenant_id) - 1
         now, then = self.tenants[tenant_id], self.before.pop(tenant_id)
         settings = {name: getattr(now, name) for name in SETTINGS}
         self.tenants[tenant_id] = replace(then, **settings)
@@ -79,6 +130,7 @@ class Change:
 
     def remove(self, tenant_id: str) -> None:
         del self.tenants[tenant_id]
+        self.last_versions.pop(tenant_id, None)
         self.forget(tenant_id)
 
     def forget(self, tenant_id: str) -> None:
@@ -93,180 +145,237 @@ class Change:
     def next_version(self, tenant_id: str) -> int:
         """Returns the tenant's next version. No version is used twice, not even after a rollback."""
         tenant = self.tenants.get(tenant_id)
-        return max(self.versions.get(tenant.uid, 0), tenant.version) + 1 if tenant is not None else 1
+        return max(self.last_versions.get(tenant_id, 0), tenant.version) + 1 if tenant is not None else 1
 
-    def records(self) -> set[tuple[str, int]]:
-        known = (*self.tenants.values(), *self.before.values())
-        return {(record.bank, record.index) for tenant in known for record in tenant.records()}
-
-    def records_of(self, bank: str) -> set[int]:
-        """Returns the records of a bank that must not be overwritten: those in use, and those that were freed recently."""
-        return {index for name, index in self.records() | self.resting | self._taken if name == bank}
-
-    def take(self, record: Record) -> None:
-        self._taken.add((record.bank, record.index))
-
-    def add_branch(self, domain: str, version: int, size: int) -> Branch:
+    def add_branch(self, domain: str, version: int, unique: str, size: int) -> Branch:
         """Adds a branch with new addresses. No address is used twice, because tickets may still name a deleted table."""
-        branch = Branch(domain, version, self.next_address)
+        branch = Branch(domain, version, self.next_address, unique)
         self.branches.append(branch)
         self.next_address += size
         return branch
 
 
 class Registry:
-    def __init__(self, state: State, exported: Snapshot, first_address: int, first_uid: int) -> None:
-        """`first_address` and `first_uid` are the first that the export does not use."""
-        self.state = state
-        self._exported = exported
-        self._first = {"next address": first_address, "next uid": first_uid}
-        self.decided = 0  # the last generation that was decided here
+    def __init__(self, store: Store, exported: Snapshot) -> None:
+        self.store = store
+        self.exported = exported
+        self.decided = self._told = 0  # the last generation that was made here, and that was written down
 
-    @contextmanager
-    def change(self, action: str) -> Generator[Change, None, None]:
-        """Publishes the edits of the change when the block ends, or nothing if the block raises."""
-        with self._opened() as database:
-            snapshot = self._newest(database)
-            change = self._begin(database, snapshot)
-            records = change.records()
-            yield change
-            self._write(database, action, change, records - change.records())
-        self.decided = change.generation
-        self.finish()
+    def begin(self, lease_s: float = LEASE_SECONDS) -> bool:
+        """Makes a registry with no change since the export, unless there is one. Returns whether it was made now."""
+        return begin(self.store, lease_s)
 
-    def finish(self) -> None:
-        """Publishes the last decided generation, and removes files that no generation needs.
-
-        The change is made, even if this fails: `Manager.settle` and the next manager try again.
-        """
-        try:
-            with self._opened() as database:
-                self._sweep(self._newest(database), database)
-        except (Busy, OSError) as error:
-            log.warning("the change is made; the next change finishes the clean-up of %s: %s", self.state.folder, error)
+    def begin_with(self, action: str, edit: Callable[[Change], object], lease_s: float) -> bool:
+        """Makes a registry whose first generation has this change, unless there is one. Without all of it there is none."""
+        if is_begun(self.store):
+            return False
+        change = _begun(Kept(self.store), self.exported)
+        edit(change)
+        change.kept.write()
+        after = self._after(self.exported, action, change, time.time())
+        after.ledger = replace(after.ledger, resting=())  # nobody has read this registry yet
+        return self._publish(Pointer(0, secrets.token_hex(8), lease_s=lease_s), None, after)
 
     def check_begun(self) -> None:
-        """Raises if there is no state, so that a mistaken path does not become one. A lost CURRENT is published again."""
-        self.state.refuse_copy()
-        if not any(self.state.snapshots.glob("*")):
-            self.state.check_begun()
+        """Raises if there is no registry. Without it nobody knows of keys and deletions since the export."""
+        if self.pointer() is None:
+            raise not_begun(self.store)
+
+    def pointer(self) -> Pointer | None:
+        """Returns what CURRENT says. None: there is no registry."""
+        try:
+            return self._seen()[0]
+        except Absent:
+            return None
 
     def current(self) -> Snapshot:
-        """Returns the published snapshot. First publishes a decided change that was interrupted."""
-        with self._opened() as database:
-            return self._newest(database)
+        """Returns the newest snapshot."""
+        pointer = self.pointer()
+        if pointer is None:
+            raise not_begun(self.store)
+        return self.at(pointer)
 
-    @contextmanager
-    def frozen(self) -> Generator[tuple[Snapshot, sqlite3.Connection], None, None]:
-        """Yields the published snapshot and the registry. No manager can change them meanwhile."""
-        self.check_begun()
-        with self._opened() as database:
-            yield self._newest(database), database
+    def change(self, action: str, edit: Callable[[Change], Result]) -> Result:
+        """Makes a change, and publishes it unless `edit` raises. `edit` may be called again, with a newer generation."""
+        kept = Kept(self.store)
+        try:
+            return self._change(kept, action, edit)
+        except (InvalidInput, Busy):  # it was not made
+            kept.remove()
+            raise
+
+    def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                pointer, tag = self._seen()
+            except Absent:
+                raise not_begun(self.store) from None
+            if pointer.copied is not None:
+                raise InvalidInput(f"{self.store} is a copy of {pointer.copied.address}: change tenants there")
+            before = self.at(pointer)
+            self._tell(before)
+            change = _begun(kept, before)
+            result = edit(change)
+            kept.write()
+            now = time.time()
+            after = self._after(before, action, change, now)
+            if self._publish(pointer, tag, after):
+                break
+            if time.monotonic() > until:
+                raise Busy(f"other managers have been changing {self.store} for {PATIENCE:.0f} s: try again")
+            time.sleep(random.uniform(0, 0.05))
+        self.decided = after.generation
+        try:
+            self._tell(after)
+            kept.remove(needed_by(after))
+            self._remove(name for name, until in before.ledger.resting if until <= now)
+            self._remove(f"{SNAPSHOTS}/{name}" for name in _forgotten(pointer, after.generation))
+            if after.ledger.swept == now:
+                self.collect()
+        except (HplmError, OSError) as error:  # the change is made
+            log.warning("a later change finishes the clean-up of %s: %s", self.store, error)
+        return result
 
     def audit(self) -> list[dict[str, Any]]:
-        with self._opened() as database:
-            rows = database.execute("SELECT generation, at, who, action, details FROM audit ORDER BY generation").fetchall()
-        names = ("generation", "at", "who", "action")
-        return [{**dict(zip(names, row[:4], strict=True)), **json.loads(row[4])} for row in rows]
+        """Returns all changes, the oldest first."""
+        newest = self.current()
+        names = [found.name for found in self.store.names(CHANGES) if found.name.rpartition("/")[2].isdecimal()]
+        changes = [msgspec.json.decode(self.store.get(name), type=dict[str, Any]) for name in names]
+        before = [change for change in changes if change["generation"] < newest.generation]
+        before.sort(key=lambda change: change["generation"])
+        return [*before, newest.ledger.change] if newest.generation else []
 
-    @contextmanager
-    def _opened(self) -> Generator[sqlite3.Connection, None, None]:
-        """Opens the registry in a transaction that excludes all other managers."""
-        self.state.refuse_copy()
-        self.state.snapshots.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(self.state.registry, timeout=PATIENCE, isolation_level=None)
+    def collect(self) -> int:
+        """Removes what no generation and no request can need any more. Returns its bytes."""
+        now, pointer = time.time(), self.pointer()
+        if pointer is None:
+            return 0
+        snapshot = self.at(pointer)
+        resting = dict(snapshot.ledger.resting)
+        needed = needed_by(snapshot) | {f"{SNAPSHOTS}/{name}" for name in pointer.snapshots.values()}
+        gone = [
+            found
+            for folder in (RECORDS, SNAPSHOTS, TABLES, CHANGES)
+            for found in self.store.names(folder)
+            if (folder != CHANGES or found.name.endswith(WRITING))
+            and (whole := _whole(found.name)) not in needed
+            and resting.get(whole, found.written + ORPHAN_SECONDS) < now
+        ]
+        self.store.delete(found.name for found in gone)
+        return sum(found.size for found in gone)
+
+    def at(self, pointer: Pointer) -> Snapshot:
+        if not pointer.generation:
+            return self.exported
+        name = f"{SNAPSHOTS}/{pointer.snapshot}"
         try:
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA.split(";"):
-                database.execute(statement)
-            yield database
-            database.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                raise Busy(f"another manager has been changing {self.state.folder} for {PATIENCE:.0f} s: try again") from None
-            kind = OutOfCapacity if "is full" in str(error) else Broken
-            raise kind(f"cannot use {self.state.registry}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise Broken(
-                f"{self.state.registry} is broken ({error}): restore the state. Published tenants are still served"
-            ) from error
-        finally:
-            database.close()  # without COMMIT, nothing is written
-
-    def _newest(self, database: sqlite3.Connection) -> Snapshot:
-        decided = database.execute("SELECT max(generation) FROM audit").fetchone()[0] or 0
-        published = self.state.current()
-        if published < decided:
-            self._publish(decided)
-        elif published > decided:
-            raise Broken(
-                f"{self.state.folder} publishes generation {published}, but its registry ends with {decided}: restore the state"
-            )
-        if not decided:
-            return self._exported
-        snapshot = self.state.load(decided)
-        if snapshot.export != self._exported.export:
-            raise Broken(f"{self.state.folder} belongs to another export: name its own repository, or an empty --state")
+            snapshot = Snapshot.read(self.store.get(name), f"{self.store}/{name}", "restore the state")
+        except Absent as error:
+            raise Broken(f"{error}: restore the state") from None
+        if snapshot.export != self.exported.export:
+            raise Broken(f"{self.store} belongs to another export: name its own repository, or an empty --state")
         return snapshot
 
-    def _begin(self, database: sqlite3.Connection, snapshot: Snapshot) -> Change:
-        facts = {**self._first, **dict(database.execute("SELECT name, value FROM facts"))}
-        database.execute("DELETE FROM resting WHERE until < ?", (time.time(),))
-        before = [read_tenant(json.loads(entry)) for (entry,) in database.execute("SELECT entry FROM before")]
-        return Change(
-            generation=snapshot.generation + 1,
-            tenants={tenant.id: tenant for tenant in snapshot.tenants},
-            branches=list(snapshot.branches),
-            next_address=facts["next address"],
-            next_uid=facts["next uid"],
-            versions=dict(database.execute("SELECT uid, last FROM versions")),
-            resting=set(database.execute("SELECT bank, record FROM resting")),
-            before={tenant.id: tenant for tenant in before},
-        )
+    def _seen(self) -> tuple[Pointer, Any]:
+        found = self.store.current()
+        assert found is not None  # only a tag that was seen may still be the newest
+        return Pointer.read(found[0], f"{self.store}/{CURRENT}"), found[1]
 
-    def _write(self, database: sqlite3.Connection, action: str, change: Change, freed: set[tuple[str, int]]) -> None:
-        """Writes the snapshot, then the registry's rows. The transaction makes these rows one atomic decision."""
+    def _publish(self, pointer: Pointer, tag: Any, after: Snapshot) -> bool:
+        """Returns whether this is the newest generation now. Another manager may have been faster."""
+        content = after.written()
+        name = f"{after.generation}-{hashlib.sha256(content).hexdigest()[:16]}"
+        self.store.put(f"{SNAPSHOTS}/{name}", content)
+        try:
+            self.store.swap(pointer.then(after.generation, name).written(), tag)
+            return True
+        except (Conflict, Away, OSError) as error:
+            now = self.pointer()
+            if now is not None and now.snapshots.get(after.generation) == name:
+                log.warning("a change of %s is made, though %s", self.store, error or "its answer was lost")
+                return True
+            if not isinstance(error, Conflict):
+                raise
+            self.store.delete([f"{SNAPSHOTS}/{name}"])
+            return False
+
+    def _after(self, before: Snapshot, action: str, change: Change, now: float) -> Snapshot:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
-        snapshot = Snapshot(change.generation, change.branches, tenants, self._exported.export)
-        snapshot.save(self.state.snapshots / str(change.generation))
-        self.state.sync_folders()
-        database.execute("DELETE FROM before")
-        entries = [(tenant.id, json.dumps(asdict(tenant))) for tenant in change.before.values()]
-        database.executemany("INSERT INTO before VALUES (?, ?)", entries)
-        facts = {"next address": change.next_address, "next uid": change.next_uid}
-        database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
-        database.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?)", change.versions.items())
-        until = time.time() + REST_SECONDS
-        database.executemany("INSERT OR REPLACE INTO resting VALUES (?, ?, ?)", [(*record, until) for record in freed])
-        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        row = (change.generation, at, _who(), action, json.dumps(change.details))
-        database.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+        ledger = Ledger(change.next_uid, change.next_address, change.last_versions, tuple(change.before.values()))
+        after = Snapshot(change.generation, change.branches, tenants, self.exported.export, ledger)
+        freed = sorted(needed_by(before) - needed_by(after))
+        resting = [(name, until) for name, until in before.ledger.resting if until > now]
+        swept = before.ledger.swept
+        told = {
+            "generation": change.generation,
+            "at": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds"),
+            "who": _who(),
+            "action": action,
+        }
+        after.ledger = replace(
+            ledger,
+            resting=(*resting, *((name, now + REST_SECONDS) for name in freed)),
+            swept=now if now - swept > ORPHAN_SECONDS else swept,
+            change={**told, **change.details},
+        )
+        return after
 
-    def _sweep(self, snapshot: Snapshot, database: sqlite3.Connection) -> None:
-        """Removes files that no generation needs, and those of interrupted changes. Readers keep their files open."""
-        tables = {branch.folder for branch in snapshot.branches}
-        for folder in self.state.tables.glob("*/*"):
-            if f"{folder.parent.name}/{folder.name}" not in tables:
-                shutil.rmtree(folder)
-        self.state.sweep_aside()
-        banks = needed_banks(snapshot, database)
-        for file in self.state.banks.glob("*"):
-            if LIVE + file.name not in banks:
-                file.unlink()
-        self.state.forget_readers()
-        for file in self.state.snapshots.glob("*"):
-            if not file.name.isdecimal() or int(file.name) <= snapshot.generation - KEPT_SNAPSHOTS:
-                file.unlink()
+    def _tell(self, snapshot: Snapshot) -> None:
+        """Writes down who has made a generation. Its manager may have been killed before it did."""
+        if snapshot.generation > self._told:
+            self.store.put(f"{CHANGES}/{snapshot.generation}", msgspec.json.encode(snapshot.ledger.change))
+            self._told = snapshot.generation
 
-    def _publish(self, generation: int) -> None:
-        self.state.publish(generation)
+    def _remove(self, names: Iterable[str]) -> None:
+        self.store.delete(objects_of(self.store, names))
 
 
-def needed_banks(snapshot: Snapshot, database: sqlite3.Connection) -> set[str]:
-    """Returns the names of all banks that tenants need, now or after a rollback."""
-    before = [read_tenant(json.loads(entry)) for (entry,) in database.execute("SELECT entry FROM before")]
-    return {record.bank for tenant in (*snapshot.tenants, *before) for record in tenant.records()}
+def registries_of(repository: Path, state: Place, backbone: str | None = None) -> dict[str, Registry]:
+    """Returns the registry of each exported backbone, or of the named one."""
+    return {
+        path.parent.parent.name: Registry(opened(state / path.parent.parent.name), Snapshot.load(path))
+        for path in sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+    }
+
+
+def needed_by(snapshot: Snapshot) -> set[str]:
+    """Returns the records of a snapshot and the tables that were added since its export, by their names in the registry."""
+    records = {f"{RECORDS}/{file}" for file in files_of((*snapshot.tenants, *snapshot.ledger.before))}
+    return records | {f"{TABLES}/{branch.folder}/" for branch in snapshot.branches if branch.unique}
+
+
+def objects_of(store: Store, names: Iterable[str]) -> list[str]:
+    """Returns these objects, and those below names that end with a slash."""
+    found: list[str] = []
+    for name in names:
+        found += [one.name for one in store.names(name[:-1])] if name.endswith("/") else [name]
+    return found
+
+
+def _begun(kept: Kept, snapshot: Snapshot) -> Change:
+    ledger = snapshot.ledger
+    return Change(
+        kept=kept,
+        generation=snapshot.generation + 1,
+        tenants={tenant.id: tenant for tenant in snapshot.tenants},
+        branches=list(snapshot.branches),
+        next_address=ledger.next_address,
+        next_uid=ledger.next_uid,
+        before={tenant.id: tenant for tenant in ledger.before},
+        last_versions=dict(ledger.last_versions),
+    )
+
+
+def _forgotten(pointer: Pointer, generation: int) -> list[str]:
+    """Returns the snapshots that CURRENT no longer names after the next change."""
+    after = pointer.then(generation, "").snapshots
+    return [name for number, name in pointer.snapshots.items() if number not in after]
+
+
+def _whole(name: str) -> str:
+    """Returns the name under which something is removed: of a table's file, that of the table."""
+    return f"{name.rpartition('/')[0]}/" if name.startswith(f"{TABLES}/") else name
 
 
 def _who() -> str:

@@ -1,40 +1,38 @@
 """Snapshots: the served tenants, the tables that they are pinned to, and the records of their adapters and heads.
 
-A snapshot never changes after it was renamed to its final name. The exported one is generation 0, `tenants.json` in the model
-folder.
+A snapshot never changes. The exported one is generation 0, `tenants.json` in the model folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hplm.adapters.record import Record
-from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import Calibration
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.levels.calibration import KINDS, Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
 
 log = logging.getLogger(__name__)
-FORMAT = 9
-READABLE = (2, 3, 4, 5, 6, 7, 8, FORMAT)  # docs/formats.md says what the earlier ones lack
-EXPORT_AGAIN = "export the repository again"
+FORMAT = 10
+EXPORT_AGAIN = "export the repository again with `hplm export`"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
-LIVE = "state/"  # prefix of the names of banks in the live state
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
 LIMITS = (*QUOTAS, "deadline_us", *PROMISES)  # of a tenant; each 0: none
-NO_LONGER_SERVED = ("levels", "ladder", "link")  # fields of a tenant in formats up to 8
+SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,21 +97,29 @@ class Tenant:
         exits = self.exits.record if self.exits is not None else None
         return [record for record in (self.head, self.adapter, exits) if record is not None]
 
-    def moved(self, moved: Mapping[Record, Record]) -> Tenant:
-        """Returns the tenant with its records in other places."""
-        head, adapter = (record and moved.get(record, record) for record in (self.head, self.adapter))
-        exits = self.exits
-        if exits is not None and exits.record is not None:
-            exits = replace(exits, record=moved.get(exits.record, exits.record))
-        return replace(self, head=head, adapter=adapter, exits=exits)
+
+@dataclass(frozen=True)
+class Ledger:
+    """What managers know besides what is served."""
+
+    next_uid: int  # no uid, version or address is used twice, because slots and tickets may still name deleted ones
+    next_address: int
+    last_versions: dict[str, int] = field(default_factory=dict[str, int])  # of tenants that were rolled back, by id
+    before: tuple[Tenant, ...] = ()  # the version that each tenant can be rolled back to
+    resting: tuple[tuple[str, float], ...] = ()  # names that requests may still need, and until when (Unix time)
+    swept: float = 0.0  # when somebody last looked for what interrupted changes have left (Unix time)
+    change: dict[str, Any] = field(default_factory=dict[str, Any])  # what made this generation: when, who, action and details
 
 
 class Snapshot:
-    def __init__(self, generation: int, branches: Sequence[Branch], tenants: Sequence[Tenant], export: str) -> None:
+    def __init__(
+        self, generation: int, branches: Sequence[Branch], tenants: Sequence[Tenant], export: str, ledger: Ledger | None = None
+    ) -> None:
         self.generation = generation
         self.export = export  # the name of the export that this snapshot and all later ones belong to
         self.branches = tuple(branches)
         self.tenants = tuple(tenants)
+        self.ledger = ledger or Ledger(max((tenant.uid for tenant in tenants), default=0) + 1, 0)
         self._by_id = {tenant.id: tenant for tenant in tenants}
         self._by_uid = {tenant.uid: tenant for tenant in tenants}
 
@@ -154,108 +160,97 @@ class Snapshot:
             raise NoTenant
         return tenant
 
-    def banks(self) -> list[str]:
-        """Returns the file names of all banks with records of tenants."""
-        return sorted({record.bank for tenant in self.tenants for record in tenant.records()})
+    @cached_property
+    def layouts(self) -> frozenset[str]:
+        """The keys of the layouts of all records."""
+        return frozenset(record.layout for tenant in self.tenants for record in tenant.records())
 
-    def save(self, path: Path) -> None:
+    def written(self) -> bytes:
         stored = {
             "format": FORMAT,
             "generation": self.generation,
             "export": self.export,
-            "tables": [asdict(branch) for branch in self.branches],
-            "tenants": [asdict(tenant) for tenant in self.tenants],
+            "tables": self.branches,
+            "tenants": [_said(tenant) for tenant in self.tenants],
+            "ledger": _said(self.ledger),
         }
+        return msgspec.json.encode(stored)
+
+    def save(self, path: Path) -> None:
         temporary = path.with_name(path.name + ".writing")
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(stored, file, indent=1)
+        with open(temporary, "wb") as file:
+            file.write(self.written())
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
 
     @classmethod
-    def load(cls, path: Path) -> Snapshot:
+    def load(cls, path: Path, way_out: str = EXPORT_AGAIN) -> Snapshot:
         try:
             stored = path.read_bytes()
         except FileNotFoundError:
-            raise InvalidInput(f"{path} is missing: {EXPORT_AGAIN}") from None
-        return cls.read(stored, path)
+            raise InvalidInput(f"{path} is missing: {way_out}") from None
+        return cls.read(stored, path, way_out)
 
     @classmethod
     def read(cls, text: bytes, place: object, way_out: str = EXPORT_AGAIN) -> Snapshot:
         """Returns the snapshot that a file contains. Error messages name its place and end with the way out."""
         try:
-            stored: dict[str, Any] | list[Any] | None = json.loads(text)
-        except ValueError as error:
-            raise Broken(f"{place} is not JSON ({error}): {way_out}") from None
-        if not isinstance(stored, dict):
-            raise Broken(f"{place} holds no JSON object: {way_out}")
-        if stored.get("format") not in READABLE:
-            raise InvalidInput(
-                f"{place} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} to {FORMAT}: "
-                f"{way_out}"
-            )
+            found = msgspec.json.decode(text, type=_Format).format
+        except msgspec.DecodeError as error:
+            raise Broken(f"{place} is not JSON with a format ({error}): {way_out}") from None
+        if found != FORMAT:
+            raise InvalidInput(f"{place} has format {found!r}, but this version of hplm reads {FORMAT}: {way_out}")
         try:
-            tenants = [read_tenant(entry) for entry in stored["tenants"]]
-            branches = [Branch(**entry) for entry in stored["tables"]]
-            if not (all(map(_is_branch, branches)) and type(stored["generation"]) is int and type(stored["export"]) is str):
-                raise TypeError("a table, its generation or its export has another type")
-        except MISFITS as error:
+            stored = msgspec.json.decode(text, type=_Stored)
+            ledger = replace(stored.ledger, before=tuple(map(checked, stored.ledger.before)))
+            tenants = [checked(tenant) for tenant in stored.tenants]
+        except (msgspec.ValidationError, TypeError) as error:
             raise Broken(f"{place} does not describe tenants and tables ({error}): {way_out}") from None
-        return cls(stored["generation"], branches, tenants, stored["export"])
+        return cls(stored.generation, stored.tables, tenants, stored.export, ledger)
 
 
-def read_tenant(entry: dict[str, Any]) -> Tenant:
-    if any(map(entry.get, NO_LONGER_SERVED)):
-        _warn_of_levels(entry["id"], entry["uid"])
-    fields = {name: value for name, value in entry.items() if name not in NO_LONGER_SERVED}
-    fields["labels"] = tuple(entry["labels"])
-    fields["head"] = Record(**entry["head"]) if entry["head"] is not None else None
-    fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
-    calibration = entry.get("calibration")
-    fields["calibration"] = Calibration.read(calibration) if calibration is not None else None
-    fields["exits"] = Exits.read(entry["exits"]) if entry.get("exits") is not None else None
-    fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
-    tenant = Tenant(**fields)
-    if not _is_tenant(tenant):
-        raise TypeError(f"tenant {tenant.id!r} has a field of another type")
+def files_of(tenants: Iterable[Tenant]) -> set[str]:
+    """Returns the names of all record files of tenants."""
+    return {record.file for tenant in tenants for record in tenant.records()}
+
+
+class _Format(msgspec.Struct):
+    format: Any
+
+
+class _Stored(msgspec.Struct):
+    generation: int
+    export: str
+    tables: tuple[Branch, ...]
+    tenants: tuple[Tenant, ...]
+    ledger: Ledger
+
+
+def _said(one: Any) -> dict[str, Any]:
+    """Returns the fields that are not as most are: at thousands of tenants, a snapshot is half as large."""
+    return {own.name: value for own in fields(one) if (value := getattr(one, own.name)) != own.default}
+
+
+def checked(tenant: Tenant) -> Tenant:
+    """Returns the tenant, without a calibration of another version of hplm. Raises TypeError if it would fail later."""
+    if tenant.homes < 1:
+        raise TypeError(f"tenant {tenant.id!r} has no homes")
+    if tenant.calibration is not None and tenant.calibration.kind not in KINDS:
+        _warn_of_calibration(tenant.id, tenant.calibration.kind)
+        tenant = replace(tenant, calibration=None)
+    if tenant.calibration is not None:
+        tenant.calibration.check()
+        if not tenant.calibration.suits(len(tenant.labels)):
+            raise TypeError(f"tenant {tenant.id!r} has the calibration of another number of labels")
+    if tenant.exits is not None:
+        tenant.exits.check()
+        if tenant.exits.record is None or not tenant.exits.suits(len(tenant.labels), tenant.task_object.is_number):
+            raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
     return tenant
 
 
 @cache
-def _warn_of_levels(tenant_id: str, uid: int) -> None:
+def _warn_of_calibration(tenant_id: str, kind: str) -> None:
     """Warns once for each tenant: its snapshots are read again and again."""
-    log.warning(
-        "tenant %s has levels or a link of an earlier version of hplm, which are no longer served: its full stack answers",
-        tenant_id,
-    )
-
-
-def _is_branch(branch: Branch) -> bool:
-    return type(branch.domain) is str and type(branch.version) is type(branch.base) is int
-
-
-def _are_exits(tenant: Tenant, exits: Exits) -> bool:
-    return exits.record is not None and exits.suits(len(tenant.labels), tenant.task_object.is_number)
-
-
-def _is_tenant(tenant: Tenant) -> bool:
-    """Whether all fields have their types. They are checked here, once, because a wrong one fails far from its file."""
-    words: list[object] = [tenant.id, tenant.domain, tenant.task, *tenant.labels]
-    numbers: list[object] = [tenant.uid, tenant.version, tenant.stored, tenant.domain_version, tenant.in_flight, tenant.homes]
-    numbers += (tenant.deadline_us, tenant.first_token_us, tenant.token_us)
-    for record in tenant.records():
-        words.append(record.bank)
-        numbers += (record.index, record.uid, record.version)
-    for key in tenant.keys:
-        words += (key.id, key.digest)
-        numbers.append(key.expires)
-    rates = (tenant.rate, tenant.burst, tenant.texts_rate, tenant.tokens_rate)
-    return (
-        (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
-        and (tenant.exits is None or _are_exits(tenant, tenant.exits))
-        and all(type(word) is str for word in words)
-        and all(type(number) is int for number in numbers)
-        and tenant.homes >= 1
-        and all(type(rate) in (int, float) for rate in rates)
-    )
+    log.warning("tenant %s is served without its calibration of kind %r: calibrate it again", tenant_id, kind)

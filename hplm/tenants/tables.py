@@ -1,40 +1,40 @@
-"""The tables of a backbone for managers: those of its export and those of its live state."""
+"""The tables of a backbone for managers: those of its export and those of its registry."""
 
 from __future__ import annotations
 
-import shutil
+import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hplm.errors import InvalidInput
 from hplm.plot.branch import Branch
-from hplm.plot.room import bytes_in, check_room
-from hplm.plot.table import Table
+from hplm.plot.room import bytes_in
+from hplm.plot.table import Table, TableMeta
+from hplm.registry.store import TABLES, Absent, Busy, Store
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TABLES, State, sync
+from hplm.tenants.state import EXPORTED_TABLES
+
+Place = tuple[str, int]  # a domain and its version
 
 
 class Tables:
-    def __init__(self, folder: Path, state: State) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
         self._folder = folder
         self._exported = folder / EXPORTED_TABLES
-        self._state = state
+        self._store = store
+        self._metas: dict[Branch, TableMeta] = {}
 
-    def find(self, domain: str, version: int) -> Table | None:
-        for folder in (self._exported, self._state.tables):
-            if (folder / domain / str(version)).is_dir():
-                return Table(folder / domain / str(version))
-        return None
+    def meta(self, branch: Branch) -> TableMeta:
+        if branch not in self._metas:
+            self._metas[branch] = TableMeta.read(self._read(branch, "meta.json"), f"meta.json of table {branch.folder}")
+        return self._metas[branch]
 
-    def open(self, domain: str, version: int) -> Table:
-        table = self.find(domain, version)
-        if table is None:
-            raise InvalidInput(
-                f"table {domain}/{version} is neither in {self._folder} nor in {self._state.folder}: export or restore it"
-            )
-        return table
+    def is_same(self, branch: Branch, table: Table) -> bool:
+        """Whether a served table has the same rows, by their checksums."""
+        return self.meta(branch) == table.meta and self._read(branch, "checksums") == (table.folder / "checksums").read_bytes()
 
     def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
         """Raises if a folder does not contain this table, or if the table does not fit the served tables."""
@@ -50,59 +50,70 @@ class Tables:
                 f"{source} falls back to version {meta.parent_version} of domain {meta.parent!r}, which is not served here: "
                 "add that first"
             )
-        known = self.open(branches[0].domain, branches[0].version).meta
+        known = self.meta(branches[0])
         if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
             raise InvalidInput(
                 f"{source} was not built for backbone {self._folder.parent.name!r}: name a table of this backbone"
             )
 
-    def refuse_another(self, table: Table) -> None:
-        """Raises if the export has a different table of this version. Readers would find and open that one first."""
-        meta = table.meta
-        exported = self._exported / meta.domain / str(meta.version)
-        if exported.is_dir() and not Table(exported).same_as(table):
-            raise InvalidInput(
-                f"version {meta.version} of domain {meta.domain!r} was exported with another table: build this table as a new "
-                "version"
-            )
+    @contextmanager
+    def brought(self, tables: Iterable[Table], served: Callable[[], Snapshot]) -> Generator[dict[Place, str], None, None]:
+        """Puts tables for the change in the block. Takes away those that are not served then."""
+        put = self.put(tables)
+        try:
+            yield put
+        except (InvalidInput, Busy):
+            self._remove(put, ())
+            raise
+        self._remove(put, served().branches)  # another manager may have brought the same
 
-    def copy(self, source: Path, aside: Path) -> Path:
-        """Returns a synced copy of a table's folder, for `take`."""
-        copy = aside / source.name
-        check_room(aside, bytes_in(source), f"the table in {source}", f"free some space for {self._state.folder}")
-        shutil.copytree(source, copy)
-        copy.chmod(copy.stat().st_mode | 0o700)  # a folder that its owner may not write cannot be moved
-        for path in copy.iterdir():
-            sync(path)
-        return copy
+    def put(self, tables: Iterable[Table]) -> dict[Place, str]:
+        """Writes tables into the registry, where nobody sees them yet. Returns the unique parts of their folders' names.
 
-    def take(self, change: Change, copy: Path) -> None:
-        """Moves a complete copy, which is on the state's file system, to the state's tables."""
-        meta = Table(copy).meta
-        target = self._state.tables / meta.domain / str(meta.version)
-        shutil.rmtree(target, ignore_errors=True)  # left by an interrupted change, and not in use
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sync(copy)  # the names of its files: only their content is on disk
-        copy.rename(target)
-        sync(target.parent)
-        change.add_branch(meta.domain, meta.version, meta.rows)
+        It takes minutes, in which other managers go on.
+        """
+        found: dict[Place, str] = {}
+        for table in tables:
+            meta = table.meta
+            unique = found[meta.domain, meta.version] = f"-{secrets.token_hex(4)}"
+            self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
+            for file in sorted(table.folder.iterdir()):
+                self._store.put(f"{TABLES}/{meta.domain}/{meta.version}{unique}/{file.name}", file)
+        return found
+
+    def _remove(self, put: Mapping[Place, str], branches: Iterable[Branch]) -> None:
+        named = {branch.folder for branch in branches}
+        for (domain, version), unique in put.items():
+            if (folder := f"{domain}/{version}{unique}") not in named:
+                self._store.delete([found.name for found in self._store.names(f"{TABLES}/{folder}")])
 
     def unneeded(self, change: Change) -> list[Branch]:
         """Returns the tables of older versions that can be removed.
 
         No tenant needs them, now or after a rollback, and no needed table falls back to them.
         """
+        known = {(branch.domain, branch.version): branch for branch in change.branches}
         needed = {(tenant.domain, tenant.domain_version) for tenant in (*change.tenants.values(), *change.before.values())}
         newest: dict[str, int] = defaultdict(int)
         for branch in change.branches:
             newest[branch.domain] = max(newest[branch.domain], branch.version)
         needed |= set(newest.items())
         for start in list(needed):
-            step: tuple[str, int] | None = start
+            step: Place | None = start
             while step is not None:
                 needed.add(step)
-                step = self.open(*step).meta.parent_branch
+                step = self.meta(known[step]).parent_branch
         return [branch for branch in change.branches if (branch.domain, branch.version) not in needed]
+
+    def _read(self, branch: Branch, file: str) -> bytes:
+        if (path := self._exported / branch.folder / file).is_file():
+            return path.read_bytes()
+        try:
+            return self._store.get(f"{TABLES}/{branch.folder}/{file}")
+        except Absent:
+            raise InvalidInput(
+                f"table {branch.folder} is neither in {self._folder} nor in {self._store}: export or restore it"
+            ) from None
 
 
 def newest_version(served: Snapshot | Change, name: str) -> int:

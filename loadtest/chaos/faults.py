@@ -12,16 +12,16 @@ import random
 import shutil
 import signal
 import socket
-import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from hplm.errors import HplmError
+from hplm.registry.folder import Folder
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
-from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES
+from hplm.tenants.state import EXPORTED_RECORDS, EXPORTED_TABLES
 from loadtest.chaos.history import FAILED, REFUSED, Asker, Question
 from loadtest.server import ENGINE, GUEST, SERVER, ServedCopy
 
@@ -88,15 +88,8 @@ def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = No
 
 @contextmanager
 def _registry_locked(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    state = victim.manager().state
-    if not state.registry.exists():
-        raise Unable("nothing was changed yet, so there is no registry")
-    database = sqlite3.connect(state.registry, timeout=10, isolation_level=None)
-    try:
-        database.execute("BEGIN EXCLUSIVE")
+    with Folder(victim.state / victim.folder.parent.name).alone():
         yield
-    finally:
-        database.close()
 
 
 def _broken(pattern: str, damage: Callable[[Path, random.Random], None]) -> Begin:
@@ -128,8 +121,8 @@ def _truncate(path: Path, chance: random.Random) -> None:
 
 @contextmanager
 def _record_flipped(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    """Flips a byte and flips it back: servers have the file mapped, so it must stay the same file."""
-    path = chance.choice(sorted(victim.folder.glob(f"{EXPORTED_BANKS}/*")))
+    """Flips a byte and flips it back."""
+    path = chance.choice(sorted(victim.folder.glob(f"{EXPORTED_RECORDS}/*")))
     at = chance.randrange(path.stat().st_size // 2, path.stat().st_size)
 
     def flip() -> None:

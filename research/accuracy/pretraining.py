@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Reading, TextPack, index_of
-from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
-from builder.hardware import half_precision, step_tokens
+from builder.hardware import step_tokens
+from builder.learning.distil import WAY_OUT
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
+from builder.learning.windows import Reading, TextPack, index_of
 from builder.packed_batches import positions_of
 from builder.store.resumable import replaced
 from builder.store.savepoint import Savepoint
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
+from builder.tasks.lookup import Pack
 from builder.training.bodies import WholeBody
-from builder.training.examples import Pack
 from hplm.model.config import BackboneConfig
 from research.schemes.trained import whole_body
 
@@ -51,22 +53,24 @@ def _pretrain(
     """Changes `body` in place. Fits a head first if the model has none. The same call continues an interrupted one."""
     config, head = store.config, given_head(store.model, store.config)
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
-    reading, in_half = Reading(config, documents, 0, step_tokens(device)), half_precision(device)
+    reading = Reading(config, documents, 0, step_tokens(device))
 
     def loss_of(given: TextPack) -> tuple[Tensor, int]:
         texts, chance = given
-        with in_half:
-            return guesser.loss(*_lesson(texts, config, chance, device))
+        return guesser.loss(*_lesson(texts, config, chance, device))
+
+    def learn(title: str, group: Group, part: Budget, savepoint: Path) -> None:
+        """The last weights are kept: nothing scores them."""
+        guesser.requires_grad_(False)
+        training = Training(title, device, [group], reading.starting, loss_of, lambda: Exam(0.0, 0.0), WAY_OUT)
+        train(training, part, Savepoint(savepoint))
 
     if head is None:
         fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
-        savepoint = Savepoint(saved.with_name(f"{saved.stem}-head{saved.suffix}"))
-        fitting = Learning(guesser, [fitted], budget.part(HEAD_SHARE), savepoint)
-        fitting.run("fitting a head", reading.starting, loss_of, show_progress=True)
+        learn("fitting a head", fitted, budget.part(HEAD_SHARE), saved.with_name(f"{saved.stem}-head{saved.suffix}"))
         budget = budget.part(1 - HEAD_SHARE)
     learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
-    learning = Learning(guesser, [learned], budget, Savepoint(saved))
-    learning.run(f"pretraining, {part}", reading.starting, loss_of, show_progress=True)
+    learn(f"pretraining, {part}", learned, budget, saved)
 
 
 class _Guesser(nn.Module):

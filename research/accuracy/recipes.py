@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.store.store import Store
-from builder.tables.domain import DomainOptions, build_domain, recut_domain
-from builder.tables.root import RootOptions, build_root, recut_root
+from builder.tables.domain import DomainOptions, build_domain
+from builder.tables.root import RootOptions, build_root
 from hplm.model.windows import Window
+from research.accuracy.recut import recut_domain, recut_root
 from research.result_file import digest_of
 
 

@@ -20,11 +20,12 @@ from bench.turns import threads
 from builder.hardware import products_of
 from builder.store.resumable import digest_of, replaced
 from builder.store.store import FORMAT as STORE_FORMAT
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
 from builder.training.bodies import WholeBody
-from builder.training.finetuning import Ground, TrainingOptions, evaluate
-from builder.training.labels import check_labels
-from builder.training.material import Material
-from builder.training.tasks import training_task
+from builder.training.data import Data, read_files
+from builder.training.finetuning import TrainingOptions, evaluate
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
@@ -39,7 +40,7 @@ BARE = 0.001  # share of the n-grams in a root whose table is not read
 # Raise these if the same options train differently, the same recipe makes other lower layers, or the same share keeps other
 # n-grams: earlier results are void then.
 TRAINING, BELOW, RANKING = 1, 1, 2
-LATER = ("function", "head_function", "dropout")  # options of training younger than results: named if not at their defaults
+LATER = ("function", "head_function")  # options of training younger than results: named if not at their defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
 
@@ -199,17 +200,17 @@ class Report:
     def score(self, run: Run) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case)
         store, branch = self._stores.open(recipe), recipe.branch(task.domain)
-        material = Material(store.folder, branch, 1, task.task, task.train, task.dev)
-        ground, _ = material.open(self.device)
-        labelled = ground.task.read(task.test)
-        check_labels(labelled, ground.labels, str(task.train))
-        texts = ground.reader.read(labelled, ground.task, ground.labels, show_progress=False)
+        reader = Reader(store, branch, 1)
+        data = read_files(store, task.task, task.train, task.dev).looked_up(reader, self.device, None, False)
+        labelled = data.task.read(task.test)
+        check_labels(labelled, data.labels, str(task.train))
+        texts = data.reader.read(labelled, data.task, data.labels, show_progress=False)
         if run.sample:
-            ground = _resampled(ground, run.sample, run.seed)
+            data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
-        trained = train_scheme(store, ground, case.scheme, self._training(run), show_progress=False, body=body)
-        scores, _ = evaluate(trained.body, trained.model, ground, texts)
-        told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
+        trained = train_scheme(store, data, case.scheme, self._training(run), show_progress=False, body=body)
+        scores, _ = evaluate(trained.body, trained.model, data, texts)
+        told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
         told |= {"products": str(products_of(self.device)).removeprefix("torch."), "device": self.device.type}
         if trained.body.reads_tables:
@@ -236,9 +237,9 @@ def _score_alone(report: Report, run: Run) -> dict[str, Any]:
         return report.score(run)
 
 
-def _resampled(ground: Ground, count: int, seed: int) -> Ground:
+def _resampled(data: Data, count: int, seed: int) -> Data:
     """Returns the task's training data with a bootstrap sample of its texts (HMI's Eq. 5)."""
-    texts = ground.texts
+    texts = data.train
     drawn = np.random.default_rng([seed, count]).integers(len(texts.texts), size=count)
     sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
-    return replace(ground, texts=sample)
+    return replace(data, train=sample)

@@ -8,7 +8,6 @@ from typing import Any
 
 from builder.training.finetuning import TrainingOptions
 from demo.data import DemoTenant
-from hplm.errors import InvalidInput
 from research.accuracy.recipes import Recipe
 from research.schemes.trained import HEAD_RATE, SCHEMES
 
@@ -49,12 +48,6 @@ class Tier:
     @property
     def sizes(self) -> dict[str, int]:
         return {"train": self.train, "dev": self.dev, "test": self.test}
-
-    def with_seeds(self, listed: str) -> Tier:
-        try:
-            return replace(self, seeds=tuple(int(seed) for seed in listed.split(",")))
-        except ValueError:
-            raise InvalidInput(f"--seeds {listed!r}: give numbers with commas between them, such as 0,1,2") from None
 
     def training(self, scheme: str, layers: int, upper: int, seed: int) -> TrainingOptions:
         """Returns the training options for a model with `layers` layers, of which `upper` are above the tables."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +23,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from bench.machine import gflops, machine
-from bench.rows import expect_text, say
+from bench.rows import Positive, Size, Whole, expect_text, say
+from bench.run import app_of
 from bench.server import Used, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
@@ -34,15 +35,14 @@ from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
-from research.comparison.model_control import Clients, ModelControl
 from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import COMPARED, MB, ExportedScheme, export_compared, random_tenant_store
-from research.options import FLAT, JSON, SEVERAL, command, expect_numbers_above_zero
+from research.options import FLAT, JSON
 from research.options import run as run_command
 from research.result_file import ResultFile
 from testing.random_store import SIZES
 
-app = command("research.comparison.compare", __doc__)
+app = app_of("python -m research.comparison.compare", __doc__)
 Scenario = Literal["saturate", "slowdown", "steady", "burst"]
 CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
 DISTINCT = 4096  # different requests of `saturate`, more than are sent
@@ -56,31 +56,30 @@ WAY_OUT = "read the server's log or give more --patience, and then give the comm
 class Comparison:
     scenario: Scenario = "saturate"
     "How requests arrive."
-    size: Literal["minilm", "bert-base", "toy"] = "bert-base"
+    size: Size = "bert-base"
     "Size of the model."
-    tenants: Annotated[tuple[int, ...], SEVERAL] = (1, 10, 100, 1000)
+    tenants: tuple[Whole, ...] = (1, 10, 100, 1000)
     "Numbers of tenants. The server knows as many as the largest one."
-    schemes: Annotated[tuple[str, ...], SEVERAL] = COMPARED
+    schemes: tuple[str, ...] = COMPARED
     "Schemes to measure."
-    budget: int = 20
+    budget: Whole = 20
     "Dedicated models in memory."
     lengths: str = "128"
     "Tokens of a text, or normal:MEAN,VARIANCE."
-    seconds: float = 15.0
+    seconds: Positive = 15.0
     "Seconds of each measurement."
-    connections: int = 16
+    connections: Whole = 16
     "Connections of saturate."
-    batch_tokens: int = 1024
+    batch_tokens: Whole = 1024
     "Most tokens in a batch, in every scheme."
-    patience: float = 60.0
+    patience: Positive = 60.0
     "Seconds that an answer may take, and requests in flight after the end."
     dtype: str = "auto"
     "Precision of the engine."
-    rank: int = 32
+    rank: Whole = 32
     "Rank of the adapters."
 
     def __post_init__(self) -> None:
-        expect_numbers_above_zero(self)
         for tokens in (self.mix(1).lengths.least, self.mix(1).lengths.most):
             expect_text(tokens, self.size, "lengths")
         if unknown := [scheme for scheme in self.schemes if scheme not in COMPARED]:
@@ -111,6 +110,10 @@ class Comparison:
 
 
 USUAL = Comparison()
+QUICK = Comparison(
+    size="toy", tenants=(1, 5), schemes=("hplm", "dedicated_inprocess"), budget=2, lengths="12", seconds=0.5, connections=3,
+    batch_tokens=64, dtype="fp32", rank=4,
+)  # fmt: skip
 
 
 def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
@@ -128,11 +131,11 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
             say(f"{scheme}: exporting")
             store = random_tenant_store(work / f"store-{case.size}-{case.rank}", case.config, case.rank)
             exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
-            with served(exported, case) as server:
+            with TritonServer(exported.repository) as server:
                 for tenants, one in missing.items():
                     say(f"{scheme}: measuring {tenants} tenants")
                     try:
-                        kept.put(one, server.measured(tenants))
+                        kept.put(one, Served(case, exported, server).measured(tenants))
                     except HplmError as error:
                         failed.append(str(error))
     if failed:
@@ -142,33 +145,25 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
 
 @dataclass(frozen=True)
 class Served:
-    """One scheme behind a real Triton. Only `dedicated` needs model control."""
+    """One scheme behind a real Triton."""
 
     case: Comparison
     exported: ExportedScheme
     server: TritonServer
-    control: ModelControl | None
 
     def measured(self, tenants: int) -> dict:
-        case, arrivals, loaded = self.case, self.case.arrivals(tenants), tenants
-        if self.control is not None:
-            loaded = min(tenants, self.control.budget)
-            self.control.load([self.exported.model(number) for number in range(loaded)])
-        load = self._load(arrivals)
-        self._warm_up(load, loaded)
-        loads, speeds = self.control.loads if self.control else 0, [gflops()]
-        if self.control is None or loaded == tenants:
-            (report,) = send(load)
-        else:
-            models = [self.exported.model(tenant) for tenant in arrivals.tenant.tolist()]
-            report = Clients(self.control, load, models).run()
-        if case.scenario in CLOSED:
+        load = self._load(self.case.arrivals(tenants))
+        self._warm_up(load, tenants)
+        before = gflops()
+        (report,) = send(load)
+        if self.case.scenario in CLOSED:
             report.expect_success(f"{self.exported.scheme} with {tenants} tenants", WAY_OUT)
-        speeds.append(gflops())
-        measured = figures(report, load) | self.exported.megabytes()
-        measured["machine_gflops"] = [round(speed, 1) for speed in speeds]  # before and after: whether the machine is steady
-        measured |= {"known_tenants": self.exported.tenants, "private_mb": round(Used.by(self.server.pid).private / MB, 1)}
-        return measured | ({"loads": self.control.loads - loads} if self.control else {})
+        return (
+            figures(report, load)
+            | self.exported.megabytes()
+            | {"machine_gflops": [round(speed, 1) for speed in (before, gflops())]}  # whether the machine is steady
+            | {"known_tenants": self.exported.tenants, "private_mb": round(Used.by(self.server.pid).private / MB, 1)}
+        )
 
     def _load(self, arrivals: Arrivals) -> Load:
         case, at = self.case, arrivals.at_ns / SECOND
@@ -177,30 +172,19 @@ class Served:
             return replace(load, seconds=case.seconds)
         return replace(load, seconds=float(at[-1]) + 1.0, arrivals=at)
 
-    def _warm_up(self, load: Load, loaded: int) -> None:
-        """Asks loaded models alone: loading others would take longer than the whole warm-up."""
+    def _warm_up(self, load: Load, tenants: int) -> None:
         case = self.case
-        drawn = case.mix(loaded).draw(np.zeros(DISTINCT), None, np.random.default_rng(loaded))
+        drawn = case.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
         warming = replace(load, requests=self._requests(drawn), arrivals=None)
         if case.scenario in CLOSED:
             send(replace(warming, seconds=WARM_UP * case.seconds))
         else:
-            send(replace(warming, requests=warming.requests[: min(16, loaded)], count=16, connections=4))
+            send(replace(warming, requests=warming.requests[: min(16, tenants)], count=16, connections=4))
 
     def _requests(self, arrivals: Arrivals) -> list[bytes]:
         texts = texts_of(self.case.config, arrivals.tokens)
-        return [
-            infer_request(self.exported.model(tenant), [text], tenant_id(tenant), outputs=("LABEL", "SCORE"))
-            for text, tenant in zip(texts, arrivals.tenant.tolist(), strict=True)
-        ]
-
-
-@contextmanager
-def served(exported: ExportedScheme, case: Comparison) -> Iterator[Served]:
-    dedicated = exported.scheme == "dedicated"
-    with TritonServer(exported.repository, load=() if dedicated else ("*",)) as server:
-        control = ModelControl(server.http_url, server.admin_header, case.budget) if dedicated else None
-        yield Served(case, exported, server, control)
+        pairs = zip(texts, arrivals.tenant.tolist(), strict=True)
+        return [infer_request(self.exported.backbone, [text], tenant_id(tenant)) for text, tenant in pairs]
 
 
 def figures(report: Report, load: Load) -> dict:
@@ -219,16 +203,21 @@ def compare(
     case: Annotated[Comparison, FLAT] = USUAL,
     results: Path = Path("results"),
     work: Path | None = None,
+    quick: bool = False,
     as_json: Annotated[bool, JSON] = False,
-) -> None:
-    """Measures what is missing, and prints all numbers.
+) -> int:
+    """Measures what is missing, and prints all numbers. Ends with 1 if a ratio misses its target.
 
     :param results: folder for the numbers
     :param work: folder for the repositories, which is kept (default: a temporary folder)
+    :param quick: measure little, with a toy: the figures mean nothing, and are not kept
     :param as_json: end with one line of JSON
     """
-    kept = run(case, results, work)
-    print(json.dumps(summary(kept)) if as_json else described(kept))
+    with tempfile.TemporaryDirectory(prefix="hplm-compare-") as scratch:
+        kept = run(replace(QUICK, scenario=case.scenario), Path(scratch)) if quick else run(case, results, work)
+    found = summary(kept)
+    print(json.dumps(found) if as_json else described(kept))
+    return int(bool(found["missed"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

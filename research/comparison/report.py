@@ -18,18 +18,19 @@ from typing import Any
 
 from bench.curves import Curve, draw
 from bench.machine import in_words
+from bench.run import app_of
 from hplm.errors import InvalidInput
-from research.comparison.schemes import COMPARED
-from research.options import command, run
+from research.options import run
 from research.result_file import ResultFile
 
-app = command("research.comparison.report", __doc__)
-TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most_tenants": 100.0, "hplm_to_inprocess": 4.0}
+app = app_of("python -m research.comparison.report", __doc__)
+TARGETS, MANY = {"hplm_to_inprocess": 4.0}, 1000  # at least these, for so many tenants or more
 NAMES = {
     "hplm": "hPLM", "adapter": "adapters, no tables", "shared": "one shared BERT",
     "dedicated": "dedicated, Triton's model control", "dedicated_inprocess": "dedicated, one process",
     "compressed": "compressed, one process",
 }  # fmt: skip
+ORDER = list(NAMES)  # the third was measured up to commit 82797dff
 HEAD = """\
 # hPLMs beside dedicated models: measurements
 
@@ -60,7 +61,7 @@ class Numbers:
 
 
 def numbers_in(file: ResultFile) -> list[Numbers]:
-    every = sorted(file, key=lambda one: (COMPARED.index(one.run["scheme"]), one.run["tenants"]))
+    every = sorted(file, key=lambda one: (ORDER.index(one.run["scheme"]), one.run["tenants"]))
     found: dict[str, Numbers] = {}
     for case, measured in every:
         settings = case["settings"]
@@ -82,12 +83,15 @@ def summary(results: Numbers) -> dict:
         memory[scheme]["private_mb"][str(tenants)] = measured["private_mb"]
         speeds += measured["machine_gflops"]
     settings = results.settings
+    ratios = _ratios(rates) if settings["scenario"] == "saturate" else {}
+    targets = TARGETS if ratios and max(map(int, rates["hplm"])) >= MANY else {}
     return {
         "schemes": rates,
         "p50_ms": p50,
         "memory": memory,
-        "ratios": _ratios(rates) if settings["scenario"] == "saturate" else {},
-        "targets": TARGETS,
+        "ratios": ratios,
+        "targets": targets,
+        "missed": [name for name, least in targets.items() if (ratios[name] or 0.0) < least],
         "settings": settings,
         "machine_gflops": {"least": min(speeds), "median": statistics.median(speeds), "most": max(speeds)} if speeds else None,
     }
@@ -104,8 +108,6 @@ def _ratios(rates: dict[str, dict[str, float]]) -> dict[str, float | None]:
         return round(rates["hplm"][tenants] / below, 2) if below else None
 
     return {
-        "hplm_to_dedicated_at_least_tenants": ratio("dedicated", least),
-        "hplm_to_dedicated_at_most_tenants": ratio("dedicated", most),
         "hplm_to_inprocess": ratio("dedicated_inprocess", most),
         "hplm_most_to_least_tenants": round(rates["hplm"][most] / rates["hplm"][least], 3) if rates["hplm"][least] else None,
     }

@@ -10,20 +10,21 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.server import LABELS, multiply, tenant_id
+from bench.server import multiply, tenant_id
 from builder.publish.export import SCHEME as HPLM
-from builder.publish.export import copy_file, export
+from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from hplm.adapters.bank import Bank
+from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.model.config import BackboneConfig
 from hplm.tenants.snapshot import Snapshot
 from research.baselines.models import WholeConfig
 from research.schemes.export import FLAT, WHOLE, export_scheme
+from testing.random_repository import LABELS
 from testing.random_store import random_store, random_tenants
 
-COMPARED = (HPLM, *FLAT, *WHOLE)
+COMPARED = (HPLM, *FLAT, "dedicated_inprocess", "compressed")
 MB = 1e6
 DEVICE_MB = 16_000.0  # the device of HMI's Table 2, which counts how many models fit
 
@@ -37,15 +38,12 @@ class ExportedScheme:
     backbone: str
     tenants: int
 
-    def model(self, tenant: int) -> str:
-        return f"{self.backbone}-{tenant_id(tenant)}" if self.scheme == "dedicated" else self.backbone
-
     def megabytes(self) -> dict[str, float]:
         """Returns the megabytes of weights: `shared` once, `each` for a model that is ready, `swapped` for one that is not.
 
         `mapped` are tables on disk. `models_in_16_gb` counts as HMI: other models wait in host memory of the same size.
         """
-        folder = self.repository / self.model(0) / "1"
+        folder = self.repository / self.backbone / "1"
         mapped = sum(file.stat().st_size for file in (folder / Backbone.TABLES).rglob("*") if file.is_file())
         if self.scheme in WHOLE:
             weights = WholeConfig.load(folder).tenants[0].weights
@@ -55,7 +53,7 @@ class ExportedScheme:
         else:
             records = Snapshot.load(folder / Backbone.TENANTS).tenants[0].records()
             shared, each = (folder / Backbone.UPPER).stat().st_size / MB, 0.0
-            swapped = sum(Bank(folder / Backbone.BANKS / record.bank).layout.weight_bytes for record in records) / MB
+            swapped = sum(Layout.of(record.layout).weight_bytes for record in records) / MB
         fitting = int((DEVICE_MB - shared) / swapped)
         return {"shared": shared, "each": each, "swapped": swapped, "mapped": mapped / MB, "models_in_16_gb": fitting}
 
@@ -79,10 +77,7 @@ def export_compared(
     else:
         export_scheme(store, repository, options, scheme, budget)
     exported = ExportedScheme(scheme, repository, store.config.name, tenants)
-    if scheme == "dedicated":
-        _multiply_models(exported)
-        return exported
-    folder = repository / exported.model(0) / "1"
+    folder = repository / exported.backbone / "1"
     if scheme in WHOLE:
         whole = WholeConfig.load(folder)
         copies = tuple(replace(whole.tenants[0], id=tenant_id(number)) for number in range(tenants))
@@ -90,17 +85,3 @@ def export_compared(
     else:
         multiply(folder, tenants).save(folder / Backbone.TENANTS)
     return exported
-
-
-def _multiply_models(exported: ExportedScheme) -> None:
-    """Makes a copy of the exported model for each tenant. Files that are equal in all are hard links."""
-    (first,) = exported.repository.iterdir()
-    whole = WholeConfig.load(first / "1")
-    config = (first / "config.pbtxt").read_text("utf-8")
-    for number in range(exported.tenants):
-        model = exported.repository / exported.model(number)
-        for file in sorted(path for path in (first / "1").rglob("*") if path.is_file() and path.name != WholeConfig.FILE):
-            copy_file(file, model / file.relative_to(first))
-        replace(whole, tenants=(replace(whole.tenants[0], id=tenant_id(number)),)).save(model / "1")
-        (model / "config.pbtxt").write_text(config.replace(first.name, model.name), "utf-8")
-    shutil.rmtree(first)

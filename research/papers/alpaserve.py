@@ -1,4 +1,4 @@
-"""AlpaServe's Table 2 and the curves of its Figs. 2, 4 to 9 and 12 to 17, simulated with the paper's profiles."""
+"""`python -m research.papers alpaserve`: AlpaServe's Table 2 and Figs. 2, 4 to 9 and 12 to 17, simulated with its profiles."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.curves import Curve
+from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.placement.attained import Attained
 from hplm.placement.baselines import baseline
 from hplm.placement.partition import Parallel, groups_of
@@ -39,20 +40,24 @@ class Figure:
     numbers: Sequence[float]
     lines: Mapping[str, Line]
 
-    def curves(self) -> dict[str, Curve]:
-        problems = {f"{number:g}": self.given(number) for number in self.numbers}
+    def curves(self, most: int) -> dict[str, Curve]:
+        """Returns the lines over at most so many numbers."""
+        problems = {f"{number:g}": self.given(number) for number in self.numbers[-most:]}
         return {name: {number: line(problem) for number, problem in problems.items()} for name, line in self.lines.items()}
 
-    def quick(self) -> Figure:
-        return replace(self, numbers=self.numbers[1:3] if len(self.numbers) > 2 else self.numbers)
 
+@benchmark(seconds=5.0, numbers=2)
+def alpaserve(*, seconds: Positive = 200.0, numbers: Whole = 8) -> Rows:
+    """Simulates the curves of AlpaServe's Table 2 and Figs. 2, 4 to 9 and 12 to 17. No V100 was used.
 
-def alpaserve_curves(seconds: float = 200.0, quick: bool = False) -> dict[str, dict[str, Curve]]:
-    """`seconds` of requests are simulated for each number."""
-    figures = figures_of(seconds)
-    simulated = {one.title: (one.quick() if quick else one).curves() for one in figures}
-    curves = dict(sorted((simulated | cut_curves()).items(), key=lambda one: _number(one[0])))
-    return {TABLE2: curves.pop(TABLE2) | stated()} | curves
+    :param seconds: of requests in each simulation
+    :param numbers: on each axis, at most
+    """
+    simulated = {one.title: one.curves(numbers) for one in figures_of(seconds)}
+    simulated[TABLE2] |= stated()
+    yield Row("source", f"simulated, with profiles of {PAPER['source']}")
+    for title in sorted(simulated := simulated | cut_curves(), key=_number):
+        yield from rows_of(simulated[title], at=f"curves/{title}/")
 
 
 def stated() -> dict[str, Curve]:
@@ -137,9 +142,9 @@ def figures_of(seconds: float) -> list[Figure]:
     ]
 
 
-def _number(title: str) -> int:
-    """Returns the number of a figure: 8 of `Fig. 8a: ...`."""
-    return int("".join(letter for letter in re.split("[:,]", title)[0] if letter.isdigit()))
+def _number(title: str) -> tuple[bool, int]:
+    """Returns the place of a table, or of a figure: 8 of `Fig. 8a: ...`."""
+    return title != TABLE2, int("".join(letter for letter in re.split("[:,]", title)[0] if letter.isdigit()))
 
 
 def _drawn_shares(count: int, seed: int) -> list[float]:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.model.attention import rows_attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
+from hplm.model.tensors import sent
 
 
 class RowAttention:
@@ -100,5 +99,5 @@ def _mask(sees: Array, device: torch.device, dtype: torch.dtype) -> Tensor | Non
     """Returns what is added to scores: -inf where nothing is seen. None: all is seen."""
     if sees.all():
         return None
-    hidden = sent(tensor_of(~sees[:, None]), device)
+    hidden = sent(~sees[:, None], device)
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)

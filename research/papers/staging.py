@@ -1,4 +1,4 @@
-"""The gain from staging a batch while another one computes (HMI, Table 6), without a server.
+"""`python -m research.papers staging`: the gain from staging a batch while another one computes (HMI, Table 6).
 
 A fixed number of requests is in flight, and each answer sends the next one. There are more tenants than slots, so every batch
 has to copy adapters. The variants take turns of a few seconds, so that a machine that drifts slows down all of them alike.
@@ -11,22 +11,21 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
 
-from bench.rows import expect_text
+from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder, Prepared
-from hplm.engine.engine import Engine
+from hplm.engine.engine import Computed, Engine
 from hplm.engine.lookup import Lookup
-from hplm.engine.passage import Computed
 from hplm.engine.process import Process
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
-from hplm.engine.staged import StagedBatch
+from hplm.engine.sheets import StagedBatch
 from hplm.parameters import parameters_of
 from hplm.tenants.models import upper_config
 from testing.random_store import SIZES
@@ -38,10 +37,16 @@ TENANTS, SLOTS = 256, 64
 WAYS = ("pipelined", "no_retrieval", "no_swapping", "coarse_swapping", "synchronous")
 
 
-def figures(size: str, tokens: int, seconds: float, dtype: str) -> dict[str, Any]:
-    """Saturates the upper half in each way of overlapping staging and computing. Returns requests a second, and ratios.
+@benchmark(size="toy", tokens=16, seconds=0.3, dtype="fp32")
+def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10.0, dtype: EngineDtype = "auto") -> Rows:
+    """Saturates the upper half, without a server, in each way of overlapping staging and computing.
 
-    On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
+    Figures are requests a second. On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
+
+    :param size: of the model
+    :param tokens: of a text
+    :param seconds: of each way
+    :param dtype: precision of the engine
     """
     expect_text(tokens, size)
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // tokens))
@@ -53,25 +58,23 @@ def figures(size: str, tokens: int, seconds: float, dtype: str) -> dict[str, Any
         for name, service in services.items():
             change(service, name)
         processes = {name: service.driven() for name, service in services.items()}
-        rates: dict[str, list[float]] = {name: [] for name in services}
         try:
-            for turn in range(ROUNDS + 1):
-                for name, service in services.items():
-                    rate = traffic.rate(service, processes[name], seconds / ROUNDS if turn else 0.5)
-                    if turn:  # the first turn warms up
-                        rates[name].append(rate)
+            # The first turn warms up.
+            turns = [
+                {name: traffic.rate(services[name], processes[name], seconds / ROUNDS if turn else 0.5) for name in WAYS}
+                for turn in range(ROUNDS + 1)
+            ]
         finally:
             for name, service in services.items():
                 processes[name].close()
                 processes[name].join()
                 service.close()
-    median = {name: float(np.median(found)) for name, found in rates.items()}
-    return {
-        **median,
-        "pipelined_to_synchronous": median["pipelined"] / median["synchronous"],
-        "pipelined_to_coarse_swapping": median["pipelined"] / median["coarse_swapping"],
-        "device": settings.device.type,
-    }
+    rates = {name: median(turn[name] for turn in turns[1:]) for name in WAYS}
+    for name, rate in rates.items():
+        yield Row(name, rate, "/s")
+    yield Row("pipelined_to_synchronous", rates["pipelined"] / rates["synchronous"])
+    yield Row("pipelined_to_coarse_swapping", rates["pipelined"] / rates["coarse_swapping"])
+    yield Row("device", settings.device.type)
 
 
 def change(service: Service, way: str) -> None:

@@ -1,4 +1,4 @@
-"""Tabi's ways to spare work, on the exits of the tenants that `hplm bench cascade` has built. All are computed offline.
+"""`python -m research.papers tabi`: Tabi's ways to spare work, offline, on the exits that `hplm bench cascade` has built.
 
 A way is chosen by the dev texts, and judged by the labels of the test texts. Work is the share of the layers' work left.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.cascade_material import Judged, Part, Question, Way, described, judged, questions_in
-from bench.curves import Curve, Curves
+from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import LOOK, costs_of
 from builder.exits.build import DROPS
@@ -24,8 +24,8 @@ from builder.exits.thresholds import Estimate, within
 from builder.packed_batches import packed_batches
 from builder.publish.precision import served_precision
 from builder.store.store import Store
+from builder.tasks.tasks import training_task
 from builder.training.finetuning import PACK_TOKENS
-from builder.training.tasks import training_task
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
@@ -45,12 +45,20 @@ class Leaves(NamedTuple):
     looks: Array  # of each text: the exits that were looked at
 
 
-Ways = dict[str, dict[str, dict[str, float]]]  # figures by way, and by drop or share
 Choosing = Callable[[Part, Part], Iterable[Leaves]]  # by the first part, where texts of the second leave
 
 
-def figures(folder: Path, dtype: str, tenants: int) -> Ways:
-    """Returns means over the tenants, by way and drop (or the share of words that stay)."""
+@benchmark(tenants=1)
+def tabi(*, folder: Path = Path(".hplm/bench-cascade"), dtype: EngineDtype = "auto", tenants: Whole = 100) -> Rows:
+    """Compares Tabi's ways to spare work: means over tenants of the work of the layers, and of points lost by labels.
+
+    Thresholds for several exits, weighted ensembles, words pruned by attention, votes, one exit for all, and the bound. Each
+    by the points that it may lose, or by the share of words that stay.
+
+    :param folder: of the benchmark
+    :param dtype: precision of the full stack
+    :param tenants: at most
+    """
     asked = questions_in(folder, tenants)
     store = Store(folder / "store")
     precision = served_precision(store, dtype, resolve_device("auto"))
@@ -62,14 +70,8 @@ def figures(folder: Path, dtype: str, tenants: int) -> Ways:
                 found.setdefault(name, {}).setdefault(drop, []).append(_way(own, leaves))
         for keep, way in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
             found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(way)
-    return {name: {drop: described(ways) for drop, ways in own.items()} for name, own in found.items()}
-
-
-def curves_of(found: Ways) -> Curves:
-    lines: dict[str, Curve] = {
-        name: {f"{one['work']:.3f}": one["points_lost"] for one in own.values()} for name, own in found.items()
-    }
-    return {"points lost by labels, by the share of the layers' work that is left": lines}
+    for name, own in found.items():
+        yield from rows_of({drop: described(ways) for drop, ways in own.items()}, at=f"ways/{name}/")
 
 
 def _names(way: str) -> Sequence[str]:
@@ -218,11 +220,11 @@ def pruned(store: Store, id: str, question: Question, precision: Precision, own:
 
 
 @torch.inference_mode()
-def _pruned_labels(body, model, ground, keep: float) -> Array:
-    texts = ground.texts
+def _pruned_labels(body, model, data, keep: float) -> Array:
+    texts = data.dev
     found = np.empty(len(texts.texts), dtype=np.int64)
     for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = ground.reader.pack(texts, some, ground.device)
+        pack = data.reader.pack(texts, some, data.device)
         x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
         looked = Looked(pack.lengths, body.upper.heads)
         kept, lengths = None, pack.lengths

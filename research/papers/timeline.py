@@ -1,4 +1,4 @@
-"""A server's journal as a trace, which chrome://tracing and ui.perfetto.dev open (HMI's Fig. 17)."""
+"""`python -m research.papers timeline`: a server's journal as a trace for ui.perfetto.dev (HMI's Fig. 17)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.rows import Row, Rows, benchmark
 from hplm.errors import InvalidInput
 
 THREADS = {"prepare": "staging", "swap": "staging", "retrieve": "staging", "compute": "engine"}
 MICRO = 1e6
+
+
+@benchmark()
+def timeline(journal: Path, *, to: Path) -> Rows:
+    """Writes a server's journal as a trace for chrome://tracing or ui.perfetto.dev (HMI's Fig. 17).
+
+    :param journal: the file of the parameter `journal` of `<backbone>-upper`
+    :param to: the file to write
+    """
+    trace = trace_of(journal)
+    to.write_text(json.dumps(trace) + "\n", "utf-8")
+    yield Row("events", len(trace["traceEvents"]))
 
 
 def trace_of(journal: Path) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from bench.run import app_of
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from research.options import FLAT, JSON, command, run
+from research.options import FLAT, JSON, run
 from research.schemes.export import export_scheme
 
-app = command("research.schemes", __doc__)
+app = app_of("python -m research.schemes", __doc__)
 USUAL = ServingOptions()
 
 

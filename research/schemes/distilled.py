@@ -12,30 +12,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.adaptation.learning import Budget, Group, Learning
-from builder.hardware import half_precision
+from builder.learning.distil import WAY_OUT
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
-from builder.store.savepoint import Savepoint
+from builder.tasks.lookup import Pack
 from builder.training.bodies import WholeBody
-from builder.training.examples import Pack
-from builder.training.finetuning import PACK_TOKENS, Ground, Trained, TrainingOptions, train
+from builder.training.data import Data
+from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune
 from hplm.model.attention import PackedAttention
 from research.schemes.pretrained import evenly
 
 
 def distilled(
-    body: WholeBody, ground: Ground, options: TrainingOptions, kept: float, states: bool, show_progress: bool = True
+    body: WholeBody, data: Data, options: TrainingOptions, kept: float, states: bool, show_progress: bool = True
 ) -> Trained:
     """Trains a dedicated BERT and then its student with this share of the layers, each with the same options.
 
     `states`: the student first learns the teacher's hidden states, for as many passes over the texts.
     """
-    teacher = train(body, ground, options, show_progress=show_progress)
+    teacher = finetune(body, data, options, show_progress=show_progress)
     assert isinstance(teacher.body, WholeBody)
     layers = len(teacher.body.layers)
     student = teacher.body.with_layers(evenly(layers, max(1, round(kept * layers))))
     if states:
-        learn_states(student, teacher.body, ground, options, show_progress)
+        learn_states(student, teacher.body, data, options, show_progress)
 
     def apart(pack: Pack, logits: Tensor) -> Tensor:
         """Returns the mean squared distance from the teacher's logits. It is the same loss for every task."""
@@ -43,33 +44,34 @@ def distilled(
             wanted = teacher.model(teacher.body, pack)
         return F.mse_loss(logits.float(), wanted.float())
 
-    return train(student, ground, options, show_progress=show_progress, further=apart)
+    return finetune(student, data, options, show_progress=show_progress, further=apart)
 
 
-def learn_states(student: WholeBody, teacher: WholeBody, ground: Ground, options: TrainingOptions, show_progress: bool) -> None:
+def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: TrainingOptions, show_progress: bool) -> None:
     """Moves each of the student's hidden states towards that of the teacher's layers which it replaces."""
     ends = [round((i + 1) * len(teacher.layers) / len(student.layers)) for i in range(len(student.layers))]
     rng = np.random.default_rng(options.seed)
     chosen = [
         some
         for _ in range(options.epochs)
-        for some in packed_batches(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)
+        for some in packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)
     ]
-    in_half = half_precision(ground.device)
 
     def loss_of(some: np.ndarray) -> tuple[Tensor, int]:
-        pack = ground.reader.pack(ground.texts, some, ground.device, False)
-        with in_half:
-            with torch.no_grad():
-                wanted = states_of(teacher, pack)
-            own = states_of(student, pack)
+        pack = data.reader.pack(data.train, some, data.device, False)
+        with torch.no_grad():
+            wanted = states_of(teacher, pack)
+        own = states_of(student, pack)
         pairs = zip(own, [wanted[0], *(wanted[end] for end in ends)], strict=True)
         apart = [F.mse_loss(mine.float(), theirs.float()) for mine, theirs in pairs]
         return torch.stack(apart).sum(), len(pack.tokens)
 
     learned = Group(options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())})
-    learning = Learning(student, [learned], Budget(steps=len(chosen)), Savepoint(None))
-    learning.run("learning the teacher's states", lambda number: iter(chosen[number:]), loss_of, show_progress)
+    training = Training(
+        "learning the teacher's states", data.device, [learned], lambda number: iter(chosen[number:]), loss_of,
+        lambda: Exam(0.0, 0.0), WAY_OUT,
+    )  # fmt: skip
+    train(training, Budget(steps=len(chosen)), show_progress=show_progress)
 
 
 def states_of(body: WholeBody, pack: Pack) -> list[Tensor]:

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from builder.evaluation.tenant import Evaluation
+from builder.learning.loop import Diverged
 from builder.store.resumable import digest_of
 from builder.store.store import Store
+from builder.tasks.lookup import Reader
+from builder.tasks.scores import Scores
 from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
-from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
+from builder.training.data import Data, read_files
+from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
-from builder.training.material import Material
-from builder.training.model import Diverged
-from builder.training.scores import Scores
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from research.schemes.distilled import distilled
@@ -83,21 +84,21 @@ def score_schemes(
     options = TrainingOptions(**own)
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
-    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, labels, options.dtype)
-    ground, _ = material.open(device, show_progress)
-    if ground.labels != tenant.labels:
+    files = read_files(store, tenant.task, train_file, dev_file, labels, options.dtype)
+    data = files.looked_up(Reader(store, *stands_on), device, None, show_progress)
+    if data.labels != tenant.labels:
         raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: name its training data with --train")
     learned_from = report["training"]["texts"], report["dev"]["texts"]
-    if (len(ground.texts.examples), len(ground.dev.examples)) != learned_from:
+    if (len(data.train.examples), len(data.dev.examples)) != learned_from:
         raise InvalidInput(
             f"tenant {tenant.id!r} was trained on {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, but "
             f"{train_file} is now divided differently: name its dev data with --dev, or build the tenant again"
         )
-    texts = ground.reader.read(ground.task.read(evaluation.labelled.path), ground.task, tenant.labels, False)
+    texts = data.reader.read(data.task.read(evaluation.labelled.path), data.task, tenant.labels, False)
     scores = {}
     for name in names:
-        trained = _best_of(store, ground, name, tries, show_progress)
-        scores[name] = evaluate(trained.body, trained.model, ground, texts)[0]
+        trained = _best_of(store, data, name, tries, show_progress)
+        scores[name] = evaluate(trained.body, trained.model, data, texts)[0]
     return scores
 
 
@@ -110,13 +111,13 @@ def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> 
 
 
 def _best_of(
-    store: Store, ground: Ground, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
+    store: Store, data: Data, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
 ) -> Trained:
     """Returns the model with the best dev score, the first of equal ones. As in a grid, points that diverge are skipped."""
     best = None
     for factor, options in tries:
         try:
-            trained = train_scheme(store, ground, name, options, show_progress, factor=factor)
+            trained = train_scheme(store, data, name, options, show_progress, factor=factor)
         except Diverged:
             if len(tries) == 1:
                 raise
@@ -141,7 +142,7 @@ def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> 
 
 def train_scheme(
     store: Store,
-    ground: Ground,
+    data: Data,
     name: str,
     own: TrainingOptions,
     show_progress: bool = True,
@@ -153,15 +154,15 @@ def train_scheme(
     `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates.
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
-        return distilled(whole_body(store), ground, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
+        return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
     if body is None:
-        body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else body_of(store, SCHEMES[name])
-    return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
+        body = PlotBody.of(store) if name == "hplm" else body_of(store, SCHEMES[name])
+    return finetune(body, data, options_of(name, own, factor), show_progress=show_progress)
 
 
 def body_of(store: Store, scheme: Scheme) -> Body:
     if not scheme.whole:
-        return PlotBody(store.upper(), store.config.heads)
+        return PlotBody.of(store)
     whole = whole_body(store)
     return whole if scheme.body_rate or scheme.adapter else RememberingBody(whole)
 

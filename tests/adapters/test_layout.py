@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.adapters.tiles import Tiles
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from testing.toy import CONFIG
 from tests.support.message import mentioning
@@ -56,7 +56,7 @@ def test_adapters_equal_a_loop_over_rows(layout, slots):
                     inner = getattr(F, layout.function)(own[f"{place}/down"] @ expected[part] + own[f"{place}/down_bias"])
                     expected[part] += own[f"{place}/up"] @ inner + own[f"{place}/up_bias"]
             assert torch.allclose(got[row], expected, atol=1e-4)
-    assert touched == {at for at in WIDTHS if layout.touches(at)}
+    assert touched == {at for at in WIDTHS if at in layout.maps}
 
 
 def test_an_adapter_can_be_trained_and_does_not_change_its_input():
@@ -81,14 +81,18 @@ def test_heads_equal_a_loop_over_rows(function):
         assert torch.allclose(got[row], own["weight"] @ inner + own["bias"], atol=1e-3)
 
 
-def test_different_layouts_have_different_file_names():
+def test_different_layouts_have_different_names_and_keys_and_are_known_by_their_keys():
     one = Layout("bottleneck", 8, 8, 2, ("attention_out",))
     lora = Layout("lora", 8, 8, 2, ("value",))
     changes = {"layers": 1, "places": ("ffn_out",), "function": "gelu", "dtype": "bf16", "size": 4}
     layouts = [one, lora, replace(lora, places=("query", "value")), Layout("head", 16, 8, 1), Layout("head2", 16, 8, 1)]
     layouts += [replace(one, **{name: value}) for name, value in changes.items()]
-    assert len({layout.file_name for layout in layouts}) == len(layouts)
-    assert layouts[0].file_name == "bottleneck-8x2.bank" and lora.file_name == "lora-8x2-value.bank"
+    assert len({layout.name for layout in layouts}) == len({layout.key for layout in layouts}) == len(layouts)
+    assert [Layout.of(layout.key) for layout in layouts] == layouts
+    assert layouts[0].name == "bottleneck-8x2" and lora.name == "lora-8x2-value"
+    for wrong in ("", "lora", layouts[0].key + ",1", layouts[0].key.replace("8", "x")):
+        with pytest.raises(Broken, match="no layout"):
+            Layout.of(wrong)
 
 
 def test_unpacking_returns_the_packed_weights():

@@ -257,7 +257,7 @@ def test_a_batch_waits_for_each_layer_before_it_uses_it(worlds, monkeypatch):
         for number, layer in enumerate(slots.layers):
             copies = []
             for slot, arrival in slots._promised:
-                for name, tensor in slots._layout.unpack(arrival.flat.clone())[number].items():
+                for name, tensor in slots.layout.unpack(arrival.flat.clone())[number].items():
                     own = layer[name][slot][tuple(map(slice, tensor.shape))]
                     own.fill_(torch.nan)
                     copies.append(lambda target=own, tensor=tensor: target.copy_(tensor))

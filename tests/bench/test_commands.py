@@ -1,10 +1,9 @@
-"""Each benchmark ends with its figures as JSON, and refuses impossible options before it builds anything."""
+"""Each measuring command ends with its figures as JSON, and refuses impossible options before it builds anything."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,28 +12,53 @@ from typing import get_args
 import pytest
 
 import bench
+from bench.claims import at
 from bench.rows import EngineDtype, Size
 from hplm.cli.main import main
 from hplm.options import ENGINE_DTYPES
+from hplm.tenants.directory import Directory
+from loadtest import isolation
+from research.comparison import compare
+from research.papers import __main__ as papers
+from testing import random_repository
 from testing.random_store import SIZES
 from tests.research.schemes.checkpoints import save_bert
 from tests.support.message import mentions
 
+MAINS = {"papers": papers.main, "comparison": compare.main, "isolation": isolation.main, "random": random_repository.main}
 FIGURES = {  # of each command: figures that must be there, by their paths
-    "adapters": "t128.16.grouped_us t128.16.to_loop",
-    "cascade --model bert": "work tenants.stdlib-area.points_lost random.points_lost one_client.over_full served.as_expected",
-    "cluster --only proxy": "proxy_over_direct hop_p50_ms",
-    "engine": "toy.var20.packed toy.var100.packed_to.naive int8_over_fp32",
-    "generate --parts halves": "decode_ratio",
-    "glue": "c1_added_ms c64_grpc_share_of_noop c64_share_of_echo",
-    "overload": "on_time_of_admitted simulated_on_time_of_offered",
-    "overload --policies fcfs das:row_tokens=64 --variance 20": "drift.on_time",
-    "place --shared --size toy": "fig2_skew mean_ms.poisson",
-    "plot": "lookup_us gather_us cold_to_pread",
-    "schedule": "rates.3.0 overhead_share decoders.capacity_per_s",
-    "serve --tenants 2,4": "added_over_noop_ms share_of_bound most_to_least.req_per_s",
-    "training": "tables_ms share_of_whole",
+    "bench adapters": "t128/16/grouped_us; t128/16/to_loop",
+    "bench cascade --model bert": "work; tenants/stdlib-area/points_lost; one_client/over_full; served/as_expected",
+    "bench cluster --only proxy": "proxy_over_direct; hop_p50_ms",
+    "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
+    "bench generate --parts halves": "decode_ratio",
+    "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
+    "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
+    "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/on_time",
+    "bench place --shared --size toy": "fig2_skew; mean_ms/poisson",
+    "bench plot": "lookup_us; gather_us; both_to_sequential",
+    "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
+    "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
+    "bench training": "tables_ms; share_of_whole",
+    "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
+    "comparison --scenario burst": "p50_ms/dedicated_inprocess/5",
+    "papers alpaserve --picture a.svg": "; ".join(
+        f"curves/{title}/search"
+        for title in ("Table 2: in time by deadline", *(f"Fig. {n}: in time by CV" for n in (12, 13, 17)))
+    ),
+    "papers staging": "pipelined; no_retrieval; no_swapping; coarse_swapping; synchronous; pipelined_to_synchronous",
+    "papers tcb --picture a.svg": "rows/4/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
+
+
+def status(command: str) -> int:
+    """Returns the exit status of a command. What a program ends with, if it is no number, is printed as Python does."""
+    name, *words = command.split()
+    try:
+        return main(["bench", *words]) if name == "bench" else MAINS[name](words) or 0
+    except SystemExit as ended:
+        print(ended.code, file=sys.stderr)
+        return 1
 
 
 def numbers(found: object) -> Iterator[float]:
@@ -44,19 +68,16 @@ def numbers(found: object) -> Iterator[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", FIGURES)
-def test_a_benchmark_ends_with_its_figures(command: str, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
+def test_a_command_ends_with_its_figures(command: str, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
     """Some start a server or train, so they take more than five seconds."""
     monkeypatch.chdir(tmp_path)
     if "--model" in command:
         save_bert(tmp_path / "bert")
-    assert main(["bench", *command.split(), "--quick", "--json"]) == 0
+    assert status(f"{command} --quick --json") == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    for path in FIGURES[command].split():
-        found = figures
-        for name in re.split(r"\.(?!0)", path):
-            found = found[name]
-        assert found is not None
+    assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
+    assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
 
 
 def test_only_the_named_benchmark_is_imported_and_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,8 +86,9 @@ bench.register(argparse.ArgumentParser().add_subparsers())
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "loadtest", "testing", "cyclopts"}"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert main(["bench"]) == 0
-    listed = capsys.readouterr().out.splitlines()[4:]
-    assert [line.split()[0] for line in listed] == list(bench.benchmarks()) and all(len(line.split()) > 3 for line in listed)
+    listed, known = capsys.readouterr().out.splitlines()[4:], bench.benchmarks("hplm bench", bench.__path__)
+    assert [line.split()[0] for line in listed] == list(known) and all(len(line.split()) > 3 for line in listed)
+    assert {command.split()[1] for command in FIGURES if command.startswith("bench")} | {"infinity"} == set(known)
     assert set(get_args(Size)) == set(SIZES) and get_args(EngineDtype) == ("auto", *ENGINE_DTYPES)
 
 
@@ -85,23 +107,54 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("command", "named"),
     [
-        ("serve --seconds 0", ["--seconds", "0.0"]),
-        ("serve --tokens 1", ["--tokens 1", 3, 512]),
-        ("overload --tokens 513", ["--tokens 513"]),
-        ("overload --policy luck", ["policy", "'luck'"]),
-        ("generate --parts luck", ["--parts", '"luck"']),
-        ("overload --packings dense", ["'dense'"]),
-        ("schedule --promise-ms 0 1", ["--promise-ms", "0.0"]),
-        ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
-        ("cascade --questions 0", ["--questions"]),
-        ("cluster --only dance", ["--only", '"dance"']),
-        ("plot --keys 1000000000000", ["--folder", "--keys"]),
-        ("training --picture x.foo", ["--picture x.foo"]),
-        ("luck", ["'luck'", "serve"]),
+        ("bench serve --seconds 0", ["--seconds", "0.0"]),
+        ("bench serve --tokens 1", ["--tokens 1", 3, 512]),
+        ("bench overload --tokens 513", ["--tokens 513"]),
+        ("bench overload --policy luck", ["policy", "'luck'"]),
+        ("bench generate --parts luck", ["--parts", '"luck"']),
+        ("bench overload --packings dense", ["'dense'", "packed", "naive"]),
+        ("bench overload --packings packed:rows=2", ["'packed:rows=2'"]),
+        ("bench overload --packings concat:rows=0", ["rows=0"]),
+        ("bench overload --packings slotted:rows", ["'rows'"]),
+        ("bench schedule --promise-ms 0 1", ["--promise-ms", "0.0"]),
+        ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
+        ("bench cascade --questions 0", ["--questions"]),
+        ("bench cluster --only dance", ["--only", '"dance"']),
+        ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
+        ("bench training --picture x.foo", ["--picture x.foo"]),
+        ("bench luck", ["'luck'", "serve"]),
+        ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", 5]),
+        ("papers tcb --rows 4,0", ["--rows", 0]),
+        ("papers alpaserve --seconds nan", ["--seconds"]),
+        ("papers timeline none --to trace", ["none"]),
+        ("papers timeline journal --to trace", ["journal", "line 2"]),
+        ("papers tabi --folder none", ["none", "hplm bench cascade"]),
+        ("comparison --budget 0", ["--budget", 0]),
+        ("comparison --schemes hplm,plot", ["--schemes", "'plot'"]),
+        ("comparison --lengths normal:20,20,3,600", ["--lengths 600"]),
+        ("isolation --ways long", ["--noisy"]),
+        ("isolation --ways slow", ["--door"]),
+        ("isolation", ["--noisy"]),
+        ("isolation --ways quota --noisy beta --url 127.0.0.1:1", ["--url"]),
+        ("isolation --door --addresses 251", ["--addresses"]),
+        ("isolation --noisy beta --url nowhere", ["--url"]),
+        ("isolation --noisy beta --repository /nowhere", ["/nowhere"]),
+        ("random --to . --tenants 3", ["--to"]),
+        ("random --to new --tenants 0", ["--tenants 0"]),
     ],
 )
-def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str], given: str, named: list) -> None:
-    assert main(["bench", *given.split()]) == 1
-    assert mentions(capsys.readouterr().err, *named)
+def test_impossible_options_are_refused(capsys, tmp_path, monkeypatch, command: str, named: list) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "journal").write_text('{"request": "a"}\n[]\n')
+    needed = " --backbone toy --quiet acme" if command.startswith("isolation") else ""
+    assert status(command + needed) == 1
+    assert mentions(capsys.readouterr().err, *named) and [file.name for file in tmp_path.iterdir()] == ["journal"]
+
+
+def test_a_random_repository_is_whole_and_has_as_many_tenants(tmp_path) -> None:
+    assert status(f"random --to {tmp_path / 'new'} --tenants 3 --dtype fp32") == 0
+    (snapshot,) = Directory(tmp_path / "new", None).snapshots()
+    assert [tenant.id for tenant in snapshot.tenants] == ["tenant-0", "tenant-1", "tenant-2"]
+    assert main(["verify", "--repository", str(tmp_path / "new")]) == 0

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench import overload
+from bench import curves, overload
 from bench.adapters import variants
-from bench.engine import batches_of, packed, padding
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
 from loadtest.load import Report
-from research.papers.packings import Concat, Naive
 
 
 @pytest.mark.slow
@@ -28,19 +26,6 @@ def test_all_variants_of_an_adapter_compute_the_same() -> None:
         assert not torch.equal(results[name], rows.after), name
     for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if with_peft else [])):
         torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
-
-
-def test_lengths_are_distributed_as_in_the_paper() -> None:
-    for variance in (20, 100):
-        lengths = np.concatenate(batches_of(300, variance))
-        assert lengths.min() >= 3 and lengths.max() <= 100
-        assert lengths.mean() == pytest.approx(20, abs=2) and lengths.var() == pytest.approx(variance, rel=0.3)
-
-
-def test_padding_is_the_share_of_rows_without_text() -> None:
-    batches = [np.array([10, 5, 5])]
-    assert padding(packed, batches) == padding(Concat(4, 10).lay, batches) == 0
-    assert padding(Naive().lay, batches) == pytest.approx(1 / 3)
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
@@ -101,3 +86,16 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
     shown = table_of(rows).splitlines()
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
+
+
+def test_a_panel_is_named_by_what_stands_before_the_number(monkeypatch, tmp_path) -> None:
+    drawn = {}
+    monkeypatch.setattr(curves, "draw", lambda panels, *_: drawn.update(panels))
+    names = ("rates/1.5/das/utility", "curves/Fig. 5/search/8", "points/a/4/real")
+    curves.draw_rows([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)], "title", tmp_path / "a.svg")
+    assert drawn == {
+        "tenants: ms": {"p50": {"10": 3.0}},
+        "rates: utility": {"das": {"1.5": 1.0}},
+        "Fig. 5": {"search": {"8": 1.0}},
+        "points/a": {"real": {"4": 1.0}},
+    }

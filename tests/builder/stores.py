@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.store.store import Store, TenantFile
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counting import count_ngrams

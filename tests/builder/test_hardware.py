@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from builder.adaptation.lessons import Student, Windowed, Windows
 from builder.hardware import compiled
+from builder.learning.windows import Shrinking, Student, Windowed
 from builder.packed_batches import positions_of
 from hplm.model.checkpoint import random_backbone
 from testing.toy import CONFIG
@@ -17,7 +17,7 @@ from testing.toy import CONFIG
 def read(lengths, seed):
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, CONFIG.vocabulary, size=sum(lengths)).astype(np.int32)
-    distinct, window_of = Windows(CONFIG).whole(tokens, np.array(lengths))
+    distinct, window_of = Shrinking(CONFIG, torch.device("cpu"))(tokens, np.array(lengths), rng)
     return Windowed(distinct, window_of, torch.from_numpy(positions_of(np.array(lengths)).astype(np.int64)), lengths)
 
 

@@ -9,7 +9,8 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.cli.main import main
-from hplm.tenants.state import State
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.builder.stores import add_tenant, corpus, rooted
@@ -30,7 +31,7 @@ def made(tmp_path_factory):
     for tenant in TENANTS[:3]:
         random_tenant(store, replace(tenant, version=2, domain_version=2), 0.1, seed=5)
     random_tenant(store, ACME, 0.3, seed=1)
-    State(folder / "state/toy").begin()
+    begin(Folder(folder / "state/toy"))
     return folder
 
 

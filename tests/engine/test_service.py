@@ -1,8 +1,5 @@
 """The upper half passes requests to the engine within its limits. `test_encoder_machine` tests random runs."""
 
-import json
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +18,6 @@ from research.papers.packings import Concat, Slotted
 from testing.toy import WORDS
 from tests.engine.asker import Asker, stages_of
 from tests.engine.world import World
-from tests.support.answers import Comparison
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -102,7 +98,17 @@ def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(aske
 
 def test_a_passage_counts_for_the_memory_limit():
     numbers = np.zeros((1, 3), dtype=np.int32)
-    tenant = Tenant("acme", 1, 1, "root", 1, "span", ("start", "end"), Record("head-16.bank", 0, 1, 1), None)
+    tenant = Tenant(
+        "acme",
+        1,
+        1,
+        "root",
+        1,
+        "span",
+        ("start", "end"),
+        Record("one.safetensors", "head,,relu,fp16,16,32,1,0,0,0,0", 0, 0),
+        None,
+    )
     of = {"tenant": tenant, "tenant_number": 1, "backbone": 0}
     request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, **of)
     short, long = (Text(request, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
@@ -142,28 +148,3 @@ def test_threads_serve_what_was_accepted_before_they_end(toy):
     assert all(asker.wait(number)[0].labels for number in numbers)
     with pytest.raises(Draining):
         asker.ask("acme", [WORDS[0]])
-
-
-def test_levels_and_links_of_earlier_versions_are_read_and_the_full_stack_answers(toy, reference, tmp_path, caplog):
-    """Such an export has files of theirs too, and more records than the tenant reads now."""
-    folder = Path(shutil.copytree(toy.folder, tmp_path / "toy" / "1"))
-    (folder / "stacks").mkdir()
-    (folder / "stacks" / "small.safetensors").write_bytes(b"not read")
-    stored = json.loads((folder / "tenants.json").read_text())
-    record = {"bank": "bottleneck-4x1.bank", "index": 7, "uid": 1, "version": 1}
-    steps = [{"level": 0, "cutoff": 0.7, "slope": 4.0, "alpha": 0.5, "weight": 1.0, "reached": 1.0}, {"level": 1}]
-    acme = next(tenant for tenant in stored["tenants"] if tenant["id"] == "acme")
-    acme["levels"] = [{"stack": "small", "head": record, "adapter": record, "calibration": {"temperature": 2.0}}]
-    acme["ladder"] = [{"steps": steps, "cost": 0.6}]
-    acme["link"] = {"backbone": "large", "tenant": "acme", "version": 1, "plan": {"steps": steps}}
-    (folder / "tenants.json").unlink()
-    (folder / "tenants.json").write_text(json.dumps({**stored, "format": 8}))
-    asker = Asker(folder)
-    for rung in (0, 1, 9):
-        (answer,) = asker.wait(asker.ask("acme", [WORDS[0]], rung=rung))
-        assert answer.level == 1
-        comparison = Comparison()
-        comparison.add("acme", answer.logits, reference.forward(WORDS[0], "acme").numpy())
-        comparison.assert_equal("fp32")
-    asker.close()
-    assert ["tenant acme" in text for text in caplog.messages if "levels or a link" in text] == [True]

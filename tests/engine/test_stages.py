@@ -97,7 +97,7 @@ def test_each_layer_and_its_slots_are_on_the_device_of_its_stage(reference):
         name for name in devices if name.startswith(("layers.2.", "layers.3.", "layers.4."))
     }
     settings = StagingSettings(4, CPU, torch.float32, stages=stages)
-    layouts = {bank.layout for bank in reference.backbone.view.banks.values()}
+    layouts = reference.backbone.layouts
     assert {"bottleneck", "head", EXIT} <= {layout.kind for layout in layouts}
     for layout in layouts:
         slots = Slots(layout, 2, CPU, torch.float32, settings.devices_of(layout))

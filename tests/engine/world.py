@@ -14,6 +14,7 @@ from functools import cache
 
 import numpy as np
 
+from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Prepared
 from hplm.engine.in_flight import read
@@ -181,7 +182,7 @@ class World:
             self.offer("echo", [WORDS[0]])
             self.run_all()
             view = self._backbone.view
-            own = view.banks[view.snapshot.find("echo").weights.head.bank].layout
+            own = Layout.of(view.snapshot.find("echo").weights.head.layout)
             held = {layout for layout, slots in self._served.stager.slots().items() if slots.pinned}
             assert held == {own}, "slots are held"
         assert self.taken == 0, "a request has left twice or never"

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hplm.adapters.bank import Bank, write_bank
-from hplm.adapters.layout import adapter_layout
-from hplm.adapters.record import Record
+from hplm.adapters.layout import Layout, adapter_layout
+from hplm.adapters.records import Records, write
 from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
 from hplm.generation.staging import Stager
@@ -53,18 +52,19 @@ class Small:
             make_table(folder, "law", "root", space, [*sorted(own), *sorted(pairs)[:50]], seed=1),
         ]
         self.forest = Forest([folder], assign_addresses(tables))
+        self.records = Records(folder)
         self.sources = [self._source(folder, 0, "root", ()), self._source(folder, 1, "law", ())]
         for uid, domain, places in ((2, "root", ("query", "value")), (3, "law", ("key", "attention_out", "ffn_out"))):
             self.sources.append(self._source(folder, uid, domain, places))
         self.sources.append(self._source(folder, 4, "law", ("query", "value")))
-        self.layouts = {source.adapter[1].layout for source in self.sources if source.adapter is not None}  # of all tenants
+        self.layouts = {Layout.of(source.adapter.layout) for source in self.sources if source.adapter is not None}
         self._merged: dict[int, UpperStack] = {}
 
     def addresses(self, source, prompt):
         return source.chain.lookup(np.array(prompt), np.array([len(prompt)])).addresses
 
     def machine(self, world, cache, seats):
-        stager = Stager(self.config, lambda: self.forest, lambda: self.layouts, cache, seats, CPU, torch.float32)
+        stager = Stager(self.config, lambda: self.forest, lambda: self.layouts, self.records, cache, seats, CPU, torch.float32)
         return stager, Decoder(self.upper, CPU, torch.float32)
 
     def _source(self, folder, uid, domain, places):
@@ -72,10 +72,9 @@ class Small:
         if not places:
             return Source(f"tenant-{uid}", uid, 1, chain)
         layout = adapter_layout(self.config, "lora", 4, places)
-        path = folder / f"{uid}-{layout.file_name}"
         flat = torch.randn(layout.layers, layout.layer_size, generator=torch.Generator().manual_seed(uid)) * 0.2
-        write_bank(path, layout, [(uid, 1, flat)])
-        return Source(f"tenant-{uid}", uid, 1, chain, (Record(path.name, 0, uid, 1), Bank(path)))
+        made = write(folder, {"adapter": (layout, layout.unpack(flat))})
+        return Source(f"tenant-{uid}", uid, 1, chain, made["adapter"])
 
     @torch.no_grad()
     def all_logits(self, ids, source) -> torch.Tensor:
@@ -103,11 +102,11 @@ class Small:
             return self.upper
         if source.uid not in self._merged:
             upper = copy.deepcopy(self.upper)
-            record, bank = source.adapter
+            record = source.adapter
             query, key = self.config.query_width, self.config.key_width
             rows = {"query": slice(0, query), "key": slice(query, query + key), "value": slice(query + key, query + 2 * key)}
-            for layer, own in zip(upper.layers, bank.weights(record), strict=True):
-                for place in bank.layout.places:
+            for layer, own in zip(upper.layers, self.records.weights(record), strict=True):
+                for place in Layout.of(record.layout).places:
                     weight = layer.qkv.weight[rows[place]] if place in rows else getattr(layer, place).weight
                     weight.add_(own[f"{place}/b"].float() @ own[f"{place}/a"].float())
             self._merged[source.uid] = upper

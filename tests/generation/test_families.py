@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from builder.adaptation.learning import Budget
 from builder.importing.generative import plain_tenant
+from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.tables.root import RootOptions, build_root
 from hplm.engine.backbone import Backbone

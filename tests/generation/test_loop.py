@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hplm.adapters.layout import Layout
 from hplm.errors import Broken, Internal
 from hplm.generation import staging
 from hplm.generation.running import FINISHED
@@ -88,7 +89,7 @@ def test_attention_of_a_step_with_a_seed_must_not_depend_on_neighbours(small, mo
 
 def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small):
     """The next request copies what this one did not. The stager is real: random runs have a fake one."""
-    world, (record, bank) = World(small), small.sources[2].adapter
+    world = World(small)
     first = world.ask([3, 4], greedy(20), tenant=2)
     hold = world.stager.hold
 
@@ -101,7 +102,7 @@ def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small
     world.stager.hold = holding
     world.step()
     assert isinstance(first.error, Internal)
-    small.sources.append(replace(small.sources[2], adapter=(replace(record, version=9), bank)))
+    small.sources.append(replace(small.sources[2], adapter=replace(small.sources[2].adapter, checksum=9)))
     try:
         bad = world.ask([3, 4], greedy(5), tenant=len(small.sources) - 1)
     finally:
@@ -114,7 +115,7 @@ def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small
 def test_slots_are_freed_of_layouts_that_no_tenant_has_any_more(small, monkeypatch):
     """When another layout needs memory, and no sequence holds one of them."""
     world = World(small)
-    one, other = (small.sources[tenant].adapter[1].layout for tenant in (2, 3))
+    one, other = (Layout.of(small.sources[tenant].adapter.layout) for tenant in (2, 3))
 
     def asked(*tenants):
         said = [world.ask([3, 4], greedy(8), tenant) for tenant in tenants]

@@ -39,7 +39,9 @@ class Place:
         store = random_store(folder / "store", CHAT, tenants, ["law"], corpus_tokens=500, spread=0.3)
         self.folder, state = folder / "repository" / "chat" / "1", folder / "state"
         write_version(store, store.tenants(), self.folder)
-        self.manager, self.backbone = Manager(self.folder, state), Backbone(self.folder, state)
+        self.manager = Manager(self.folder, state)
+        self.manager.registry.begin()
+        self.backbone = Backbone(self.folder, state)
         self.prompts = Prompts.load(self.folder / Backbone.TOKENIZER, self.backbone.config)
         self.service = self.started(**settings)
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from builder.evaluation.fitting import Cases, fit_temperature, fitted
+from builder.evaluation.reliability import Bin, bins_of, calibration_error, debiased_error
 from hplm.levels.calibration import BINS, DIRICHLET, UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
-from hplm.levels.fitting import Cases, fit_temperature, fitted
-from hplm.levels.reliability import Bin, bins_of, calibration_error, debiased_error
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
 NUMBERS = Calibration(BINS, delta=0.5, edges=(1.0, 2.0), shares=(0.9, 0.5, 0.2))

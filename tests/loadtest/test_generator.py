@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import ssl
 import threading
 from collections import Counter
@@ -80,7 +79,7 @@ def test_every_request_is_counted_once_by_what_became_of_it(respond, sent, statu
     assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3 if len(good) else np.nan, nan_ok=True)
 
 
-def test_a_server_that_goes_away_ends_the_load() -> None:
+def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> None:
     with SmallServer() as server:
 
         def close_after_ten(number: int, body: bytes) -> bytes:
@@ -91,17 +90,9 @@ def test_a_server_that_goes_away_ends_the_load() -> None:
 
         server.respond = close_after_ten
         report = loaded(server, count=1000)
-    assert report.by_status == {200: 10}
-    assert report.errors == {"reset": 1}
-    assert report.lost_connections == 1
-
-
-def test_a_missing_server_is_named_in_the_error() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{port}")):
-            Load(f"127.0.0.1:{port}", numbered(1)).run()
+    assert (report.by_status, report.errors, report.lost_connections) == ({200: 10}, {"reset": 1}, 1)
+    with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{server.port}")):
+        loaded(server)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +108,6 @@ def test_an_open_loop_sends_requests_in_order_and_not_before_they_are_due(times,
     assert server.bodies == [str(number).encode() for number in range(sent)]
     assert list(report.numbers) == list(range(sent))
     assert report.wall_s >= least_s
-
-
-def test_a_load_has_a_rate_or_arrivals() -> None:
-    with pytest.raises(ValueError, match=mentioning("rate", "arrivals")):
-        Load("127.0.0.1:1", numbered(1), rate=1.0, arrivals=np.zeros(1))
 
 
 def test_an_open_loop_counts_the_wait_for_a_slow_server() -> None:
@@ -142,40 +128,37 @@ def test_requests_that_an_open_loop_could_not_send_are_counted() -> None:
     assert report.errors["unsent"] >= 2
 
 
-def test_other_connections_go_on_while_one_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, answered = itertools.count(), threading.Event()
+class Opened(Connection):
+    """Calls `before` with the number of each connection, in their order."""
 
-    class Slow(Connection):
-        def __init__(self, *given: Any) -> None:
-            if next(opened) == 2:  # the first two are open before the clock starts
-                assert answered.wait(60)
-            super().__init__(*given)
+    numbers, before = itertools.count(), staticmethod(lambda number: None)
+
+    def __init__(self, *given: Any) -> None:
+        self.before(next(self.numbers))
+        super().__init__(*given)
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(monkeypatch, connections: int) -> None:
+    answered = threading.Event()
+
+    def before(number: int) -> None:
+        if number in (connections, connections + 1):  # earlier ones are open before the clock starts
+            assert connections == 1 or answered.wait(60)
+            raise ConnectionRefusedError
 
     def respond(number: int, body: bytes) -> bytes:
         if number == 20:
             answered.set()
         return answer() if number else RESET
 
-    monkeypatch.setattr(generator, "Connection", Slow)
+    monkeypatch.setattr(Opened, "numbers", itertools.count())
+    monkeypatch.setattr(Opened, "before", staticmethod(before))
+    monkeypatch.setattr(generator, "Connection", Opened)
     with SmallServer(respond) as server:
-        report = loaded(server, connections=2, count=40, seconds=60.0)
-    assert report.by_status == {200: 39}
-    assert report.errors == {"reset": 1} and not report.lost_connections
-
-
-def test_a_lost_connection_is_opened_again_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = itertools.count()
-
-    class Refused(Connection):
-        def __init__(self, *given: Any) -> None:
-            if next(opened) in (1, 2):
-                raise ConnectionRefusedError
-            super().__init__(*given)
-
-    monkeypatch.setattr(generator, "Connection", Refused)
-    with SmallServer(lambda number, body: answer() if number else RESET) as server:
-        report = loaded(server, connections=1, count=3, seconds=60.0)
-    assert report.by_status == {200: 2} and report.errors == {"reset": 1} and not report.lost_connections
+        report = loaded(server, connections=connections, count=40, seconds=60.0)
+    assert (report.by_status, report.errors) == ({200: 39}, {"reset": 1})
+    assert connections > 1 or not report.lost_connections
 
 
 def test_the_command_sends_the_lines_of_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

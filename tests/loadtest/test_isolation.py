@@ -14,7 +14,6 @@ from loadtest.isolation import MOST_GROWTH_MB, judged, main
 from loadtest.noise import LARGEST_ALLOWED, OF_STRANGERS
 from loadtest.watch import Watch
 from tests.deploy.door import require_haproxy
-from tests.support.message import mentions
 from tests.support.wait import eventually
 
 SENT = 10
@@ -121,24 +120,6 @@ def test_strangers_are_refused_and_the_quiet_tenant_is_answered(toy, capsys, mon
     assert said["slow"]["open_at_the_end"] <= OF_ONE_ADDRESS and said["slow"]["refused"] > 0
     assert OF_ONE_ADDRESS < said["slow_from_many"]["open_at_the_end"] <= SLOW
     assert set(said["unknown"]) <= {"404", "503", "reset"} and said["unknown"]["404"] > 0  # cut off where it is fast
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--ways", "long"], "--noisy"),
-        (["--ways", "slow"], "--door"),
-        ([], "--noisy"),
-        (["--ways", "quota", "--noisy", "beta", "--url", "127.0.0.1:1"], "--url"),
-        (["--door", "--addresses", "251"], "--addresses"),
-        (["--noisy", "beta", "--url", "nowhere"], "--url"),
-        (["--noisy", "beta", "--repository", "/nowhere"], "/nowhere"),
-    ],
-)
-def test_what_cannot_be_measured_is_an_error_and_no_figure(options, named, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*SMALL, *options])
-    assert mentions(ended.value.code, named) and json.loads(capsys.readouterr().out) == {}
 
 
 def test_busy_processes_and_ended_ones_are_told_apart_and_growth_is_the_most() -> None:

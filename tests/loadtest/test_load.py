@@ -35,13 +35,10 @@ def test_reports_come_in_the_order_of_the_loads_each_from_a_process_of_its_own()
     assert (first, second) == ("first", "second") and len({one, other, os.getpid()}) == 3
 
 
-@pytest.mark.parametrize(("what", "named"), [("refuses", "no server"), ("dies", "without a report")])
-def test_a_load_that_fails_ends_the_others(what: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "named"), [("refuses", "no server"), ("dies", "without a report"), ("hangs", "did not end within")]
+)
+def test_a_load_that_fails_or_does_not_end_ends_the_others(what: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "START_S", 0.1 if what == "hangs" else 3600.0)
     with pytest.raises(HplmError, match=named):
-        send(Doing("hangs", limit_s=3600.0), Doing(what))
-
-
-def test_a_load_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "START_S", 0.1)
-    with pytest.raises(HplmError, match="did not end within"):
-        send(Doing("hangs", limit_s=0.1))
+        send(Doing("hangs", limit_s=0.1), Doing(what, limit_s=0.1))

@@ -161,6 +161,9 @@ def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
             eventually(lambda: "zipf" in _get(page))
             assert '"title": "Outcomes"' in _get(page)
             form = {"user_count": 8, "spawn_rate": 8, "host": f"http://{server.http_url}", "rate": 20, "duration": 2}
+            refused = json.loads(_get(f"{page}/swarm", urlencode({**form, "deadline": "luck"}).encode()))
+            assert not refused["success"] and mentions(refused["message"], "--deadline", "'luck'")
+            form["deadline"] = "0"
             assert json.loads(_get(f"{page}/swarm", urlencode({**form, "scenario": "Gamma"}).encode()))["success"]
             eventually(lambda: json.loads(_get(f"{page}/outcomes") or "{}").get("Gamma", {}).get("requests", 0) > 10)
             eventually(lambda: json.loads(_get(f"{page}/stats/requests") or "{}").get("state") == "stopped")

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
-from builder.adaptation.learning import Budget
-from builder.adaptation.teacher import Teacher
+from builder.learning.limits import Budget
+from builder.learning.teacher import Teacher
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention

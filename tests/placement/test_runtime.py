@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -105,27 +105,18 @@ class Served:
         self.engine = Engine(stages)
         stager = SimpleNamespace(stage=self._stage, release=list.clear)
         instruments = SimpleNamespace(started=self._started, reached=lambda texts: None, computed=lambda batch, staged: None)
-        self._batches = self.ended = 0  # `ended`: stages of batches
+        self._batches, self._staged = 0, []
         own = SimpleNamespace(engine=self.engine, stager=stager, instruments=instruments)
         in_flight = SimpleNamespace(enter=lambda batch, marks: None, leave=lambda batch: None)
         self.encoder = Quiet(scheduler, capacity, [own], nullcontext, lambda: None, in_flight, lambda: self.now)
         self.process = Process(self.encoder, starts=[stage.pin for stage in self.engine.stages], help_at_once=True)
 
     def state(self):
-        return self.told.events, self.engine.reached, self.ended
+        return self.told.events, self.engine.reached, sum(len(staged.computing_ns) for staged in self._staged)
 
     def _stage(self, texts, broken, places):
-        staged = SimpleNamespace(texts=texts, left=texts, held=[], brought=0, stages={}, computing_ns=[])
-
-        @contextmanager
-        def timed(step):
-            start = self.now
-            yield
-            staged.stages[step] = start, self.now
-            self.ended += 1
-
-        staged.timed = timed
-        return staged
+        self._staged.append(SimpleNamespace(texts=texts, left=texts, held=[], brought=0, stages={}, computing_ns=[]))
+        return self._staged[-1]
 
     def _started(self, staged):
         self._batches += 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from builder.importing.found import halves, records, storable, upper_layout
+from builder.importing.foreign import records, storable, upper_layout
 from builder.importing.heads import check_head, chosen_labels
 from builder.importing.tenant import read_folder
 from builder.publish.export import export
@@ -20,7 +20,8 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.store.verification import store_parts
-from builder.training.labelled import read_answers, read_corpus, read_label, read_labelled, read_labels, read_tags, read_value
+from builder.tasks.examples import read_corpus
+from builder.tasks.tasks import training_task
 from hplm.adapters.bank import Bank, Record
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
@@ -227,11 +228,13 @@ def imported(work: Path, take: Taken) -> Made:
         shutil.copytree(SAVED / name, work / "saved" / name, ignore=shutil.ignore_patterns("expected.json"))
 
     def read(name: str) -> None:
-        adapter, head = read_folder(work / "saved" / name.partition("/")[0], str(work), None)
+        adapter = read_folder(work / "saved" / name.partition("/")[0], str(work), None)
+        head = adapter.head
+        assert head is not None
         rows = len(head.weights["weight"])
         chosen_labels(head.task, None if head.labels else [str(row) for row in range(rows)], head.labels, rows, head.source)
         check_head(head.weights, head.function, CONFIG, head.source)
-        upper = halves(adapter, CONFIG).upper
+        _, upper = adapter.halves(CONFIG)
         if (layout := upper_layout(adapter, upper, CONFIG)) is not None:
             for record in records(upper, layout):
                 storable(record, layout, adapter.source)
@@ -239,12 +242,12 @@ def imported(work: Path, take: Taken) -> Made:
     return work / "saved", read
 
 
-LABELLED: dict[str, tuple[Any, list[dict[str, Any]]]] = {
-    "classify.jsonl": (read_label, [{"text": "a b", "label": "x"}, {"text": "c", "text_pair": "d", "label": 1}]),
-    "multilabel.jsonl": (read_labels, [{"text": "a b", "labels": ["x", "y"]}, {"text": "c", "labels": []}]),
-    "regress.jsonl": (read_value, [{"text": "a b", "label": 1.5}, {"text": "c", "label": -1}]),
-    "tag.jsonl": (read_tags, [{"tokens": ["a", "b"], "tags": ["O", "X"]}]),
-    "span.jsonl": (read_answers, [{"text": "q", "text_pair": "a b", "answers": {"text": ["b"], "answer_start": [2]}}]),
+LABELLED: dict[str, list[dict[str, Any]]] = {
+    "classify.jsonl": [{"text": "a b", "label": "x"}, {"text": "c", "text_pair": "d", "label": 1}],
+    "multilabel.jsonl": [{"text": "a b", "labels": ["x", "y"]}, {"text": "c", "labels": []}],
+    "regress.jsonl": [{"text": "a b", "label": 1.5}, {"text": "c", "label": -1}],
+    "tag.jsonl": [{"tokens": ["a", "b"], "tags": ["O", "X"]}],
+    "span.jsonl": [{"text": "q", "text_pair": "a b", "answers": {"text": ["b"], "answer_start": [2]}}],
 }
 
 
@@ -256,8 +259,8 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def labelled(work: Path, take: Taken) -> Made:
-    folder = written(work / "data", {name: b"\n".join(map(dumped, rows)) for name, (_, rows) in LABELLED.items()})
-    return folder, lambda name: read_labelled(folder / name, LABELLED[name][0])
+    folder = written(work / "data", {name: b"\n".join(map(dumped, rows)) for name, rows in LABELLED.items()})
+    return folder, lambda name: training_task(Path(name).stem).read(folder / name)
 
 
 def corpus(work: Path, take: Taken) -> Made:

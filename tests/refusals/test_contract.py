@@ -44,7 +44,7 @@ def read(models, toy, tmp_path_factory):
     """The reader of each way: it returns None, or its refusal of a request in which one name has this value."""
     folder, state = models.chat, tmp_path_factory.mktemp("state")
     manager = Manager(folder, state)
-    manager.state.begin()
+    manager.registry.begin()
     commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     config = {**parameters_of(toy.repository / "toy-upper" / "config.pbtxt"), "deadline_ms": "0"}
     by = {row.name: row.of.strip("`") for row in TABLES["commands"]}

@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from hplm.metrics.names import METRICS, OF_COPIES, OF_DECODERS
+from hplm.metrics.names import METRICS, OF_DECODERS, OF_STATES
 from testing.toy import WORDS
 from tests.support.metrics import settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 OF_EXITS = {"hplm_exit_agreement", "hplm_exit_texts_total"}  # only tenants with exits have them, once they are asked
-OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_COPIES} - OF_EXITS
+OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_STATES} - OF_EXITS
 
 
 def test_counts_equal_the_sent_requests(server):

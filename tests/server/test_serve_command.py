@@ -20,9 +20,10 @@ from tritonclient.utils import InferenceServerException
 from hplm.cli.main import main
 from hplm.cli.serve import has_decoder, open_tenants
 from hplm.errors import HplmError
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from hplm.server import process_group
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import State
 from testing.toy import TENANTS
 from tests.server.plain_models import ECHO, STANDS_STILL_ONCE, add_model
 from tests.server.stock import Stock
@@ -195,7 +196,7 @@ def test_models_do_not_load_without_a_state_that_must_exist(toy, tmp_path, monke
     opened = model_of(repository, f"toy-{model}", f"hplm_{model}")
     with pytest.raises(HplmError, match=mentioning("CURRENT", "hplm begin")), opened:
         raise AssertionError("loaded")
-    State(tmp_path / "toy").begin()
+    begin(Folder(tmp_path / "toy"))
     with model_of(repository, f"toy-{model}", f"hplm_{model}"):
         pass
 

@@ -28,6 +28,8 @@ from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
 from hplm.errors import HplmError
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.inherited import environment
@@ -35,7 +37,7 @@ from hplm.server.stubs import stubs
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TENANTS, State
+from hplm.tenants.state import EXPORTED_TENANTS
 from testing.random_store import random_weights
 from testing.reference import Reference
 from tests.server.generating import post
@@ -79,7 +81,7 @@ class Lease:
             self.built = CONFIGS[name](self.folder)
             self.repository = self.built.repository
             for backbone in self.built.stores:
-                State(self.state / backbone).begin()
+                begin(Folder(self.state / backbone))
             self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options)
             self._open.enter_context(self.server)
         except BaseException:

@@ -10,7 +10,6 @@ from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import State
 from tests.cli.commands import refused, run
 from tests.places import calibrate, knowledge
 from tests.support.message import mentioning
@@ -28,9 +27,9 @@ def test_the_same_version_with_another_calibration_is_published_again_and_rolled
     second = update_tenant(live, store, "new-a")
     assert second.after > first.after and live.current().find("new-a").calibration == HOT
     back_up(live, tmp_path / "backup")
-    restored = State(tmp_path / "restored/toy")
-    restore(tmp_path / "backup", live.exported, restored)
-    assert restored.load(2).find("new-a").calibration == HOT
+    restored = Manager.open(places[0], tmp_path / "restored")
+    restore(tmp_path / "backup", restored.registry)
+    assert restored.current().find("new-a").calibration == HOT
     live.roll_back("new-a")
     assert live.current().find("new-a").calibration == WARM
 

@@ -5,16 +5,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput, OutOfCapacity
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import Source
+from hplm.registry.store import Away, Busy, Conflict
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry
-from hplm.tenants.state import State
-from tests.places import knowledge, served
+from hplm.tenants.state import REST_SECONDS, State
+from tests.places import knowledge
 from tests.support.message import mentioning
+from tests.support.wait import Clock
 
 pytestmark = pytest.mark.slow
 
@@ -44,39 +48,78 @@ def test_a_task_has_as_many_labels_as_it_needs(live):
         live.add("two", replace(span, task="regress", labels=("a", "b")))
 
 
-def test_waiting_for_readers_publishes_a_change_that_could_not_be_published(place, live, monkeypatch, caplog):
-    """And the new key is not lost if these readers cannot be listed."""
-
+def test_a_new_key_is_not_lost_where_readers_cannot_be_listed(live, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as disk:
-        disk.setattr(Registry, "_publish", full)
-        secret, key = live.add_key("tenant-0")
-    assert secret.startswith("hplm_") and "No space left" in caplog.text
-    assert served(place).view.snapshot.generation == 0
     monkeypatch.setattr(State, "wait_for_readers", full)
-    assert live.settle_now() == [] and served(place).view.snapshot.find("tenant-0").keys == (key,)
+    secret, key = live.add_key("tenant-0")
+    assert secret.startswith("hplm_") and live.settle_now() == [] and live.current().find("tenant-0").keys == (key,)
 
 
-def test_the_next_change_removes_files_of_a_killed_manager(live):
-    live.limit("tenant-0", rate=1.0)
-    with live.state.aside() as held:
-        left, new = live.state.folder / "aside-left", live.state.folder / "aside-new"
-        for folder in (left, new):
-            folder.mkdir()
-            (folder / "values").write_bytes(b"a table")
-        old = time.time() - 60
-        for folder in (held, left):
-            os.utime(folder, (old, old))
+def test_a_full_disk_is_said_with_the_way_out_and_changes_nothing(live, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    before = live.current()
+    with (
+        monkeypatch.context() as disk,
+        pytest.raises(OutOfCapacity, match=mentioning(live.state.folder, "nothing was changed")),
+    ):
+        disk.setattr("hplm.registry.folder._fill", full)
+        live.delete("tenant-0")
+    assert live.current().tenants == before.tenants
+
+
+def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, monkeypatch):
+    """Requests in flight may need it until then."""
+    live.add("new-a", knowledge(place[0], "new-a"))
+    (record,) = live.state.records.iterdir()
+    live.delete("new-a")
+    assert live.compact() == 0 and record.exists()
+    clock = Clock(time.time() + REST_SECONDS + 1)
+    monkeypatch.setattr("hplm.tenants.registry.time", clock)
+    size = record.stat().st_size
+    assert live.compact() == size and not record.exists()
+    live.add("new-a", knowledge(place[0], "new-a"))
+    (again,) = live.state.records.iterdir()
+    assert again.name != record.name  # names are used once
+    live.delete("new-a")
+    clock.seconds += REST_SECONDS + 1
+    live.limit("tenant-0", rate=5.0)
+    assert not again.exists()
+
+
+def test_a_change_whose_answer_was_lost_is_made_once(live, monkeypatch):
+    swap, calls = Folder.swap, []
+
+    def lost(store, content, seen):
+        swap(store, content, seen)
+        calls.append(1)
+        raise Conflict if len(calls) == 1 else Away("no answer")
+
+    monkeypatch.setattr(Folder, "swap", lost)
+    for number in (1, 2):
+        live.add_key("tenant-0")
+        assert len(live.current().find("tenant-0").keys) == number == live.current().generation == len(calls)
+
+
+def test_a_change_that_always_meets_others_gives_up(live, monkeypatch):
+    def never(store, content, seen):
+        raise Conflict
+
+    monkeypatch.setattr(Folder, "swap", never)
+    monkeypatch.setattr("hplm.tenants.registry.time", Clock(time.time()))
+    with pytest.raises(Busy, match=mentioning(live.state.folder)):
         live.limit("tenant-0", rate=5.0)
-        assert held.exists() and new.exists() and not left.exists()
+    assert not list(live.state.snapshots.glob("*"))
 
 
-def test_a_state_without_its_registry_takes_no_change(live):
-    live.limit("tenant-0", rate=1.0)
-    live.state.registry.unlink()
-    with pytest.raises(Broken, match=mentioning(live.state.folder, 1, 0)):
+def test_a_copy_takes_no_changes(live):
+    pointer = live.registry.pointer()
+    copied = msgspec.structs.replace(pointer, copied=Source("s3://bucket/toy", 3))
+    live.registry.store.swap(copied.written(), pointer.written())
+    with pytest.raises(InvalidInput, match=mentioning("s3://bucket/toy")):
         live.limit("tenant-0", rate=5.0)
 
 
@@ -86,5 +129,6 @@ def test_new_files_of_a_backup_keep_their_names_without_power(place, live, tmp_p
     live.add("new-a", knowledge(place[0], "new-a"))
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
     back_up(live, tmp_path / "saved" / "one")
-    restore(tmp_path / "saved" / "one", live.exported, State(tmp_path / "again" / "toy"))
-    assert {tmp_path / "saved", tmp_path / "again"} <= synced
+    again = Manager.open(place[1], tmp_path / "again")
+    restore(tmp_path / "saved" / "one", again.registry)
+    assert {tmp_path / "saved", tmp_path / "again" / "toy", tmp_path / "again" / "toy" / "records"} <= synced

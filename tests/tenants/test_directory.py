@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import Pointer, begin
+from hplm.registry.store import Absent
 from hplm.tenants.directory import Directory
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
+from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Clock
 
@@ -31,17 +34,21 @@ class Served:
             tenants = [tenant for tenant in exported.tenants if tenant.id in ids.split()]
             self.exported[name] = Snapshot(0, exported.branches, tenants, name)
             self.exported[name].save(self.repository / name / "1" / "tenants.json")
+            begin(Folder(self.state / name))
         (self.repository / "one-lookup/1").mkdir(parents=True)
 
     def directory(self):
         return Directory(self.repository, self.state, self.clock.monotonic)
 
     def publish(self, name, generation, tenants, export=None):
-        state = State(self.state / name)
-        state.snapshots.mkdir(parents=True, exist_ok=True)
+        store = Folder(self.state / name)
         snapshot = Snapshot(generation, self.exported[name].branches, tenants, export or name)
-        snapshot.save(state.snapshots / str(generation))
-        state.current_file.write_text(str(generation))
+        store.put(f"snapshots/{generation}", snapshot.written())
+        try:
+            before = store.get("CURRENT")
+        except Absent:
+            before = None
+        store.swap(Pointer(generation, "here", {generation: str(generation)}).written(), before)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_a_snapshot_keeps_them(place, tmp_path):
     _, folder, _ = place
     snapshot = Snapshot.load(folder / "tenants.json")
     assert snapshot.find("plain").records() == [] and snapshot.find("changed").adapter is not None
-    assert snapshot.banks() == ["lora-4x2-" + "+".join(EVERY) + ".bank"]
+    assert snapshot.layouts == {snapshot.find("changed").adapter.layout}
     with pytest.raises(InvalidInput, match="'plain'"):
         _ = snapshot.find("plain").weights
     snapshot.save(tmp_path / "copy.json")
@@ -47,6 +47,7 @@ def test_a_snapshot_keeps_them(place, tmp_path):
 def test_they_are_added_updated_and_rolled_back(place):
     store, folder, state = place
     manager = Manager(folder, state)
+    manager.registry.begin()
     random_tenant(store, replace(CHANGED, id="new"), 0.3, seed=7)
     manager.add("new", knowledge_of(store, store.tenant("new")))
     assert manager.current().find("new").head is None
@@ -64,11 +65,11 @@ def test_they_are_added_updated_and_rolled_back(place):
 def test_a_head_and_the_task_must_fit(place):
     store, folder, state = place
     manager, own = Manager(folder, state), knowledge_of(store, store.tenant("changed"))
+    manager.registry.begin()
     with pytest.raises(InvalidInput, match=mentioning("'new'", "tag")):
         manager.add("new", replace(own, task="tag", labels=("a",)))
     with pytest.raises(InvalidInput, match=mentioning("'new'", "generate")):
         manager.add("new", replace(own, labels=("a",)))
-    manager.state.begin()
     commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     asked = {"command": "tenant.add", "id": "new", "domain": "root", "domain_version": 1, "task": "tag", "labels": ["a"]}
     with pytest.raises(InvalidInput, match=mentioning("'tag'", "'chat'")):

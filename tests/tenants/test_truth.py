@@ -24,7 +24,7 @@ EACH = [
     (Change("update", "two", 3), (*BEFORE, Change("roll back", "two"))),
     *((change, BEFORE) for change in (
         Change("add", "three", 1), Change("roll back", "two"), Change("delete", "two"), Change("add key", "one"),
-        Change("compact"), Change("delete domain"), Change("roll back domain"),
+        Change("delete domain"), Change("roll back domain"),
     )),
     *((change, ()) for change in (Change("copy domain"), Change("add domain"), Change("update domain"))),
 ]  # fmt: skip

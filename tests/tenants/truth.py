@@ -5,7 +5,7 @@ Only `Change.make`, `World` and `seen` know how a state is changed and read toda
 
 from __future__ import annotations
 
-import os
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,9 +24,11 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.views import View
 from hplm.errors import HplmError
 from hplm.levels.calibration import Calibration
+from hplm.registry.folder import LOCK, WRITING, Folder
+from hplm.registry.pointer import KEPT_SNAPSHOTS, begin
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import KEPT_SNAPSHOTS, Busy
+from hplm.tenants.registry import Busy, needed_by
 from hplm.tenants.state import State
 from testing.random_store import random_store, random_table, random_tenant, random_weights
 from testing.toy import CONFIG
@@ -91,9 +93,9 @@ class Export:
         adapter, head = self.store.tenant_weights(self.store.tenant("one"))
         self.tuned = as_bytes(head, adapter)  # of the tenant on the second version of its domain
         self.knowledge = [learned(seed) for seed in range(4)]
-        self.content = Content(*seen(self.read(folder / "none").view))
+        self.content = Content(*seen(self.read(None)))
 
-    def read(self, state: Path) -> Backbone:
+    def read(self, state: Path | None) -> Backbone:
         return Backbone(self.repository / "toy/1", state)
 
 
@@ -108,19 +110,20 @@ def learned(seed: int) -> Knowledge:
 
 
 def as_bytes(head: Any, adapter: Any) -> bytes:
-    """Returns the weights as a bank has them. Heads there are larger than their labels."""
+    """Returns the weights as a record has them. Heads there are larger than their labels."""
     parts = [head["weight"][: len(LABELS)], head["bias"][: len(LABELS)]]
     parts += [layer[name] for layer in adapter for name in sorted(layer)]
     return b"".join(part.to(torch.float16).contiguous().numpy().tobytes() for part in parts)
 
 
-def seen(view: View) -> tuple[dict[str, Known], set[tuple[str, int]]]:
+def seen(backbone: Backbone, view: View | None = None) -> tuple[dict[str, Known], set[tuple[str, int]]]:
     """Reads what a view serves, to the last byte of a tenant's weights."""
+    view = view or backbone.view
     assert not view.forest.failures()
     tenants: dict[str, Known] = {}
     for tenant in view.snapshot.tenants:
         assert tenant.head is not None and tenant.adapter is not None
-        (head,), adapter = (view.banks[record.bank].weights(record) for record in (tenant.head, tenant.adapter))
+        (head,), adapter = (backbone.records.weights(record) for record in (tenant.head, tenant.adapter))
         branch = (tenant.domain, tenant.domain_version)
         assert view.forest.chain(*branch).links
         known = Known(tenant.version, as_bytes(head, adapter), branch, tenant.calibration, tenant.keys, tenant.rate)
@@ -143,7 +146,6 @@ class Change(NamedTuple):
             "add key": lambda: manager.add_key(name)[1],
             "revoke key": lambda: manager.revoke_key(name, next(key.id for key in manager.current().find(name).keys)),
             "limit": lambda: manager.limit(name, rate=float(self.number)),
-            "compact": manager.compact,
             "copy domain": lambda: manager.adopt_domain("law", 1, export.store.table_folder("law", 1)),
             "add domain": lambda: add_domain(manager, export.store, "law"),
             "delete domain": lambda: manager.delete_domain("law"),
@@ -211,13 +213,11 @@ class World:
         self.live = State(self.state / "toy")
         self.store = FaultyStore(folder, decides="CURRENT")
         self.clock = Clock(1e9)
-        for module in ("registry", "state"):
-            patch.setattr(f"hplm.tenants.{module}.time", self.clock, raising=True)
-        patch.setattr("hplm.engine.views.time", self.clock)
-        patch.setattr("hplm.tenants.registry.PATIENCE", 0.01)
+        for module in ("tenants.registry", "tenants.state", "registry.folder", "engine.views"):
+            patch.setattr(f"hplm.{module}.time", self.clock)
         if like is not None:
             shutil.copytree(like.state, self.state)
-        self.live.begin()
+        begin(Folder(self.live.folder))
         self.managers = [self.manager(), self.manager()]
         self.history = {0: export.content} if like is None else dict(like.history)
         self.published = self.latest  # what readers see at least
@@ -225,7 +225,7 @@ class World:
         self.flight: Change | None = None
         self.was_cut = False
         self.readers = [export.read(self.state) for _ in range(readers)]
-        self.held: list[tuple[View, Any]] = []  # the views of requests on their way, and what they read there
+        self.held: list[tuple[Backbone, View, Any]] = []  # the views of requests on their way, and what they read there
 
     def manager(self, repository: Path | None = None) -> Manager:
         return Manager.open(repository or self.export.repository, self.state)
@@ -257,7 +257,7 @@ class World:
                 assert change.after(self.now, self.export) is None, f"{change} was refused"
                 self.flight = self.maybe = None
             return False
-        unsynced = [name for name in self.store.unsynced if "/aside-" not in name]
+        unsynced = [name for name in self.store.unsynced if not name.endswith(LOCK)]  # it is empty
         assert not unsynced, f"a power cut would take {unsynced}"
         self._acknowledge(change, self.managers[who].registry.decided, key)
         if not (harms and self.store.calls >= call > 0):
@@ -305,18 +305,19 @@ class World:
     def resolve(self) -> None:
         """The next manager publishes what was decided. What was not acknowledged by then, and not decided, never was."""
         if self.was_cut:
-            for left in self.live.folder.iterdir():
-                os.utime(left, (0, 0))  # a while ago
+            with pytest.MonkeyPatch.context() as patch:  # a day later
+                patch.setattr("hplm.tenants.registry.ORPHAN_SECONDS", -math.inf)
+                self.manager().compact()
             self.was_cut = False
         if self.manager().registry.current().generation == self.latest + 1:
             self._adopt()
         self.flight = self.maybe = None
         self.published = self.latest
-        self.check(self.export.read(self.state).view)
+        self.check(self.export.read(self.state))
 
-    def check(self, view: View) -> None:
+    def check(self, backbone: Backbone) -> None:
         """A reader sees what is allowed."""
-        found, generation = seen(view), view.snapshot.generation
+        found, generation = seen(backbone), backbone.view.snapshot.generation
         if generation == self.latest + 1:
             self._adopt()
         assert self.published <= generation <= self.latest, f"{generation} is not among {self.published} to {self.latest}"
@@ -330,19 +331,23 @@ class World:
         before = backbone.view.snapshot.generation
         backbone.refresh()
         assert backbone.view.snapshot.generation >= before
-        self.check(backbone.view)
-        self.held.append((backbone.view, seen(backbone.view)))
+        self.check(backbone)
+        self.held.append((backbone, backbone.view, seen(backbone)))
 
     def check_held(self) -> None:
         """Requests on their way read on what they began with."""
-        for view, content in self.held:
-            assert seen(view) == content
+        for backbone, view, content in self.held:
+            assert seen(backbone, view) == content
 
     def check_tidy(self) -> None:
         """Nothing of an interrupted change is left after the next one."""
         names = {str(path.relative_to(self.live.folder)) for path in self.live.folder.rglob("*")}
-        left = [name for name in names if "writing" in name or name.startswith(("aside", ".clock"))]
+        left = [name for name in names if name.endswith(WRITING) or name.startswith(".clock")]
         assert not left, left
-        tables = {f"{path.parent.name}/{path.name}" for path in self.live.tables.glob("*/*")}
-        assert tables <= {f"{domain}/{version}" for domain, version in self.now.domains}
-        assert len(list(self.live.snapshots.iterdir())) <= KEPT_SNAPSHOTS
+        snapshot = self.manager().current()
+        needed = needed_by(snapshot) | {name for name, _ in snapshot.ledger.resting}
+        assert {
+            f"plot/{path.parent.name}/{path.name}/" for path in self.live.tables.glob("*/*") if any(path.iterdir())
+        } <= needed
+        assert {f"records/{path.name}" for path in self.live.records.glob("*")} <= needed
+        assert len(list(self.live.snapshots.glob("*"))) <= KEPT_SNAPSHOTS

@@ -145,7 +145,7 @@ def test_bad_input_is_named(store, files, tmp_path, capsys):
         (["nobody", "--texts", few], ["'nobody'"]),
         (["pair", "--texts", few], [few, 99, 100]),
         (["pair", "--texts", strange], [strange, "'other'"]),
-        (["word", "--texts", few], [few, "'tokens'"]),
+        (["word", "--texts", few], [few, "`tokens`"]),
         (["pair", "--texts", few, "--delta", "1"], ["delta 1", "'pair'", "classify"]),
         (["mark", "--texts", few, "--delta", "nan"], ["delta nan"]),
         (["mark", "--texts", flat], [flat, "--delta"]),

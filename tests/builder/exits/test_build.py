@@ -19,9 +19,9 @@ from builder.store.exits import FILE, WEIGHTS, layout_of, read_exits, write_exit
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.store.verification import store_parts
-from builder.training.examples import unread_targets
-from builder.training.labelled import read_labelled, read_text
-from builder.training.tasks import training_task
+from builder.tasks.examples import Bare, read_labelled
+from builder.tasks.lookup import unread_targets
+from builder.tasks.tasks import training_task
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import Broken, InvalidInput
@@ -96,7 +96,7 @@ def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_pa
 
 def states(store, tenant, file, texts):
     task = replace(training_task(tenant.task), targets=unread_targets)
-    labelled = read_labelled(write(file, ({"text": text} for text in texts)), read_text)
+    labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
     return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, CPU, FP32, False, task))
 
 

@@ -11,8 +11,8 @@ import torch
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import States
 from builder.exits.thresholds import Answered, Estimate, Leaving, chosen
+from builder.tasks.tasks import training_task
 from builder.training.model import Diverged
-from builder.training.tasks import training_task
 from hplm.adapters.layout import exit_layout
 from testing.toy import CONFIG
 

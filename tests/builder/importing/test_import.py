@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from builder.adaptation.learning import Budget
 from builder.importing import tenant as tenants
-from builder.importing.found import halves, records, upper_layout
+from builder.importing.foreign import records, upper_layout
 from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
+from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.domain import DomainOptions, build_domain, delete_domain
 from hplm.errors import InvalidInput
@@ -52,8 +52,8 @@ def expected(name: str) -> dict[str, torch.Tensor]:
 
 def upper_half(store: Store, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns last hidden states and logits, computed from the library's states at the split."""
-    adapter, head = read_folder(FIXTURES / name, store.model, None)
-    changes = halves(adapter, store.config).upper
+    adapter = read_folder(FIXTURES / name, store.model, None)
+    changes, head = adapter.halves(store.config)[1], adapter.head
     layout = upper_layout(adapter, changes, store.config)
     with torch.no_grad():
         start = expected(name)["split"]
@@ -78,9 +78,10 @@ def test_the_upper_half_equals_the_librarys_and_is_stored(store, name):
     options = ImportOptions(labels=LABELS if name.startswith("peft") else None)
     tenant, report = import_tenant(store, "acme", FIXTURES / name, options, CPU, show_progress=False)
     assert tenant == store.tenants()[0] and (tenant.labels, tenant.version) == (LABELS, 1)
-    adapter, head = read_folder(FIXTURES / name, store.model, None)
+    adapter = read_folder(FIXTURES / name, store.model, None)
+    head = adapter.head
     stored_adapter, stored_head = store.tenant_weights(tenant)
-    changes = records(halves(adapter, store.config).upper, tenant.adapter_layout(store.config))
+    changes = records(adapter.halves(store.config)[1], tenant.adapter_layout(store.config))
     for layer, other in zip(stored_adapter, changes, strict=True):
         assert layer.keys() == other.keys() and all(torch.equal(layer[part], other[part].half()) for part in other)
     assert stored_head.keys() == tenant.head_layout(store.config).shapes.keys()
@@ -90,11 +91,11 @@ def test_the_upper_half_equals_the_librarys_and_is_stored(store, name):
 
 def test_the_merged_lower_half_equals_the_librarys(store):
     wanted = expected("peft-lower")
-    adapter, _ = read_folder(FIXTURES / "peft-lower", store.model, None)
+    adapter = read_folder(FIXTURES / "peft-lower", store.model, None)
     lower = store.lower("root", 1)
     with torch.no_grad():
         assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() > 0.05
-        merge(lower, halves(adapter, store.config).lower)
+        merge(lower, adapter.halves(store.config)[0])
         assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() < 1e-4
 
 
@@ -157,7 +158,7 @@ def test_another_import_is_the_next_version_and_keeps_the_labels(store):
     import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, CPU)
     update, _ = import_tenant(store, "acme", FIXTURES / "peft-pooler", again, CPU)
     assert (update.version, update.labels) == (2, LABELS)
-    head, stored_head = read_folder(FIXTURES / "peft-pooler", store.model, None)[1], store.tenant_weights(update)[1]
+    head, stored_head = read_folder(FIXTURES / "peft-pooler", store.model, None).head, store.tenant_weights(update)[1]
     for part in ("weight", "bias"):
         assert torch.equal(stored_head[part], head.weights[part].half()[[1, 0, 2]])
     assert torch.equal(stored_head["dense"], head.weights["dense"].half())
@@ -189,7 +190,7 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
     window = torch.tensor(table.space.unpack(table.index.by_row()[:50]).astype(np.int64))
     with torch.no_grad():
         merged = store.lower("root", 1)
-        merge(merged, halves(read_folder(FIXTURES / "peft-lower", store.model, None)[0], store.config).lower)
+        merge(merged, read_folder(FIXTURES / "peft-lower", store.model, None).halves(store.config)[0])
         wanted, unmerged = merged(window), store.lower("root", 1)(window)
     rows = torch.stack([table.rows.vectors(i + 1) for i in range(50)])
     assert (rows - wanted).abs().max() < 0.01 < (rows - unmerged).abs().max()

@@ -14,7 +14,6 @@ from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
 from builder.publish.precision import EightBits, measure_eight_bits
 from builder.store.store import Store, TenantFile, check_name
-from hplm.adapters.bank import Bank
 from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
@@ -38,11 +37,11 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
         Table(toy.folder / "plot" / branch.folder).verify()
     for tenant in backbone.view.snapshot.tenants:
         stored, head = toy.store.tenant_weights(next(t for t in toy.store.tenants() if t.id == tenant.id))
-        record = backbone.bank(tenant.head.bank).weights(tenant.head)[0]
+        record = backbone.records.weights(tenant.head)[0]
         assert (record["weight"][: len(tenant.labels)] == head["weight"].to(record["weight"].dtype)).all()
         assert (record["weight"][len(tenant.labels) :] == 0).all()
         if stored is not None:
-            weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
+            weights = backbone.records.weights(tenant.adapter)
             assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
     modes = {path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
     assert len(modes) == 1  # in the container, the server runs as another user than the export
@@ -74,7 +73,7 @@ def test_an_export_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatc
             raise KeyboardInterrupt
         return rename(path, target)
 
-    for place, method, error in (("builder.publish.records.write_bank", full, OSError), (Path, killed, KeyboardInterrupt)):
+    for place, method, error in (("builder.publish.export.records.write", full, OSError), (Path, killed, KeyboardInterrupt)):
         with monkeypatch.context() as patch, pytest.raises(error):
             patch.setattr(place, method) if isinstance(place, str) else patch.setattr(place, "rename", method)
             export(store, repository, ServingOptions())

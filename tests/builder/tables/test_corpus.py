@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.text_files import LONGEST_LINE
-from builder.training.labelled import read_corpus
+from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from tests.support.message import mentioning

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from builder.adaptation.learning import Budget
 from builder.importing.generative import plain_tenant
+from builder.learning.limits import Budget
 from builder.publish.export import export, write_version
 from builder.publish.model_configs import ALIAS, ServingOptions
 from builder.store.pack import pack_root, unpack_root

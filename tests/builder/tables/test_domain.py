@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from builder.adaptation.learning import Budget
+from builder.learning.limits import Budget
 from builder.store.resumable import write_json
 from builder.tables import size
 from builder.tables.counts import Counts

@@ -9,15 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from builder.adaptation.learning import Budget
 from builder.importing.lower import NewDomain
+from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.build_folder import held
-from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, recut_domain
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain
 from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
+from research.accuracy.recut import recut_domain
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import CPU, NO_TIME, SMALL, add_domain, corpus, cut, grow, rooted, rows, some_lines, with_bio
 from tests.support.message import mentioning
@@ -46,7 +47,7 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     for wrong, named in (
         (None, [path]),
         ("one document of two words", [1]),
-        ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "'text'"]),
+        ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"]),
     ):
         if wrong is not None:
             path.write_text(wrong)

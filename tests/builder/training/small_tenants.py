@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from builder.training.course import Course
+from builder.learning.loop import Exam, Progress
+from builder.tasks.scores import Scores
 from builder.training.finetuning import Trained, tenant_model
-from builder.training.scores import Scores
 from builder.training.tenant import build_tenant
 from testing.toy import WORDS
 
@@ -83,7 +83,7 @@ TASKS = {  # task, texts, metric, the least score of a tenant that has learned f
     "multilabel": ("multilabel", 360, "micro_f1", 0.7, {}),  # with all labels everywhere 0.67
     "regress": ("regress", 180, "pearson", 0.55, {}),
     "span-or-none": ("span", 240, "f1", 0.45, {}),  # without any answer 0.4
-    "cut": ("classify", 120, "accuracy", 0.7, {**CUT, "dropout": 0.1}),
+    "cut": ("classify", 120, "accuracy", 0.7, CUT),
 }
 MAKERS = {  # of the examples of a task, or of an entry of TASKS
     "classify": classified, "tag": tagged, "span": asked, "bio": entities, "multilabel": many, "regress": valued,
@@ -109,21 +109,24 @@ def learn(store, task, train, dev=None, tenant="acme", **options):
     )
 
 
-def untrained(body, ground, options, saved=None, show_progress=True, further=None):
-    """Is called like `train`, and learns nothing: it moves the biases of the start's head by the learning rate."""
-    model, start = tenant_model(ground.config, len(ground.labels), options), ground.start
+def untrained(body, data, options, saved=None, show_progress=True, further=None):
+    """Is called like `finetune`, and learns nothing: it moves the biases of the start's head by the learning rate."""
+    model, start = tenant_model(data.config, len(data.labels), options), data.start
     if start is not None:
         model.load(*start)
     with torch.no_grad():
         model.head["bias"].add_(options.learning_rate)
     model.round_to_storage()
-    scores = Scores(len(ground.dev.examples), "accuracy", {"accuracy": 0.5})
-    course = Course(kept_epoch=1, best_epoch=1, history=[{"epoch": 1, "loss": 1.0, "dev_loss": 1.0, "dev": 0.5}])
-    return Trained(body, model, scores, {**asdict(options), **course.reported({}), "seconds": 0.0})
+    scores = Scores(len(data.dev.examples), "accuracy", {"accuracy": 0.5})
+    now = Progress(1, 1, 0.0, [1.0])
+    now.examined(Exam(0.5, 1.0), {}, 0.0)
+    return Trained(
+        body, model, scores, {**asdict(options), "kept_epoch": 1, "best_epoch": 1, "epochs_run": 1, **now.reported()}
+    )
 
 
 def interrupted(*_, **__):
-    """Is called like `train`, and is interrupted."""
+    """Is called like `finetune`, and is interrupted."""
     raise KeyboardInterrupt
 
 

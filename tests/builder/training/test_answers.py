@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from builder.evaluation.tenant import evaluate_tenant
-from builder.training.course import Course
-from builder.training.examples import Reader
-from builder.training.labelled import Example
-from builder.training.objectives import UNREAD
-from builder.training.scores import Scores, confusion, is_bio
-from builder.training.tasks import training_task
-from builder.training.threshold import none_shift
+from builder.learning.loop import Exam, Progress
+from builder.tasks.examples import Example
+from builder.tasks.lookup import Reader
+from builder.tasks.losses import UNREAD
+from builder.tasks.scores import Scores, confusion, is_bio
+from builder.tasks.tasks import training_task
+from builder.tasks.threshold import none_shift
 from hplm.tasks import TASKS
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import CPU, write
@@ -79,9 +79,10 @@ def test_spans_are_compared_as_squad_does():
     ],
 )
 def test_of_epochs_that_do_not_differ_surely_the_last_is_kept(doubt, scores, best, kept):
-    course = Course()
-    taken = [course.takes(epoch, Scores(100, "f1", {"f1": score}), 1.0, doubt) for epoch, score in enumerate(scores, start=1)]
-    assert (course.best_epoch, course.kept_epoch) == (best, kept) and taken[kept - 1] and not any(taken[kept:])
+    now = Progress()
+    for score in scores:
+        now.examined(Exam(score, 1.0, Scores(100, "f1", {"f1": score}).error), {}, doubt)
+    assert (now.best + 1, now.kept + 1) == (best, kept)
 
 
 def test_an_answer_is_learned_in_the_windows_that_have_all_of_it(store, tmp_path):

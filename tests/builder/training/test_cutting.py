@@ -1,24 +1,19 @@
-"""A LoRA is cut from what layers learned: all of it if the rank is high enough, otherwise the best of that rank. Dropout."""
+"""A LoRA is cut from what layers learned: all of it if the rank is high enough, otherwise the best of that rank."""
 
 import copy
-import random
 
 import numpy as np
 import pytest
 import torch
 
-from builder.training.bodies import PlotBody, RememberingBody
+from builder.learning.loop import Diverged
+from builder.training.bodies import PlotBody
 from builder.training.cutting import cut, hold
-from builder.training.dropout import dropout
-from builder.training.examples import Reader
-from builder.training.model import Diverged
-from builder.training.tasks import training_task
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from testing.toy import CONFIG
-from tests.builder.training.small_tenants import CPU, classified, write
 
 LENGTHS, ALL = [5, 3], tuple(PROJECTIONS)
 
@@ -90,25 +85,3 @@ def test_weights_with_nan_are_reported_and_layers_that_learned_nothing_give_an_e
     after.upper_layers[0].ffn_in.weight[0, 0] = float("nan")
     with pytest.raises(Diverged, match="--upper-rate"):
         cut(before.upper_layers, after.upper_layers, layout)
-
-
-def test_dropout_leaves_out_the_share_that_its_seed_chooses_and_nothing_of_it_remains(store, tmp_path):
-    rng, task = random.Random(1), training_task("classify")
-    labelled = task.read(write(tmp_path / "texts.jsonl", [classified(rng) for _ in range(200)]))
-    reader = Reader(store, "root", 1)
-    pack = reader.pack(reader.read(labelled, task, task.labels(labelled), show_progress=False), np.arange(200), CPU)
-
-    @torch.no_grad()
-    def hidden(body, share, seed):
-        with dropout(body, share, (seed,)):
-            return body(pack, None)
-
-    body = PlotBody(store.upper(), store.config.heads)
-    whole, dropped = hidden(body, 0.0, 1), hidden(body, 0.25, 1)
-    assert 0.23 < (dropped == 0).float().mean() < 0.27 and not (whole == 0).any()
-    assert torch.equal(hidden(body, 0.25, 1), dropped) and torch.equal(hidden(body, 0.0, 1), whole)
-    assert not torch.equal(dropped == 0, hidden(body, 0.25, 2) == 0)
-    remembering = RememberingBody(PlotBody(store.upper(), store.config.heads))
-    dropped = hidden(remembering, 0.5, 1)
-    assert torch.equal(hidden(remembering, 0.0, 1), whole), "it remembers whole results"
-    assert torch.equal(dropped[dropped != 0], 2 * whole[dropped != 0]), "what is kept makes up for what is left out"

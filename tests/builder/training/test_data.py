@@ -11,10 +11,10 @@ import pytest
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.resumable import write_json
 from builder.store.store import TenantFile
-from builder.training.examples import Divided, split_off
-from builder.training.labelled import Example, Labelled, read_corpus
-from builder.training.material import Material
-from builder.training.tasks import training_task
+from builder.tasks.examples import Example, Labelled, read_corpus
+from builder.tasks.lookup import Divided, split_off
+from builder.tasks.tasks import training_task
+from builder.training.data import read_files
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
 from tests.builder.training.small_tenants import CPU, learn, made, pretend, write
@@ -52,28 +52,28 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
     [
         ("classify", "\n  \n", "data.jsonl"),
         ("classify", '{"text": "a", "label": "x"}\nnot json', "data.jsonl:2 JSON"),
-        ("classify", '["a", "x"]', "data.jsonl:1 JSON list"),
-        ("classify", '{"text": "a"}', "data.jsonl:1 'label' 'text'"),
+        ("classify", '["a", "x"]', "data.jsonl:1 array object"),
+        ("classify", '{"text": "a"}', "data.jsonl:1 missing `label`"),
         ("classify", '{"text": " ", "label": "x"}', "data.jsonl:1 'text'"),
-        ("classify", '{"text": 5, "label": "x"}', "data.jsonl:1 'text' int"),
+        ("classify", '{"text": 5, "label": "x"}', "data.jsonl:1 text int"),
         ("classify", '{"text": "a", "text_pair": "", "label": "x"}', "data.jsonl:1 'text_pair'"),
-        ("classify", '{"text": "a", "label": null}', "data.jsonl:1 label None"),
-        ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label ''"),
-        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 3"),
+        ("classify", '{"text": "a", "label": null}', "data.jsonl:1 label null"),
+        ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label length"),
+        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 surrogate"),
         ("classify", b'{"text": "a", "label": "x"}\n\x00\x01\x02', "data.jsonl:2"),
         ("classify", b'{"text": "caf\xe9", "label": "x"}', "data.jsonl:1 UTF-8 14"),
         ("tag", '{"tokens": ["a", "b"], "tags": ["O"]}', "data.jsonl:1 2 tags"),
-        ("tag", '{"tokens": [], "tags": []}', "data.jsonl:1 'tokens'"),
+        ("tag", '{"tokens": [], "tags": []}', "data.jsonl:1 tokens length"),
         ("tag", '{"tokens": ["a", "b c"], "tags": ["O", "O"]}', "data.jsonl:1 2 'b c'"),
         ("tag", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "data.jsonl:1 2 ''"),
-        ("tag", '{"tokens": "a b", "tags": ["O", "O"]}', "data.jsonl:1 'tokens' 'tags'"),
-        ("multilabel", '{"text": "a", "labels": "x"}', "data.jsonl:1 'labels' str"),
-        ("multilabel", '{"text": "a", "label": "x"}', "data.jsonl:1 'labels' 'label'"),
-        ("regress", '{"text": "a", "label": "3"}', "data.jsonl:1 label '3'"),
-        ("regress", '{"text": "a", "label": true}', "data.jsonl:1 label True"),
-        ("regress", '{"text": "a", "label": NaN}', "data.jsonl:1 label nan"),
+        ("tag", '{"tokens": "a b", "tags": ["O", "O"]}', "data.jsonl:1 tokens array"),
+        ("multilabel", '{"text": "a", "labels": "x"}', "data.jsonl:1 labels str"),
+        ("multilabel", '{"text": "a", "label": "x"}', "data.jsonl:1 missing labels"),
+        ("regress", '{"text": "a", "label": "3"}', "data.jsonl:1 label str"),
+        ("regress", '{"text": "a", "label": true}', "data.jsonl:1 label bool"),
+        ("regress", '{"text": "a", "label": NaN}', "data.jsonl:1 JSON"),
         ("span", json.dumps({**SQUAD, "text_pair": ""}), "data.jsonl:1 'text_pair'"),
-        ("span", json.dumps({**SQUAD, "answers": ["old"]}), "data.jsonl:1 'answers' 'answer_start'"),
+        ("span", json.dumps({**SQUAD, "answers": ["old"]}), "data.jsonl:1 answers array"),
         ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": [3]}}), "data.jsonl:1 'old' 3"),
         ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": []}}), "data.jsonl:1 0"),
         ("span", json.dumps({**SQUAD, "answers": {"text": [""], "answer_start": [0]}}), "data.jsonl:1 ''"),
@@ -81,7 +81,7 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
         ("corpus", b'{"text": "a"}\n\x89PNG\x00\x00', "data.jsonl:2"),
         ("corpus", b'{"text": "a"}\n\xff\xfe', "data.jsonl:2 UTF-8"),
         ("corpus", "plain text", "data.jsonl:1 JSON"),
-        ("corpus", '{"text": "a"}\n{"body": "b"}', "data.jsonl:2 'text' 'body'"),
+        ("corpus", '{"text": "a"}\n{"body": "b"}', "data.jsonl:2 missing text"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, task, content, named):
@@ -101,8 +101,8 @@ def test_a_corpus_is_lines_or_jsonl(tmp_path):
 
 def divided(path, task):
     """Returns the examples for training and for dev, of one file."""
-    parts = Material(path.parent, "root", 1, task, path, None).read()
-    return parts.training.examples, parts.dev.examples
+    files = read_files(None, task, path, None)
+    return files.train.examples, files.dev.examples
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,8 @@ def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
     random_tenant(store, start, 0.3, seed=1)
     for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
         write_json(store.tenant_folder("acme", 1) / "report.json", report)
-        material = Material(store.folder, "root", 1, "classify", train, None, ("a", "b"), start=start)
         with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
-            assert len(material.read().dev.examples) == 2
+            assert len(read_files(store, "classify", train, None, ("a", "b"), start=start).dev.examples) == 2
 
 
 def numbers(*values):
@@ -165,13 +164,13 @@ def numbers(*values):
         ("regress", numbers(1e-7, 2e-7), "fp16", ["fp16"]),
         ("regress", numbers(1e6, 0), "fp16", ["fp16"]),
         ("regress", numbers(50, 51), "bf16", ["bf16"]),
-        ("regress", numbers(10**400), "fp16", [10**400]),
+        ("regress", numbers(10**400), "fp16", ["range", "label"]),
     ],
 )
 def test_data_that_no_head_can_learn_are_refused_before_training(tmp_path, task, rows, dtype, named):
     path = write(tmp_path / "data.jsonl", rows)
     with pytest.raises(InvalidInput, match=mentioning(path, *named)):
-        Material(tmp_path, "root", 1, task, path, path, dtype=dtype).read()
+        read_files(None, task, path, path, dtype=dtype)
 
 
 def test_values_are_checked_without_the_dev_part(tmp_path):
@@ -199,7 +198,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             learn(store, "classify", *given, **options)
     counts = dict.fromkeys(("epochs", "patience", "batch_texts"), 0)
-    for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1, "dropout": 1.0}.items():
+    for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1}.items():
         with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{name: value})
     for task in ("guess", "generate"):

@@ -1,5 +1,6 @@
 """Tenants on a toy backbone: they learn every task, are scored as they are served, and are trained on."""
 
+import html
 import random
 from dataclasses import replace
 
@@ -7,17 +8,18 @@ import pytest
 import torch
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.learning.loop import Diverged
 from builder.packed_batches import packed_batches
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store import savepoint
 from builder.store.store import TenantFile
 from builder.store.verification import store_parts
+from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
-from builder.training.examples import Reader
-from builder.training.finetuning import TrainingOptions, train
-from builder.training.material import Material
-from builder.training.model import Diverged, TenantModel
+from builder.training.data import read_files
+from builder.training.finetuning import TrainingOptions, finetune
+from builder.training.model import TenantModel
 from builder.training.tenant import warnings_of
 from testing.random_store import random_tenant
 from testing.reference import Reference
@@ -62,12 +64,29 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     report = store.report(store.tenant(name))  # of how it has learned
     assert report["task"] == task and report["dev"][metric] > least
     assert (report["training"]["texts"], report["dev"]["texts"], report["seed"]) == (texts, 60, 0)
-    assert [entry["epoch"] for entry in report["history"]] == list(range(1, report["epochs_run"] + 1))
-    best = max(report["history"], key=lambda entry: (entry["dev"], -entry["dev_loss"]))
-    assert report["best_epoch"] == best["epoch"] <= report["kept_epoch"]
+    exams = report["exams"]
+    best = max(range(len(exams)), key=lambda number: (exams[number]["score"], -exams[number]["loss"]))
+    assert report["best_epoch"] == best + 1 <= report["kept_epoch"] and len(exams) == report["epochs_run"]
+    assert report["kept_step"] == exams[report["kept_epoch"] - 1]["step"] and report["curve"][-1][0] == report["steps"]
     assert report["epochs_run"] == 6 or report["epochs_run"] - report["best_epoch"] == 3  # the patience
-    assert name != "cut" or 0.2 < report["change_held"] < 1
+    assert name != "cut" or (0.2 < exams[0]["change_held"] < 1 and 0.2 < report["change_held"] <= 1)
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
+    check_page((store.tenant_folder(name, 1) / "report.html").read_text(), report)
+
+
+def check_page(page, report):
+    """It shows what the report says of labels and mistakes, and loads nothing."""
+    dev, by_label, mistakes = report["dev"], report["by_label"], report["mistakes"]
+    assert "<script" not in page and "http" not in page and "data:image/png;base64," in page
+    assert str(dev[dev["metric"]]) in page and len(mistakes) <= 10
+    for shown in (*(row["label"] for row in by_label), *(mistake["text"] for mistake in mistakes)):
+        assert html.escape(shown, quote=False) in page
+    assert bool(by_label) == (report["task"] not in ("regress", "span"))
+    if report["task"] == "classify":
+        right = sum(row["right"] for row in by_label)
+        assert right == round(dev["accuracy"] * dev["rows"]) and len(mistakes) == min(10, dev["rows"] - right)
+        assert all(mistake["right"] != mistake["answered"] for mistake in mistakes)
+        assert sum(row["wanted"] for row in by_label) == dev["rows"]
 
 
 def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path):
@@ -104,10 +123,10 @@ def test_long_passages_are_answered_as_served(trained, reference, tmp_path):
 def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name):
     """With a learning rate of almost 0 the next version has the same weights, also where an adapter is cut."""
     store, (task, *_, options) = trained_store, TASKS[name]
-    still = {"learning_rate": STILL, **({**options, "body_rate": STILL, "dropout": 0.0} if options else {})}
+    still = {"learning_rate": STILL, **({**options, "body_rate": STILL} if options else {})}
     more, dev = made(tmp_path, name, 40, "more"), made(tmp_path, name, 20, "new dev")
     report = store.report(learn(store, task, more, dev, tenant=name, epochs=1, **still))
-    assert report["from_version"] == 1 and report["at_start"]["dev"] == pytest.approx(report["history"][0]["dev"], abs=1e-3)
+    assert report["from_version"] == 1 and report["at_start"]["dev"] == pytest.approx(report["exams"][1]["score"], abs=1e-3)
     if name != "cut":
         before, after = weights(store, name, 1), weights(store, name, 2)
         largest = max(float(part.abs().max()) for part in before.values())
@@ -138,7 +157,7 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
     ruined = learn(store, "multilabel", more, dev, tenant="multilabel", epochs=1, learning_rate=0.5, doubt=0.0)
     report = store.report(ruined)
     assert (report["best_epoch"], report["kept_epoch"]) == (0, 0)
-    assert report["history"][0]["dev"] < report["at_start"]["dev"]
+    assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
     assert change(store, ("multilabel", 1), ("multilabel", 2)) == 0
     assert any(mentions(warning, 1) for warning in warnings_of(report))
 
@@ -147,7 +166,7 @@ def test_a_training_that_diverges_ends_before_it_is_saved(store, tmp_path, monke
     monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
     with pytest.raises(Diverged, match="--learning-rate"):
         learn(store, "classify", made(tmp_path, "classify", 60, 1), learning_rate=1e30)
-    saved = torch.load(store.tenant_work_folder("acme") / "training.pt")["learner"]
+    saved = torch.load(store.tenant_work_folder("acme") / "learning.pt")["weights"]
     assert store.tenants() == [] and all(weight.isfinite().all() for weight in saved.values())
 
 
@@ -157,8 +176,8 @@ def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, mon
     All weights and random numbers that any training has are in this one, whose adapter is cut.
     """
     monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
-    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **CUT, dropout=0.1)
-    ground, _ = Material(store.folder, "root", 1, "classify", file, None).open(CPU)
+    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **CUT)
+    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), CPU, None, False)
     steps = []
 
     def trained(saved, last=None):
@@ -170,7 +189,7 @@ def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, mon
                 raise KeyboardInterrupt
             return logits.sum() * 0
 
-        found = train(PlotBody(store.upper(), store.config.heads), ground, options, saved, False, watched)
+        found = finetune(PlotBody.of(store), data, options, saved, False, watched)
         return {**found.report, "seconds": 0}, found.model.stored(), found.scores
 
     whole = trained(None)
@@ -178,9 +197,9 @@ def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, mon
     for last in (3, count - 4):  # the second one begins with the step that was lost
         steps.clear()
         with pytest.raises(KeyboardInterrupt):
-            trained(tmp_path / "training.pt", last)
+            trained(tmp_path / "learning.pt", last)
     steps.clear()
-    again = trained(tmp_path / "training.pt")
+    again = trained(tmp_path / "learning.pt")
     assert len(steps) == 3 and again[0] == whole[0] and again[2] == whole[2]
     (adapter, head), (other, other_head) = again[1], whole[1]
     for mine, theirs in zip([*adapter, head], [*other, other_head], strict=True):

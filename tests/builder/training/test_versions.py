@@ -38,7 +38,7 @@ SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """Drawing takes longer than all else here; `test_tenant.py` looks at the pictures."""
-    monkeypatch.setattr("builder.training.tenant.draw_training", lambda report, title, path: path.touch())
+    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *_: _[-1].touch())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -168,7 +168,7 @@ def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, 
     train = made(tmp_path, "classify", 20, 1)
     with pytest.raises(KeyboardInterrupt):
         pretend(store, "classify", train, tenant="cut", trainer=interrupted)
-    (left := store.tenant_work_folder("cut") / "training.pt").touch()
+    (left := store.tenant_work_folder("cut") / "learning.pt").touch()
     if change_of == "table":
         shutil.rmtree(store.table_folder("root", 1))
         build(store, tmp_path, "root", some_lines(200, seed=2))

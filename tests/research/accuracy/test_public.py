@@ -73,5 +73,5 @@ def test_new_options_of_training_do_not_void_the_results():
     stored = {frozenset(finished.run["training"]) for finished in ResultFile(RESULTS)}
     options = TIERS[1].training("hplm", 6, 4, seed=0)
     usual = frozenset(named_options(options))
-    assert stored == {usual, usual | {"dropout"}}  # an option is named only where it is not as usual
+    assert stored == {usual, usual | {"dropout"}}  # the latter of a study whose option is gone
     assert "function" in named_options(replace(options, function="gelu"))

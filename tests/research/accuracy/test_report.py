@@ -51,12 +51,12 @@ def report(data, tmp_path):
 def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     trained, train = [], reports.train_scheme
 
-    def counted(store, ground, name, *rest, **more):
+    def counted(store, data, name, *rest, **more):
         if len(trained) == 7:
             trained.append("cut")
             raise KeyboardInterrupt
-        trained.append((ground.task, name))
-        return train(store, ground, name, *rest, **more)
+        trained.append((data.task, name))
+        return train(store, data, name, *rest, **more)
 
     monkeypatch.setattr(reports, "train_scheme", counted)
     schemes = report.studies["schemes"]

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
-from hplm.engine.packing import end_to_end, read_packing
+from hplm.engine.packing import end_to_end
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import InvalidInput
 from hplm.model.sizes import rounded_up
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
@@ -25,7 +24,6 @@ from research.papers.policies import SlottedDeadlineAware
 from testing.toy import TENANTS, WITH_EXITS, WORDS, random_text
 from tests.engine.asker import texts_of
 from tests.support.answers import Comparison
-from tests.support.message import mentioning
 
 CPU = torch.device("cpu")
 POOL = 4  # texts of each tenant: short, longer, and as long as the backbone takes
@@ -136,22 +134,6 @@ def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkey
     assert_reference_answers(kitchen, [orders[i] for i in (0, 2, 3, 4)], computed(kitchen.engine, batch))
 
 
-def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):
-    orders = [(number % len(TENANTS), number % POOL) for number in range(16)]
-
-    def rows(packing):
-        batch, _ = kitchen.serve(packing, orders)
-        return [len(sheet.sums) for sheet in batch.sheets]
-
-    lengths = [len(kitchen.text(*order).addresses) for order in orders]
-    longest, tokens = max(lengths), sum(lengths)
-    assert rows(None) == [tokens]
-    assert rows(Naive()) == [longest * len(orders)]
-    assert sum(rows(Turbo(GroupCost.measured(lambda count, width: count * width)))) == tokens  # a call costs nothing by itself
-    assert rows(Turbo(GroupCost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
-    assert len(rows(Concat(rows=1, length=2 * longest))) > 1
-
-
 def test_where_sizes_should_be_few_the_number_of_rows_is_rounded_up(kitchen):
     orders = [(number % len(TENANTS), number % POOL) for number in range(5)]
     (sheet,) = kitchen.serve(None, orders, few_sizes=True)[0].sheets
@@ -207,19 +189,3 @@ def test_dynamic_programming_finds_the_cheapest_cuts(lengths, cost):
         return min(float(cost.of(np.array(end - start), lengths[start])) + best(end) for end in ends)
 
     assert total(cheapest_cuts(lengths, cost).tolist()) == pytest.approx(best(0))
-
-
-@pytest.mark.parametrize(
-    "given, named",
-    [
-        ("dense", ["'dense'", "packed", "naive"]),
-        ("packed:rows=2", ["'packed:rows=2'"]),
-        ("turbo:rows=2", ["'turbo:rows=2'"]),
-        ("concat:rows=0", ["rows=0"]),
-        ("concat:slot=9", ["'concat:slot=9'", "slot"]),
-        ("slotted:rows", ["'rows'"]),
-    ],
-)
-def test_an_unknown_packing_is_refused_by_name(given, named):
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        read_packing(given, None)

@@ -1,19 +1,15 @@
-"""The papers' figures: their order is that of the papers, and each command ends with its figures."""
+"""The papers' figures: their order is that of the papers. `tests/bench/test_commands.py` has the commands."""
 
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
-from research.papers.__main__ import main
 from research.papers.alpaserve import figures_of, stated
 from research.papers.alpaserve_cuts import cut_curves
-from research.papers.staging import WAYS
 from research.papers.tcb import Axes, simulated
-from tests.support.message import mentions
+from research.papers.timeline import trace_of
 
 
 @pytest.mark.slow
@@ -25,7 +21,7 @@ def test_tcbs_order_of_packings_and_policies() -> None:
 
 
 def test_alpaserves_table_2_and_fig_2_are_nearly_those_of_the_paper() -> None:
-    table, equal, skewed = (figure.curves() for figure in figures_of(100.0)[:3])
+    table, equal, skewed = (figure.curves(9) for figure in figures_of(100.0)[:3])
     paper = stated()["replication, the paper's"]
     assert all(share == pytest.approx(paper[scale], abs=0.08) for scale, share in table["replication"].items())
     assert all(table["search"][scale] >= share for scale, share in table["replication"].items())
@@ -46,48 +42,7 @@ def test_alpaserves_cuts_are_in_the_order_of_the_paper() -> None:
             assert lines["best cut"]["8"] < 0.7 * lines["equal cut"]["8"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("paper", ["alpaserve", "tcb"])
-def test_a_paper_ends_with_its_figures_and_draws_them(paper: str, tmp_path: Path, capsys) -> None:
-    picture = tmp_path / "curves.svg"
-    assert main([paper, "--quick", "--json", "--picture", str(picture)]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    if paper == "alpaserve":
-        titles = [re.split("[:,]", title)[0] for title in figures["curves"]]
-        wanted = "2 2 4 5 6 7 8a 8b 9a 9b 9c 12 12 12 12 13 13 13 14 14 14 15 16 16 17 17"
-        assert titles == ["Table 2", *(f"Fig. {number}" for number in wanted.split())]
-        assert all(len(curve) >= 2 for lines in figures["curves"].values() for curve in lines.values())
-    else:
-        assert figures["rows"]["4"]["DAS"]["utility"] > 0 and figures["slots"]["chosen"]
-    assert "<svg" in picture.read_text()
-
-
-@pytest.mark.slow
-def test_every_way_of_staging_serves(capsys) -> None:
-    assert main(["staging", "--quick", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert all(figures[way] > 0 for way in WAYS)
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ("tcb --picture x.foo", ["--picture x.foo"]),
-        ("tcb --deadlines-ms 5 1", ["--deadlines-ms", 5.0]),
-        ("tcb --rows 4,0", ["--rows"]),
-        ("alpaserve --seconds nan", ["--seconds"]),
-        ("staging --seconds nan", ["--seconds"]),
-        ("timeline {tmp}/none --to {tmp}/trace", ["{tmp}/none"]),
-        ("timeline {tmp}/journal --to {tmp}/trace", ["{tmp}/journal", "line 2"]),
-    ],
-)
-def test_impossible_options_are_refused(given: str, named: list, tmp_path: Path, capsys) -> None:
-    (tmp_path / "journal").write_text('{"request": "a"}\n[]\n')
-    assert main(given.format(tmp=tmp_path).split()) == 1
-    assert mentions(capsys.readouterr().err, *(str(word).format(tmp=tmp_path) for word in named))
-
-
-def test_a_journal_becomes_a_trace(tmp_path: Path) -> None:
+def test_a_journal_becomes_a_trace(tmp_path) -> None:
     entries = [
         {"batch": 7, "texts": 2, "stages": {"prepare": [1.0, 1.1], "swap": [1.1, 1.2], "compute": [1.3, 2]}},
         {"request": "a", "computed": 2.0, "answered": 2.1, "batch": 7},
@@ -95,8 +50,7 @@ def test_a_journal_becomes_a_trace(tmp_path: Path) -> None:
         {"request": "c", "computed": 0, "answered": 2.3, "batch": 0},  # refused
     ]
     (tmp_path / "journal").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    assert main(["timeline", str(tmp_path / "journal"), "--to", str(tmp_path / "trace.json")]) == 0
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = trace_of(tmp_path / "journal")["traceEvents"]
     threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     spans = [(threads[event["tid"]], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert spans == [

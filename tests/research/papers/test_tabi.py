@@ -16,7 +16,6 @@ from hplm.model.attention import PackedAttention
 from research.papers.__main__ import main
 from research.papers.tabi import WAYS, Looked, cheapest, ensemble, oracle, several, vote
 from tests.research.schemes.checkpoints import save_bert
-from tests.support.message import mentions
 
 TEXTS = 1000
 
@@ -73,11 +72,7 @@ def test_the_command_compares_all_ways(tmp_path: Path, capsys) -> None:
     """It builds a store and trains."""
     save_bert(tmp_path / "bert")
     stored(tmp_path / "folder", str(tmp_path / "bert"), (), 1, 320, 1, 0.05, 0.01)
-    command = ["tabi", "--folder", str(tmp_path / "folder"), "--dtype", "fp32"]
-    assert main([*command, "--json"]) == 0
+    assert main(["tabi", "--folder", str(tmp_path / "folder"), "--dtype", "fp32", "--json"]) == 0
     ways = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
     assert ways.keys() == {*WAYS, "words pruned"}
     assert all(0 <= one["work"] <= 1.2 for way in ways.values() for one in way.values())
-    assert main(command) == 0 and mentions(capsys.readouterr().out, "oracle", "weighted ensemble", "words pruned")
-    assert main(["tabi", "--folder", str(tmp_path / "none")]) == 1
-    assert mentions(capsys.readouterr().err, tmp_path / "none", "hplm bench cascade")

@@ -8,26 +8,26 @@ from builder.training.finetuning import TrainingOptions
 from research.schemes.distilled import states_of
 from research.schemes.pretrained import evenly
 from research.schemes.trained import SCHEMES, options_of, train_scheme, whole_body
-from tests.research.schemes.test_trained import CPU, ground, store  # noqa: F401  fixtures
+from tests.research.schemes.test_trained import CPU, data, store  # noqa: F401  fixtures
 
 pytestmark = pytest.mark.slow
 
 
-def pack_of(ground):  # noqa: F811
-    return ground.reader.pack(ground.texts, np.arange(len(ground.texts.texts)), CPU, False)
+def pack_of(data):  # noqa: F811
+    return data.reader.pack(data.train, np.arange(len(data.train.texts)), CPU, False)
 
 
 @pytest.mark.parametrize("name", ["distil", "tiny-half", "tiny-third"])
-def test_a_student_has_fewer_layers_and_is_scored_as_others(store, ground, name):  # noqa: F811
+def test_a_student_has_fewer_layers_and_is_scored_as_others(store, data, name):  # noqa: F811
     own = TrainingOptions(epochs=1, rank=4)
-    trained = train_scheme(store, ground, name, own, show_progress=False)
+    trained = train_scheme(store, data, name, own, show_progress=False)
     assert len(trained.body.layers) == max(1, round(SCHEMES[name].kept * 4)) < 4
     assert 0 <= trained.scores.main <= 1 and not trained.model.adapters
     assert options_of(name, own) == options_of("dedicated", own)
 
 
-def test_a_student_starts_from_its_teachers_layers(store, ground):  # noqa: F811
-    teacher, pack = whole_body(store).eval(), pack_of(ground)
+def test_a_student_starts_from_its_teachers_layers(store, data):  # noqa: F811
+    teacher, pack = whole_body(store).eval(), pack_of(data)
     with torch.no_grad():
         assert torch.equal(teacher.with_layers(range(4))(pack, None), teacher(pack, None))
         upper = teacher.with_layers([0, 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from functools import partial
@@ -14,7 +13,7 @@ import torch
 
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
-from hplm.errors import Broken, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Draining, InvalidInput, QueueFull
 from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
@@ -82,16 +81,6 @@ def test_dedicated_models_equal_transformers_even_if_few_fit(bert, repositories,
             np.testing.assert_allclose(logits, by_transformers(bert, tenant, text), atol=1e-4)
 
 
-def test_a_dedicated_model_needs_no_tenant_parameter(bert, repositories) -> None:
-    models = open_models(repositories["dedicated"], model="tiny-city")
-    question = models.question({}, TEXTS[:3], None)
-    ((_, rows),) = models.answer([question])
-    for text, row in zip(TEXTS, rows, strict=False):
-        np.testing.assert_allclose(row.logits, by_transformers(bert, "city", text), atol=1e-4)
-    with pytest.raises(NoTenant):
-        models.question({"tenant": "acme"}, TEXTS[:1], None)
-
-
 def test_the_shared_bert_equals_the_dedicated_one_with_words_in_16_bits(bert, repositories) -> None:
     reference = Reference.open(repositories["shared"] / "tiny" / "1")
     for tenant in TENANTS:
@@ -107,23 +96,9 @@ def test_adapters_work_on_the_upper_half_of_all_layers_and_change_answers(bert, 
     with_adapter = reference.forward(TEXTS[0], "acme").numpy()
     assert np.abs(with_adapter - by_transformers(bert, "acme", TEXTS[0])).max() > 0.1
     (record,) = [tenant.adapter for tenant in reference.backbone.view.snapshot.tenants if tenant.id == "acme"]
-    layers = reference.backbone.bank(record.bank).weights(record)
+    layers = reference.backbone.records.weights(record)
     used = [any(tensor.any() for tensor in layer.values()) for layer in layers]
     assert used == [False, False, True, True]
-
-
-def test_a_broken_body_fails_its_tenant_and_its_slot_is_used_again(bert, tmp_path) -> None:
-    _, store = bert
-    export_scheme(store, tmp_path, OPTIONS, "dedicated_inprocess")
-    models = open_models(tmp_path, room=1)
-    body = tmp_path / "tiny/1/bodies/acme.safetensors"
-    content = body.read_bytes()
-    body.unlink()  # others are hard links to the same bytes
-    body.write_bytes(content[:-100])
-    questions = [models.question({"tenant": tenant}, TEXTS[:1], None) for tenant in ("acme", "beta")]
-    answers = dict(models.answer(questions))
-    assert isinstance(answers[questions[0]], Broken) and "acme" in str(answers[questions[0]])
-    np.testing.assert_allclose(answers[questions[1]][0].logits, by_transformers(bert, "beta", TEXTS[0]), atol=1e-4)
 
 
 def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
@@ -178,13 +153,3 @@ def test_schemes_and_options_that_cannot_serve_are_refused(bert, tmp_path, capsy
     assert main([*given.split(), "--store", str(store.folder), "--repository", str(tmp_path)]) == 1
     assert mentions(capsys.readouterr().err, *named)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_exports_a_scheme(bert, tmp_path, capsys) -> None:
-    _, store = bert
-    command = ["compressed", "--store", str(store.folder), "--repository", str(tmp_path), "--resident", "3", "--dtype", "fp32"]
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tenants"] == len(TENANTS)
-    models = open_models(tmp_path, room=3)
-    assert models.config.upper_layers == 2
-    assert '"compressed"' in (tmp_path / "tiny/config.pbtxt").read_text()

@@ -12,9 +12,10 @@ from transformers import AutoModel
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.store import Store
-from builder.training.examples import Reader
-from builder.training.finetuning import Ground, TrainingOptions, train
-from builder.training.tasks import training_task
+from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
+from builder.training.data import Data
+from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
@@ -42,12 +43,12 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def ground(store, tmp_path):
+def data(store, tmp_path):
     rng, labels = random.Random(0), ["left", "right"]
     path = write(tmp_path / "data.jsonl", [classified(rng) for _ in range(40)])
     reader = Reader(store, "root", 1)
     texts = reader.read(CLASSIFY.read(path), CLASSIFY, labels, show_progress=False)
-    return Ground(store.config, reader, texts, texts, CLASSIFY, labels, CPU)
+    return Data(reader, CLASSIFY, labels, texts, texts, CPU)
 
 
 def test_the_whole_body_equals_the_original_model(store, tmp_path):
@@ -69,11 +70,11 @@ def test_the_whole_body_equals_the_original_model(store, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.kept == 1])
-def test_each_scheme_tunes_only_its_own_part(store, ground, name):
+def test_each_scheme_tunes_only_its_own_part(store, data, name):
     own = TrainingOptions(epochs=1, rank=4)
     body = body_of(store, SCHEMES[name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
-    trained = train(body, ground, options_of(name, own), show_progress=False)
+    trained = finetune(body, data, options_of(name, own), show_progress=False)
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
     assert bool(changed) == (name.startswith("dedicated") or name == "plot")
     if name in ("dedicated-lower", "dedicated-upper"):
@@ -94,20 +95,20 @@ def test_each_scheme_tunes_only_its_own_part(store, ground, name):
 
 
 @pytest.mark.parametrize("name", ["hplm", "adapter"])
-def test_what_upper_layers_learn_is_cut_from_both_bodies(store, ground, name):
+def test_what_upper_layers_learn_is_cut_from_both_bodies(store, data, name):
     """The lower layers of the whole body do not learn, and both bodies are unchanged at the end."""
     own = TrainingOptions(epochs=1, rank=4, adapter="lora", body_rate=1e-3)
     body = body_of(store, SCHEMES["plot" if name == "hplm" else name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
-    trained = train(body, ground, options_of(name, own), show_progress=False)
+    trained = finetune(body, data, options_of(name, own), show_progress=False)
     assert all(torch.equal(tensor, before[key]) for key, tensor in trained.body.state_dict().items())
     assert all(float(slot["ffn_in/b"].detach().abs().max()) > 0 for slot in trained.model.adapters)
     assert len(trained.model.adapters) == store.config.upper_layers and 0.3 < trained.report["change_held"] < 1
     learned = {key for key, tensor in body.state_dict().items() if not torch.equal(tensor, before[key])}
     above = ("layers.2.", "layers.3.") if name == "adapter" else ("upper.layers.0.", "upper.layers.1.")
     assert learned and all(key.startswith(above) and key.endswith("weight") and "norm" not in key for key in learned)
-    kept = trained.report["history"][trained.report["kept_epoch"] - 1]
-    assert trained.scores.main == pytest.approx(kept["dev"], abs=0.02)  # the stored adapter was scored during the training
+    kept = trained.report["exams"][trained.report["kept_epoch"] - 1]
+    assert trained.scores.main == pytest.approx(kept["score"], abs=0.02)  # the stored adapter was scored during the training
 
 
 def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, monkeypatch):

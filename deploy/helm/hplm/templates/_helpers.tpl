@@ -3,13 +3,36 @@ app.kubernetes.io/name: hplm
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- define "hplm.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 1000
-runAsGroup: 1000
-fsGroup: 1000
-seccompProfile:
-  type: RuntimeDefault
+{{/* The name, namespace and labels of an object. Call it with the root, a name and a component. */}}
+{{- define "hplm.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "hplm.labels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* What all pods have. Call it with the root and the labels by which a pod knows its equals. */}}
+{{- define "hplm.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.serviceAccount }}
+serviceAccountName: {{ . }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 1000
+  runAsGroup: 1000
+  fsGroup: 1000
+  seccompProfile:
+    type: RuntimeDefault
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- .equals | nindent 8 }}
 {{- end }}
 
 {{- define "hplm.containerSecurity" -}}
@@ -19,89 +42,51 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* A container that keeps /state a copy of the manager's. Call it with the root and a list of further arguments. */}}
-{{- define "hplm.follower" -}}
-image: {{ .root.Values.images.hplm }}
-imagePullPolicy: {{ .root.Values.images.pullPolicy }}
-command: [hplm, follow]
-args:
-  - --from=http://{{ .root.Release.Name }}-manager:8080
-  - --repository=/models
-  - --state=/state
-  - --token-file=/secrets/source/token
-  - --name=$(POD_NAME)
-  {{- range .more }}
-  - {{ . }}
-  {{- end }}
-env:
-  - name: POD_NAME
-    valueFrom:
-      fieldRef:
-        fieldPath: metadata.name
-  - name: HOME
-    value: /tmp
-resources:
-  {{- toYaml .root.Values.sidecar.resources | nindent 2 }}
-securityContext:
-  {{- include "hplm.containerSecurity" .root | nindent 2 }}
-volumeMounts:
-  - name: repository
-    mountPath: /models
-    readOnly: true
-  - name: state
-    mountPath: /state
-  - name: source-token
-    mountPath: /secrets/source
-    readOnly: true
-  - name: tmp
-    mountPath: /tmp
+{{/* How a container reads the registry. */}}
+{{- define "hplm.registry" -}}
+- name: HPLM_STATE
+  value: {{ required "registry.address is missing: name the bucket, such as s3://bucket/hplm" .Values.registry.address }}
+- name: HOME
+  value: /tmp
+- name: POD_NAME # for mounts with a folder of each pod
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
 {{- end }}
 
-{{- define "hplm.followerVolumes" -}}
+{{- define "hplm.credentials" -}}
+{{- with .Values.registry.secret }}
+envFrom:
+  - secretRef:
+      name: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "hplm.mounts" -}}
+- name: tmp
+  mountPath: /tmp
+{{- if .Values.repository.claim }}
 - name: repository
-  persistentVolumeClaim:
-    claimName: {{ .Values.repository.claim }}
-    readOnly: true
-- name: state # a volume of the pod: of an emptyDir, a follower sees the node's free space and not the limit
-  ephemeral:
-    volumeClaimTemplate:
-      spec:
-        accessModes: [ReadWriteOnce]
-        {{- with .Values.pool.storageClass }}
-        storageClassName: {{ . }}
-        {{- end }}
-        resources:
-          requests:
-            storage: {{ .Values.pool.stateSize }}
-- name: source-token
-  secret:
-    secretName: {{ .Values.secrets.source }}
-    defaultMode: 0440
+  mountPath: /models
+  readOnly: true
+{{- end }}
+{{- with .Values.mounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "hplm.volumes" -}}
 - name: tmp
   emptyDir: {}
+{{- with .Values.repository.claim }}
+- name: repository
+  persistentVolumeClaim:
+    claimName: {{ . }}
+    readOnly: true
 {{- end }}
-
-{{/* An inference through every model (--once: ready, --alive). Triton itself calls a model ready whose process is dead. */}}
-{{- define "hplm.probe" -}}
-exec:
-  command: [hplm, watch, {{ . }}]
-timeoutSeconds: 20
+{{- with .Values.volumes }}
+{{ toYaml . }}
 {{- end }}
-
-{{/* More replicas at once, fewer of them slowly: a replica begins with cold tables and empty slots. */}}
-{{- define "hplm.scaling" -}}
-scaleUp:
-  stabilizationWindowSeconds: 0
-  policies:
-    - type: Percent
-      value: 100
-      periodSeconds: 60
-scaleDown:
-  stabilizationWindowSeconds: 600
-  policies:
-    - type: Pods
-      value: 1
-      periodSeconds: 300
 {{- end }}
 
 {{/* A container that writes the router's files. Call it with the root and a list of further arguments. */}}
@@ -116,25 +101,19 @@ args:
   - {{ . }}
   {{- end }}
 env:
-  - name: HOME
-    value: /tmp
+  {{- include "hplm.registry" .root | nindent 2 }}
+{{ include "hplm.credentials" .root }}
 resources:
-  {{- toYaml .root.Values.sidecar.resources | nindent 2 }}
+  {{- toYaml .root.Values.router.maps.resources | nindent 2 }}
 securityContext:
   {{- include "hplm.containerSecurity" .root | nindent 2 }}
 volumeMounts:
-  - name: repository
-    mountPath: /models
-    readOnly: true
-  - name: state # not read-only: `--watch` writes into it which generation HAProxy has
-    mountPath: /state
+  {{- include "hplm.mounts" .root | nindent 2 }}
   - name: cluster
     mountPath: /etc/hplm
     readOnly: true
   - name: router-files
     mountPath: /run/router
-  - name: tmp
-    mountPath: /tmp
 {{- end }}
 
 {{/* All replicas that there may ever be: those that are not there answer no check, and get no requests. */}}
@@ -144,7 +123,7 @@ volumeMounts:
 {
   "kind": "hplm replicas",
   "format": 1,
-  "state": "/state",
+  "state": {{ .Values.registry.address | quote }},
   "pools": [
     {
       "name": {{ .Values.pool.name | quote }},

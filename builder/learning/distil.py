@@ -1,0 +1,188 @@
+"""Distillation: from n-gram windows, the halves of a split BERT learn to match the original on whole texts.
+
+Both halves learn for a root. Only the lower half learns for a domain (HMI, observation O1), since the upper is shared.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from builder.hardware import compiled, half_precision, step_tokens
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.ridge import fit
+from builder.learning.teacher import Teacher
+from builder.learning.windows import Lesson, Lessons, Reading, Student, TextPack, in_packs
+from builder.store.savepoint import Savepoint
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import Checkpoint
+from hplm.model.stacks import LowerStack, UpperStack
+
+HELD_OUT_TOKENS = 4096
+HELD_OUT_SHARE = 0.1
+FIT_LESSONS = 32
+LEARNING_RATE = 6e-4  # of the lower layers
+DOMAIN_RATE = 1e-4  # of lower layers that were adapted before: at 3e-4 a short run makes them worse
+UPPER_RATE = 1e-4  # of the upper layers, which start close to their goal
+SMALL_RATE = 1e-3  # of gates, positions and norms, which start far from it
+WAY_OUT = (
+    "Start again with another --seed, with fewer --minutes or --steps, or with --minutes 0; that command names the folder to "
+    "remove first"
+)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Share of the variance of the teacher's hidden states that is explained on held-out texts; below 0 is bad."""
+
+    at_split: float
+    at_end: float
+
+
+def distil(
+    checkpoint: Checkpoint,
+    lower: LowerStack,
+    upper: UpperStack,
+    documents: Sequence[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    show_progress: bool = True,
+    saved: Path | None = None,
+    train_upper: bool = True,
+) -> dict[str, Any]:
+    """Changes `lower` and, with `train_upper`, `upper` in place, and returns the report. A result that explains held-out texts
+    worse than the start is dropped. After an interruption the same call continues from `saved`."""
+    started = time.monotonic()
+    held_out, training = split_documents(documents, seed)
+    teacher, student = Teacher(checkpoint).to(device).eval(), Student(lower, upper).to(device).requires_grad_(False)
+    lessons, chance = Lessons(checkpoint.config, teacher, device), np.random.default_rng(seed)
+    reading = Reading(checkpoint.config, training, seed, step_tokens(device))
+    with half_precision(device):
+        held = [lessons.lesson(texts, chance) for texts in in_packs(held_out)]
+        first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)] if train_upper else []
+    scale = _variances(held)
+    start = _explained(student, held, scale)
+    if first:
+        fit(student, teacher, first)
+    apart = upper.segments.weight[1:] - upper.segments.weight[0]
+    compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not earlier: the closed-form start hooks into them
+
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        lesson = lessons.lesson(*texts)
+        at_split, at_end = errors_of(student(lesson), lesson, scale)
+        return at_split + at_end, lesson.tokens
+
+    def examined() -> Exam:
+        found = _explained(student, held, scale)
+        return Exam(found.at_end, 2 - found.at_split - found.at_end, facts={"at_split": found.at_split})
+
+    @torch.no_grad()
+    def keep_apart() -> dict[str, float]:
+        """Moves the other segments with the first, the only one in the lessons, at the distance that was fitted."""
+        if train_upper:
+            upper.segments.weight[1:] = upper.segments.weight[0] + apart
+        return {}
+
+    learning = Training(
+        "adapting", device, groups_of(student, train_upper), reading.starting, loss_of, examined, WAY_OUT, keep_apart
+    )
+    now = train(learning, budget, Savepoint(saved), show_progress, time.monotonic() - started)
+    _report_missed(now, budget)
+    student.requires_grad_(True)
+    return {
+        "documents": len(documents),
+        "held_out_tokens": sum(lesson.tokens for lesson in held),
+        "seed": seed,
+        "at_start": asdict(start),  # before the closed-form start; the first exam comes after it
+        "tokens": now.units,
+        **now.reported(),
+    }
+
+
+def _report_missed(now: Progress, budget: Budget) -> None:
+    """Prints a warning if nothing was learned, or less than the goal."""
+    if not now.steps and not budget.empty and not budget.is_reached(now):
+        said = "the time was over before the first step, so the model is that of the start: give more --minutes"
+    elif budget.until is not None and not budget.is_reached(now):
+        said = (
+            f"{now.exams[now.kept]['score']:.3f} of the variance is explained after {now.steps:,} steps, less than --until "
+            f"{budget.until:g}: allow more --minutes or --steps"
+        )
+    else:
+        return
+    print(f"adapting: {said}", file=sys.stderr)
+
+
+def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Splits documents into held-out ones and those to learn from."""
+    return _held_out(readable(documents), np.random.default_rng(seed))
+
+
+def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the documents with more than special tokens. Refuses fewer than two."""
+    found = [document for document in documents if len(document) > 2]
+    if len(found) < 2:
+        raise InvalidInput(f"the corpus has {len(found)} documents with text: adaptation needs at least two, one a line")
+    return found
+
+
+def _held_out(documents: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    order = rng.permutation(len(documents))
+    total = sum(map(len, documents))
+    room = min(HELD_OUT_TOKENS, HELD_OUT_SHARE * total)
+    count = 1 + int(np.searchsorted(np.cumsum([len(documents[i]) for i in order]), room))
+    count = min(count, len(documents) - 1)
+    return [documents[i] for i in order[:count]], [documents[i] for i in order[count:]]
+
+
+def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
+    """Returns the parameters that learn. Word vectors stay fixed: a short adaptation would change only a few of them."""
+    inside = {f"lower.layers.{name}": parameter for name, parameter in lower.layers.named_parameters()}
+    small = {f"lower.{name}": getattr(lower, name) for name in ("places", "gate", "gate_bias")}
+    small |= {f"lower.norm.{name}": parameter for name, parameter in lower.norm.named_parameters()}
+    return [Group(rate, inside), Group(SMALL_RATE / LEARNING_RATE * rate, small)]
+
+
+def groups_of(student: Student, train_upper: bool) -> list[Group]:
+    groups = lower_groups(student.lower, LEARNING_RATE if train_upper else DOMAIN_RATE)
+    if train_upper:
+        upper = student.upper
+        entry = {"upper.positions": upper.positions.weight, "upper.segments": upper.segments.weight}
+        entry |= {f"upper.norm.{name}": parameter for name, parameter in upper.norm.named_parameters()}
+        inside = {f"upper.layers.{name}": parameter for name, parameter in upper.layers.named_parameters()}
+        groups += [Group(UPPER_RATE, inside), Group(SMALL_RATE, entry)]
+    return groups
+
+
+def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:
+    """Returns the squared error at the split and at the end, each as a share of the teacher's variance there."""
+    pairs = zip(hidden, (lesson.at_split, lesson.at_end), scale, strict=True)
+    return [(own.float() - wanted.float()).square().sum() / (len(own) * variance) for own, wanted, variance in pairs]
+
+
+def _variances(exam: Sequence[Lesson]) -> tuple[float, float]:
+    """Returns the variance of the teacher's hidden states on held-out texts."""
+
+    def variance(parts: list[Tensor]) -> float:
+        return float(torch.cat(parts).float().var(0, unbiased=False).sum())
+
+    return variance([lesson.at_split for lesson in exam]), variance([lesson.at_end for lesson in exam])
+
+
+@torch.no_grad()
+def _explained(student: Student, exam: Sequence[Lesson], scale: tuple[float, float]) -> Explained:
+    errors = torch.tensor([[*errors_of(student(lesson), lesson, scale), 1.0] for lesson in exam])
+    weights = torch.tensor([lesson.tokens for lesson in exam], dtype=torch.float32)
+    at_split, at_end, total = (errors * weights[:, None]).sum(0).tolist()
+    return Explained(round(1 - at_split / total, 4), round(1 - at_end / total, 4))

@@ -1,0 +1,140 @@
+"""When a training ends, when it is scored on the way, and how its learning rate rises and falls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
+
+from hplm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from builder.learning.loop import Progress
+
+WARM_UP = 0.1
+FIRST_ROUND, LONGER = 128, 1.5  # steps of the first round on the way to a goal, and by how much the next one is longer
+ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
+
+
+class Limits(Protocol):
+    @property
+    def doubt(self) -> float:
+        """By how many standard errors a later exam may be worse than the best one for its weights to be kept."""
+        ...
+
+    def used(self, now: Progress) -> float:
+        """Returns the share of the training that is done. It ends at 1."""
+        ...
+
+    def rate(self, now: Progress) -> float:
+        """Returns the learning rate of the next step, as a share of its peak."""
+        ...
+
+    def exam_due(self, now: Progress, exams: int) -> bool:
+        """Returns whether the weights are scored after this step. `exams`: how often, if the limits do not say."""
+        ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Minutes or steps. The first limit that is reached ends a training. Steps alone give the same result every time."""
+
+    minutes: float | None = None
+    steps: int | None = None
+    until: float | None = None  # ends earlier, when an exam scores this much
+
+    def __post_init__(self) -> None:
+        if self.minutes is None and self.steps is None:
+            raise InvalidInput("a budget needs a limit, in minutes or in steps")
+        if not 0 <= (self.minutes or 0) < math.inf or (self.steps or 0) < 0:
+            raise InvalidInput("a budget is 0 or more minutes or steps")
+        if self.until is not None and not 0 < self.until < 1:
+            raise InvalidInput(f"--until {self.until:g}: give a share between 0 and 1")
+
+    @property
+    def doubt(self) -> float:
+        return 0.0
+
+    @property
+    def empty(self) -> bool:
+        return self.minutes == 0 or self.steps == 0
+
+    def part(self, share: float) -> Budget:
+        minutes = share * self.minutes if self.minutes is not None else None
+        return Budget(minutes, round(share * self.steps) if self.steps is not None else None)
+
+    def used(self, now: Progress) -> float:
+        if self.empty or self.is_reached(now):
+            return 1.0
+        of_steps = now.steps / self.steps if self.steps is not None else 0.0
+        return max(of_steps, now.seconds / (60 * self.minutes) if self.minutes is not None else 0.0)
+
+    def is_reached(self, now: Progress) -> bool:
+        return self.until is not None and bool(now.exams) and now.exams[-1]["score"] >= self.until
+
+    def rate(self, now: Progress) -> float:
+        """The rate rises, then falls to 0 at the end.
+
+        With a goal, the end is not known. So it also rises and falls in rounds, each longer than the one before.
+        """
+        share = self.used(now)
+        if self.until is None:
+            return _rise(share) * _fall(share)
+        start, length = _round_of(now.steps)
+        done = (now.steps - start) / length
+        return _rise(done) * _fall(done) * _fall(share)
+
+    def exam_due(self, now: Progress, exams: int) -> bool:
+        """Exams are evenly spread. With a goal they are in the second half of each round, whose rate is lower."""
+        share = self.used(now)
+        if share >= 1 or self.until is None:
+            return share >= min(1.0, len(now.exams) / exams)
+        start, length = _round_of(now.steps - 1)
+        done = now.steps - start
+        return done == length or (2 * done >= length and done % (length // ROUND_PARTS) == 0)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Passes over the same texts, with an exam after each one."""
+
+    steps: Sequence[int]  # of each epoch
+    patience: int  # epochs without a better score before the training ends
+    doubt: float = 0.0
+    warm_up: float = WARM_UP  # share of the steps
+
+    def used(self, now: Progress) -> float:
+        if now.exams and len(now.exams) - 1 - now.best >= self.patience:
+            return 1.0
+        return now.steps / sum(self.steps)
+
+    def rate(self, now: Progress) -> float:
+        steps = sum(self.steps)
+        return min((now.steps + 1) / (self.warm_up * steps + 1), (steps - now.steps) / steps)
+
+    def exam_due(self, now: Progress, exams: int) -> bool:
+        return now.steps in accumulate(self.steps)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
+
+
+def _round_of(steps: int) -> tuple[int, int]:
+    """Returns where the round of a step begins, and its length."""
+    start, length = 0, FIRST_ROUND
+    while steps >= start + length:
+        start, length = start + length, int(LONGER * length)
+    return start, length
+
+
+def _rise(share: float) -> float:
+    return min(1.0, (share + 1e-3) / WARM_UP)
+
+
+def _fall(share: float) -> float:
+    return (1 + math.cos(math.pi * share)) / 2

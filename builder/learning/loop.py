@@ -1,0 +1,188 @@
+"""The one loop: what learns, from what, by which loss, until when. A root, a domain, a tenant and its exits learn in it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from builder.hardware import half_precision
+from builder.learning.limits import Limits, duration
+from builder.store.savepoint import Savepoint
+from hplm.errors import HplmError
+
+GRADIENT_NORM = 1.0
+POINTS = 100  # of a learning curve
+
+B = TypeVar("B")
+
+
+class Diverged(HplmError):
+    """Training failed: there is no result to keep."""
+
+
+@dataclass(frozen=True)
+class Group:
+    peak: float  # of the learning rate
+    parameters: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """The score of the weights on texts that they do not learn from."""
+
+    score: float  # higher is better
+    loss: float  # decides between equal scores
+    error: float = 0.0  # the standard error of the score
+    facts: Mapping[str, float] = field(default_factory=dict)  # for the report
+
+
+@dataclass(frozen=True)
+class Training(Generic[B]):
+    title: str
+    device: torch.device
+    groups: Sequence[Group]  # all other parameters stay as they are
+    batches: Callable[[int], Iterator[B]]  # takes n: the batches of step n and of those that follow, always the same
+    loss: Callable[[B], tuple[Tensor, int]]  # of a batch, and the tokens or texts in it
+    exam: Callable[[], Exam]
+    way_out: str  # if it diverges
+    cut: Callable[[], Mapping[str, float]] = dict  # changes the weights before an exam to the form that is stored
+    exams: int = 1  # how often a training with a budget is scored
+    start_counts: bool = True  # the weights at the start are scored too, and kept if none are better
+    decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+
+
+@dataclass
+class Progress:
+    """What a training has done so far, as a savepoint holds it."""
+
+    steps: int = 0
+    units: int = 0  # tokens or texts
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    exams: list[dict[str, float]] = field(default_factory=list)
+    best: int = 0  # the number of the exam with the best score
+    least: float = -math.inf  # the score from which on later weights are kept
+    kept: int = 0  # the number of the exam whose weights are kept
+    weights: dict[str, Tensor] = field(default_factory=dict)  # which are these
+
+    def count(self, loss: float, units: int, seconds: float) -> None:
+        self.steps, self.units, self.seconds = self.steps + 1, self.units + units, seconds
+        self.losses.append(loss)
+
+    def examined(self, exam: Exam, weights: Mapping[str, Tensor], doubt: float) -> None:
+        """Adds an exam. Of those that cannot be told from the best one, the last one's weights are kept."""
+        learned = self.losses[int(self.exams[-1]["step"]) if self.exams else 0 :]
+        found = {"step": self.steps, "score": exam.score, "loss": exam.loss, "learned": _mean(learned), **exam.facts}
+        number, best = len(self.exams), self.exams[self.best] if self.exams else None
+        self.exams.append(found)
+        if best is None or (exam.score, -exam.loss) > (best["score"], -best["loss"]):
+            self.best, self.least = number, exam.score - doubt * exam.error
+        if exam.score >= self.least:
+            self.kept = number
+            self.weights = {name: parameter.detach().clone() for name, parameter in weights.items()}
+
+    @property
+    def first_loss(self) -> float:
+        """The mean loss of the first tenth of the steps; 0 without steps."""
+        return _mean(self.losses[: max(1, len(self.losses) // 10)])
+
+    @property
+    def last_loss(self) -> float:
+        return _mean(self.losses[-max(1, len(self.losses) // 10) :])
+
+    @property
+    def curve(self) -> list[list[float]]:
+        """Returns (step, mean loss) of at most so many equal parts."""
+        parts = np.array_split(np.array(self.losses), min(POINTS, len(self.losses))) if self.losses else []
+        ends = np.cumsum([len(part) for part in parts], dtype=int).tolist()
+        return [[end, round(float(part.mean()), 4)] for end, part in zip(ends, parts, strict=True)]
+
+    def reported(self) -> dict[str, Any]:
+        """Returns the part that the reports of all trainings share."""
+        return {
+            "steps": self.steps,
+            "seconds": round(self.seconds, 1),
+            "first_loss": self.first_loss,
+            "last_loss": self.last_loss,
+            "curve": self.curve,
+            "exams": [{name: round(value, 5) for name, value in exam.items()} for exam in self.exams],
+            "kept_step": int(self.exams[self.kept]["step"]) if self.exams else self.steps,
+        }
+
+    def __str__(self) -> str:
+        return f"step {self.steps}, loss {self.losses[-1]:.3f}" + (f", dev {self.exams[-1]['score']:.3f}" if self.exams else "")
+
+
+def train(
+    training: Training[B], limits: Limits, saved: Savepoint | None = None, show_progress: bool = True, spent: float = 0.0
+) -> Progress:
+    """Trains, and leaves the kept weights in the parameters. After an interruption the same call goes on from `saved`.
+
+    `spent`: seconds of the limits that a start took before.
+    """
+    started, saved = time.monotonic(), saved or Savepoint(None)
+    weights = {name: parameter for group in training.groups for name, parameter in group.parameters.items()}
+    for parameter in weights.values():
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(
+        [{"peak": group.peak, "params": list(group.parameters.values())} for group in training.groups],
+        weight_decay=training.decay, betas=training.betas, fused=True,
+    )  # fmt: skip
+    now = Progress(seconds=spent)
+    if (state := saved.load()) is not None:
+        now = Progress(**state["progress"])
+        optimizer.load_state_dict(state["optimizer"])
+        _put(weights, state["weights"])
+    before = now.seconds
+    if training.start_counts and not now.exams:
+        now.examined(training.exam(), weights, limits.doubt)
+    batches = training.batches(now.steps)
+    with tqdm(total=100, desc=training.title, unit="%", disable=not show_progress, bar_format="{l_bar}{bar}| {postfix}") as bar:
+        while limits.used(now) < 1:
+            rate = limits.rate(now)
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * rate
+            with half_precision(training.device):
+                loss, units = training.loss(next(batches))
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(weights.values(), GRADIENT_NORM)
+            if not math.isfinite(value := loss.item()) or not math.isfinite(norm.item()):
+                raise Diverged(
+                    f"{training.title} diverged: in step {now.steps + 1} the loss is {value:g} and its gradient "
+                    f"{norm.item():g}. {training.way_out}"
+                )
+            optimizer.step()
+            now.count(value, units, before + time.monotonic() - started)
+            if due := limits.exam_due(now, training.exams):
+                facts = training.cut()
+                exam = training.exam()
+                now.examined(Exam(exam.score, exam.loss, exam.error, {**exam.facts, **facts}), weights, limits.doubt)
+            if due or saved.due:
+                held = {name: parameter.detach() for name, parameter in weights.items()}
+                saved.save({"progress": vars(now), "optimizer": optimizer.state_dict(), "weights": held})
+            share = limits.used(now)
+            left = duration(now.seconds * (1 / share - 1))
+            bar.set_postfix_str(f"{now}, {left} left", refresh=False)
+            bar.update(min(100.0, 100 * share) - bar.n)
+    _put(weights, now.weights)
+    return now
+
+
+@torch.no_grad()
+def _put(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    for name, tensor in wanted.items():
+        weights[name].copy_(tensor)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

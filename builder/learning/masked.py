@@ -1,0 +1,185 @@
+"""Further pretraining: a domain's lower layers learn to guess masked words of its corpus (HMI 5.1, observation O1).
+
+Masked texts go through windows as served texts do. The upper layers and the guessing head do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from builder.hardware import compiled, step_tokens
+from builder.learning.distil import WAY_OUT, lower_groups, split_documents
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.windows import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
+from builder.packed_batches import positions_of
+from builder.store.savepoint import Savepoint
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import activation
+from hplm.model.stacks import LowerStack, UpperStack
+
+MASKED = 0.15  # of the words are guessed. Of these,
+AS_MASK, AS_RANDOM = 0.8, 0.1  # such shares are hidden or replaced; the rest stay as they are
+HEAD_SHARE = 0.2  # of the budget, to train a head where there is none
+HEAD_RATE = 1e-3
+LEARNING_RATE = 1e-4  # of the lower layers, which are trained already
+EXAMS = 5  # tests on held-out texts; the best state is kept
+
+
+class MaskedHead(nn.Module):
+    """BERT's head: a projection, a norm, and the word vectors with a bias for each."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.activation = activation(config.activation)
+        with torch.no_grad():  # starts from the upper layers' own output, until it is fitted
+            self.dense.weight.copy_(torch.eye(config.hidden))
+            self.dense.bias.zero_()
+
+    def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden))) @ words.T + self.bias
+
+
+@dataclass(frozen=True)
+class MaskedLesson(Windowed):
+    guessed: Tensor  # the indices of the tokens to guess
+    words: Tensor  # the original words there
+
+
+def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
+    """Returns the head of the original checkpoint; None if it was saved without one."""
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        found, report = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"cannot read the head of the original model {model!r}: {error}") from error
+    if any(name.startswith("cls.") for name in report["missing_keys"]):
+        return None
+    predictions, head = found.cls.predictions, MaskedHead(config)
+    with torch.no_grad():
+        for name, own in (("dense", predictions.transform.dense), ("norm", predictions.transform.LayerNorm)):
+            getattr(head, name).load_state_dict(own.state_dict())
+        head.bias.copy_(predictions.bias)
+    return head
+
+
+def masked(words: np.ndarray, config: BackboneConfig, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens with some masked, and which are to be guessed: at least one."""
+    special = np.isin(words, (config.cls_id, config.sep_id))
+    guessed = np.flatnonzero(~special & (chance.random(len(words)) < MASKED))
+    if not len(guessed):
+        guessed = np.flatnonzero(~special)[:1]
+    fate, seen = chance.random(len(guessed)), words.copy()
+    seen[guessed[fate < AS_MASK]] = config.mask_id
+    replaced = guessed[(fate >= AS_MASK) & (fate < AS_MASK + AS_RANDOM)]
+    seen[replaced] = chance.integers(config.vocabulary, size=len(replaced))
+    return seen, guessed
+
+
+class MaskedLessons:
+    def __init__(self, config: BackboneConfig, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._windows = Shrinking(config, device)
+
+    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator) -> MaskedLesson:
+        lengths = np.array([len(text) for text in texts])
+        words = np.concatenate(texts)
+        seen, guessed = masked(words, self._config, chance)
+        windows, window_of = self._windows(seen, lengths, chance)
+        positions = index_of(positions_of(lengths), self._device)
+        chosen, wanted = index_of(guessed, self._device), index_of(words[guessed], self._device)
+        return MaskedLesson(windows, window_of, positions, lengths.tolist(), chosen, wanted)
+
+
+def further_pretrain(
+    config: BackboneConfig,
+    lower: LowerStack,
+    upper: UpperStack,
+    head: MaskedHead | None,
+    head_is: str,
+    documents: Sequence[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    show_progress: bool = True,
+    saved: Path | None = None,
+) -> tuple[MaskedHead, dict[str, Any]]:
+    """Changes `lower` in place, and returns the head and the report. Trains a head first if there is none.
+
+    `head_is`: where the head comes from. The same call after an interruption continues.
+    """
+    held_out, training = split_documents(documents, seed)
+    lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
+    held = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
+    guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device).requires_grad_(False)
+    compiled([*lower.layers, *upper.layers], device)
+
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        lesson = lessons.lesson(*texts)
+        return F.cross_entropy(guesser(lesson).float(), lesson.words), lesson.tokens
+
+    def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
+        training = Training(
+            title, device, groups, reading.starting, loss_of, lambda: _examined(guesser, held), WAY_OUT, exams=exams
+        )
+        now = train(training, part, Savepoint(file), show_progress)
+        guesser.requires_grad_(False)
+        return now
+
+    fitted, main = Progress(), budget
+    if head is None:
+        whole = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
+        file = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
+        fitted = learned("fitting a head", [whole], budget.part(HEAD_SHARE), file, 1)
+        main = budget.part(1 - HEAD_SHARE)
+    now = learned("pretraining", lower_groups(lower, LEARNING_RATE), main, saved, EXAMS)
+    for module in (guesser.head, lower, upper):
+        module.requires_grad_(True)
+    return guesser.head, {
+        "documents": len(documents),
+        "head": head_is if head is not None else "made here",
+        "head_steps": fitted.steps,
+        "seed": seed,
+        "tokens": now.units,
+        **now.reported(),
+        "seconds": round(fitted.seconds + now.seconds, 1),
+    }
+
+
+class _Guesser(nn.Module):
+    def __init__(self, student: Student, head: MaskedHead) -> None:
+        super().__init__()
+        self.student, self.head = student, head
+
+    def forward(self, lesson: MaskedLesson) -> Tensor:
+        _, hidden = self.student(lesson)
+        return self.head(hidden.index_select(0, lesson.guessed), self.student.lower.words.weight)
+
+
+@torch.no_grad()
+def _examined(guesser: _Guesser, held: Sequence[MaskedLesson]) -> Exam:
+    """Returns the mean loss of the guesses on held-out texts, and the share that is right."""
+    loss = right = total = 0.0
+    for lesson in held:
+        guesses = guesser(lesson).float()
+        loss += float(F.cross_entropy(guesses, lesson.words, reduction="sum"))
+        right += int((guesses.argmax(1) == lesson.words).sum())
+        total += len(lesson.words)
+    return Exam(-round(loss / total, 4), round(loss / total, 4), facts={"right": round(right / total, 4)})

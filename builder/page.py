@@ -1,0 +1,56 @@
+"""The page of a build: one HTML file, without a server or scripts. The reports beside it have the same figures as JSON."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from builder.learning.limits import duration
+from builder.store.resumable import read_json, replaced
+from hplm.plot.table import Table
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def tenant_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
+    """Writes `report.html` beside the picture of a tenant's training."""
+    dev, found = report["dev"], report["training"]["windows_found"]
+    facts = {name: value for name, value in dev.items() if isinstance(value, int | float)}
+    facts |= {"training texts": report["training"]["texts"], "of these cut": report["training"]["texts_cut"]}
+    facts |= {f"windows found {_shortened(level)}": f"{share:.1%}" for level, share in enumerate(found)}
+    facts |= {"adapter and head": f"{report['bytes'] / 1e6:.2f} MB", "trained for": duration(report["seconds"])}
+    tables = {"By label": report["by_label"], "Worst mistakes": report["mistakes"], "Epochs": report["exams"]}
+    _write(picture.with_name("report.html"), title, facts, tables, picture)
+
+
+def branch_page(store: Path, table: Table) -> None:
+    """Writes the page of a root or a domain beside the report of how its lower layers learned, if they did."""
+    meta = table.meta
+    report = store / "lower" / f"{meta.domain}-{meta.version}.json"
+    facts: dict[str, Any] = {"n-grams": f"{meta.keys:,}", "table": f"{sum(meta.sizes().values()) / 1e6:,.2f} MB, {meta.dtype}"}
+    facts |= {"tokens of the corpus": f"{meta.corpus_tokens:,}", "least cosine of a stored row": meta.least_cosine}
+    exams = []
+    if report.exists():
+        learned = read_json(report)
+        facts |= {"steps": f"{learned['steps']:,}", "learned for": duration(learned["seconds"])}
+        exams = learned["exams"]
+    page, title = report.with_suffix(".html"), f"{meta.domain} version {meta.version}"
+    _write(page, title, facts, {"Exams": exams}, report.with_suffix(".png"))
+
+
+def _write(
+    path: Path, title: str, facts: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], picture: Path
+) -> None:
+    shown = base64.b64encode(picture.read_bytes()).decode("ascii") if picture.exists() else None
+    template = Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8"))
+    path.parent.mkdir(exist_ok=True)
+    with replaced(path) as writing:
+        writing.write_text(template.render(title=title, facts=facts, tables=tables, picture=shown), "utf-8")
+
+
+def _shortened(level: int) -> str:
+    return f"after {level} shortenings" if level else "whole"

@@ -1,0 +1,212 @@
+"""Reads labelled data and corpora. Its errors name file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from builder.tables.text_files import Progress, content_suffix, raw_lines
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import words_of
+
+Label = Annotated[str, Meta(min_length=1)] | int
+Value = Annotated[float, Meta(ge=-1e300, le=1e300)]  # larger whole numbers would overflow
+T = TypeVar("T")
+SAID = 40  # characters of a wrong value in an error
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of a labelled file."""
+
+    line: int
+    text: str
+    pair: str | None = None
+    labels: tuple[str, ...] = ()  # one for `classify`, all true ones for `multilabel`, one a word for `tag`
+    value: float = 0.0  # for `regress`
+    answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair, all right; empty: unanswerable
+
+
+@dataclass(frozen=True)
+class Labelled:
+    path: Path
+    examples: list[Example]
+
+
+def key_of(example: Example) -> tuple[str, ...]:
+    """Returns the texts of an example, by which it is found in other files: without differences in spaces."""
+    return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
+
+
+class Line(Struct):
+    """A line of a file, as JSON has it. What is wrong with it is a ValueError."""
+
+    def example(self, number: int) -> Example:
+        raise NotImplementedError
+
+
+class Document(Line):
+    text: str
+
+    def __post_init__(self) -> None:
+        _check_text("text", self.text)
+
+    def example(self, number: int) -> Example:
+        return Example(number, self.text)
+
+
+class Paired(Document):
+    text_pair: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text_pair is not None:
+            _check_text("text_pair", self.text_pair)
+
+    def example(self, number: int) -> Example:
+        return Example(number, self.text, self.text_pair)
+
+
+class Classified(Paired, kw_only=True):
+    label: Label
+
+    def example(self, number: int) -> Example:
+        return Example(number, self.text, self.text_pair, (str(self.label),))
+
+
+class ManyLabelled(Paired, kw_only=True):
+    labels: list[Label]
+
+    def example(self, number: int) -> Example:
+        return Example(number, self.text, self.text_pair, tuple(dict.fromkeys(map(str, self.labels))))
+
+
+class Valued(Paired, kw_only=True):
+    label: Value
+
+    def example(self, number: int) -> Example:
+        return Example(number, self.text, self.text_pair, value=self.label)
+
+
+class Tagged(Line):
+    """The text is the words joined by single spaces, and a client must send it like this."""
+
+    tokens: Annotated[list[str], Meta(min_length=1)]
+    tags: list[Label]
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.tags):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.tags)} tags")
+        for number, token in enumerate(self.tokens, start=1):
+            if words_of(token) != [(0, len(token))]:
+                raise ValueError(f"token {number}, {token[:SAID]!r}, is not one word without white space")
+
+    def example(self, number: int) -> Example:
+        return Example(number, " ".join(self.tokens), labels=tuple(map(str, self.tags)))
+
+
+class Answers(Struct):
+    text: list[str]
+    answer_start: list[Annotated[int, Meta(ge=0)]]
+
+
+class Question(Document):
+    """Answers are as in SQuAD 2: each with its text and its start in the passage, or none."""
+
+    text_pair: str
+    answers: Answers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("text_pair", self.text_pair)
+        texts, starts = self.answers.text, self.answers.answer_start
+        if len(texts) != len(starts):
+            raise ValueError(f"{len(texts)} answers but {len(starts)} starts")
+        for answer, start in zip(texts, starts, strict=True):
+            if not answer.strip() or not self.text_pair.startswith(answer, start):
+                raise ValueError(f"the passage does not have the answer {answer[:SAID]!r} at character {start}")
+
+    def example(self, number: int) -> Example:
+        pairs = zip(self.answers.text, self.answers.answer_start, strict=True)
+        return Example(number, self.text, self.text_pair, answers=tuple((start, start + len(text)) for text, start in pairs))
+
+
+class Bare(Struct):
+    """A text without its labels, if it has any. A tagged one is its words, joined by single spaces."""
+
+    text: str = ""
+    text_pair: str | None = None
+    tokens: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is None:
+            _check_text("text", self.text)
+
+    def example(self, number: int) -> Example:
+        text = self.text if self.tokens is None else " ".join(self.tokens)
+        return Example(number, text, self.text_pair)
+
+
+def read_labelled(path: Path, form: type[Line | Bare]) -> Labelled:
+    decoder = Decoder(form)
+    examples = [_decoded(decoder, line, path, number).example(number) for number, line in _lines(path)]
+    if not examples:
+        raise InvalidInput(f"{path} is empty: it needs one JSON object a line")
+    return Labelled(path, examples)
+
+
+def has_labels(path: Path) -> bool:
+    """Whether a file of texts has labels: those of its first line speak for all."""
+    number, line = next(_lines(path), (1, "{}"))
+    return bool(_decoded(Decoder(dict[str, Any]), line, path, number).keys() & {"label", "labels", "tags", "answers"})
+
+
+def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
+    """Yields the documents of a file: one a line, or JSONL with `text`. Plain, .gz or .zst; blank lines are skipped."""
+    decoder = Decoder(Document)
+    for path in paths:
+        lines = _lines(path, progress)
+        if (first := next(lines, None)) is None:
+            raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
+        is_json = content_suffix(path) == ".jsonl" or _is_object(first[1])
+        for number, line in chain([first], lines):
+            yield _decoded(decoder, line, path, number).text if is_json else line
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except msgspec.DecodeError:
+        return False
+
+
+def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
+    """Yields (number, line) of the lines that are not blank, counted from 1."""
+    for number, raw in enumerate(raw_lines(path, progress), start=1):
+        if b"\0" in raw:
+            raise InvalidInput(f"{path}:{number}: a zero byte: this is a binary file, not text")
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}): convert the file") from None
+        if line:
+            yield number, line
+
+
+def _decoded(decoder: Decoder[T], line: str, path: Path, number: int) -> T:
+    try:
+        return decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"{path}:{number}: {error}: the file needs one JSON object a line") from None
+
+
+def _check_text(name: str, text: str) -> None:
+    if not text.strip():
+        raise ValueError(f"{name!r} is empty")

@@ -1,0 +1,73 @@
+"""Checks of a tenant's labels and values: a head must be able to learn and to store them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from builder.tasks.examples import Example, Labelled
+from hplm.adapters.heads import SIZES
+from hplm.errors import InvalidInput
+
+# Limits of the values of a regression, because its head is stored in 16 bits.
+FARTHEST_MEAN = {"fp16": 100.0, "bf16": 12.0}  # standard deviations from 0
+LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # of the standard deviation: below it the head's weights vanish
+LARGEST_VALUE = 10_000.0
+
+
+def labels_in(labelled: Labelled, fewest: int) -> list[str]:
+    """Returns all labels that occur, by name."""
+    labels = sorted({label for example in labelled.examples for label in example.labels})
+    if len(labels) > SIZES[-1]:
+        raise InvalidInput(f"{labelled.path}: {len(labels):,} labels, and heads go up to {SIZES[-1]:,}: leave out rare ones")
+    if not labels:
+        raise InvalidInput(f"{labelled.path}: no text has a label: nothing can be learned")
+    if len(labels) < fewest:
+        raise InvalidInput(f"{labelled.path}: every label is {labels[0]!r}: give at least two different ones")
+    return labels
+
+
+def mean_and_spread(examples: Sequence[Example]) -> tuple[float, float]:
+    values = np.array([example.value for example in examples])
+    return float(values.mean()), float(values.std())
+
+
+def check_values(labelled: Labelled, dtype: str) -> None:
+    """Checks the values of the training part."""
+    values = np.array([example.value for example in labelled.examples])
+    mean, spread = mean_and_spread(labelled.examples)
+    if not spread:
+        raise InvalidInput(f"{labelled.path}: every value is {mean:g}: give different values")
+    if abs(mean) > FARTHEST_MEAN[dtype] * spread or float(np.abs(values).max()) > LARGEST_VALUE:
+        raise InvalidInput(
+            f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits ({dtype}) "
+            f"in which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
+        )
+    if spread < LEAST_SPREAD[dtype]:
+        raise InvalidInput(
+            f"{labelled.path}: values that differ by {spread:g} are too small for the 16 bits ({dtype}) in which heads are "
+            "stored: scale them up"
+        )
+
+
+def check_answerable(labelled: Labelled, dtype: str) -> None:
+    """Refuses questions that are all without an answer."""
+    if not any(example.answers for example in labelled.examples):
+        raise InvalidInput(f"{labelled.path}: no question has an answer: add some that have one")
+
+
+def check_labels(labelled: Labelled, labels: Sequence[str], source: str) -> None:
+    """Refuses labels that do not occur in the training data."""
+    known = set(labels)
+    for example in labelled.examples:
+        for label in example.labels:
+            if label not in known:
+                raise InvalidInput(
+                    f"{labelled.path}:{example.line}: label {label!r} does not occur in {source}: "
+                    f"correct it, or train with examples of it (known: {_listed(labels)})"
+                )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:10]) + (f", ... {len(labels)} in all" if len(labels) > 10 else "")

@@ -1,0 +1,229 @@
+"""Looks labelled texts up in the tables of a tenant's chain, by the same code as serving."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from builder.packed_batches import positions_of
+from builder.store.store import Store
+from builder.tasks.examples import Example, Labelled
+from builder.tasks.losses import UNREAD
+from builder.tasks.tasks import TrainingTask
+from hplm.engine.lookup import check_length
+from hplm.errors import Broken, InvalidInput
+from hplm.model.tokenizer import Encoded
+from hplm.plot.gathering import Gatherer
+from hplm.tasks import windows_of
+
+FEW_ALIKE = 10  # examples that share a text or passage go to dev together, if there are more such texts than this
+
+
+@dataclass(frozen=True)
+class Text:
+    """One labelled text, looked up, or a window of it."""
+
+    example: Example
+    window: int
+    tokens: np.ndarray
+    addresses: np.ndarray  # one a token
+    segments: np.ndarray
+    spans: np.ndarray  # answer rows x 3: the token to read, or UNREAD, and the code points it speaks of
+    targets: np.ndarray  # in the form that the task's loss takes
+
+    @property
+    def reading(self) -> np.ndarray:
+        return self.spans[:, 0]
+
+
+@dataclass(frozen=True)
+class Texts:
+    texts: list[Text]  # the windows of an example side by side
+    lengths: np.ndarray
+    cut: int  # texts longer than the model takes, whose end is dropped
+    found: list[float]  # share of windows by how often they were shortened, whole ones first
+
+    @property
+    def examples(self) -> list[Example]:
+        return [text.example for text in self.texts if text.window == 0]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Some texts packed end to end, on the device."""
+
+    texts: list[Text]
+    sums: Tensor | None  # from the tables; None for models that compute the lower layers
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    lengths: list[int]
+    reading: Tensor
+    rows_of: list[int]  # the number of rows of each text
+    targets: Tensor
+
+
+class Reader:
+    """Looks texts up in one domain's chain."""
+
+    def __init__(self, store: Store, domain: str, version: int) -> None:
+        self.store, self._branch = store, (domain, version)
+        self._tokenizer = store.tokenizer()
+        self._forest = store.forest(domain, version)
+        self._chain = self._forest.chain(domain, version)
+        self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opens the same tables where it is sent."""
+        return Reader, (self.store, *self._branch)
+
+    def read(self, labelled: Labelled, task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
+        number_of = {label: number for number, label in enumerate(labels)}
+        texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
+        bar = tqdm(labelled.examples, desc=f"looking up {labelled.path.name}", unit="text", disable=not show_progress)
+        for example in bar:
+            encoded, spans, shortened = self._encode(task, example, f"{labelled.path}:{example.line}")
+            hits = self._chain.lookup(encoded.tokens, encoded.lengths)
+            levels += np.bincount(hits.levels, minlength=len(levels))
+            cut += shortened
+            windows = windows_of(spans, len(encoded.tokens)) if task.served.needs_pair else [(slice(None), spans)]
+            for number, (at, own) in enumerate(windows):
+                targets = task.targets(example, own, number_of)
+                texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
+        lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
+        return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
+
+    def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
+        members = [texts.texts[i] for i in chosen]
+        lengths = texts.lengths[chosen]
+        rows_of = [len(text.spans) for text in members]
+        starts = np.repeat(np.cumsum(lengths) - lengths, rows_of)
+        rows = np.concatenate([text.reading for text in members])
+
+        def index(numbers: np.ndarray) -> Tensor:
+            return torch.from_numpy(numbers.astype(np.int64)).to(device)
+
+        return Pack(
+            texts=members,
+            sums=self._sums(members, lengths).to(device) if with_sums else None,
+            tokens=index(np.concatenate([text.tokens for text in members])),
+            positions=index(positions_of(lengths)),
+            segments=index(np.concatenate([text.segments for text in members])),
+            lengths=lengths.tolist(),
+            reading=index(np.maximum(rows, 0) + starts),
+            rows_of=rows_of,
+            targets=torch.from_numpy(np.concatenate([text.targets for text in members])).to(device),
+        )
+
+    def _sums(self, members: Sequence[Text], lengths: np.ndarray) -> Tensor:
+        addresses = np.concatenate([text.addresses for text in members])
+        if len(self._gatherer.broken(self._forest, addresses)):
+            raise Broken("a table is corrupt: `hplm verify --store` names it")
+        return self._gatherer.sums(self._forest, addresses, lengths)
+
+    def _encode(self, task: TrainingTask, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
+        try:
+            check_length(example.text, example.pair)
+            in_windows = task.served.needs_pair
+            encoded = self._tokenizer.encode(example.text, example.pair, truncate=True, in_windows=in_windows)
+            spans = task.served.rows(example.text, example.pair, encoded)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
+        if len(encoded.tokens) < self._tokenizer.positions:
+            return encoded, spans, False
+        try:
+            self._tokenizer.encode(example.text, example.pair, in_windows=in_windows)
+        except InvalidInput:
+            return encoded, spans, True
+        return encoded, spans, False
+
+
+@dataclass(frozen=True)
+class Divided:
+    """How a file was divided into training and dev part. Later versions divide theirs alike: no learned text comes to dev.
+
+    Each text has a number from 0 to 1 that depends on nothing else; those with the lowest go to dev.
+    """
+
+    below: float  # numbers up to this are in dev,
+    by: str | None = None  # what has a number; None, in older reports: what the file at hand suggests
+    learned: tuple[float, ...] = ()  # and the lower numbers that are in training all the same
+
+    @classmethod
+    def of(cls, report: dict[str, Any]) -> Divided | None:
+        """Reads a version's report; None if its training file was not divided."""
+        if (stored := report.get("divided")) is not None:
+            return cls(stored["below"], stored["by"], tuple(stored["learned"]))
+        below = report.get("dev", {}).get("below")  # in older reports
+        return cls(below) if below is not None else None
+
+
+def split_off(labelled: Labelled, share: float, start: Divided | None = None) -> tuple[Labelled, Labelled, Divided]:
+    """Splits into training and dev part. Every label stays in training; no text is in both parts.
+
+    `start`: how the data were divided that the weights have learned already. Then each text stays on its side.
+    """
+    examples = labelled.examples
+    by = start.by if start is not None and start.by is not None else _shared(labelled)
+    groups = sorted((_number_of(key), group) for key, group in _alike(labelled, by).items())
+    wanted = max(1, round(share * len(examples)))
+    left = Counter(label for example in examples for label in set(example.labels))
+    learned = set(start.learned) if start is not None else set()
+    taken: set[int] = set()
+    bound = 0.0
+    for number, group in groups:
+        if number > start.below if start is not None else len(taken) >= wanted:
+            break
+        own = Counter(label for number in group for label in set(examples[number].labels))
+        if number not in learned and len(group) <= wanted and all(left[label] > count for label, count in own.items()):
+            taken.update(group)
+            left.subtract(own)
+            bound = number
+        else:
+            learned.add(number)
+    divided = Divided(start.below if start is not None else bound, by, tuple(sorted(learned)))
+    if not taken and start is not None:
+        return *split_off(labelled, share)[:2], divided  # so few texts that none is below; later versions keep to the start
+    if not 0 < len(taken) < len(examples):
+        raise InvalidInput(f"{labelled.path}: too few different texts to take some for dev: add more, or give a --dev file")
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    for number, example in enumerate(examples):
+        parts[number in taken].append(example)
+    return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1]), divided
+
+
+def _number_of(key: object) -> float:
+    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / (1 << 64)
+
+
+def _shared(labelled: Labelled) -> str:
+    """Returns what many examples share: a text or one side of a pair. Split up, dev would ask what training has shown."""
+    examples = labelled.examples
+    different = {side: len({getattr(example, side) for example in examples}) for side in ("text", "pair")}
+    if any(example.answers for example in examples):  # for questions, the passage
+        del different["text"]
+    shared = [side for side, count in different.items() if FEW_ALIKE < count < len(examples)]
+    return min(shared, key=different.__getitem__) if shared else "both"
+
+
+def _alike(labelled: Labelled, by: str) -> dict[object, list[int]]:
+    groups: dict[object, list[int]] = {}
+    for number, example in enumerate(labelled.examples):
+        key = (example.text, example.pair) if by == "both" else getattr(example, by)
+        groups.setdefault(key, []).append(number)
+    return groups
+
+
+def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """Returns targets of a text without labels: nothing is learned from them."""
+    return np.full(len(spans), UNREAD, dtype=np.int64)

@@ -1,0 +1,188 @@
+"""Scores, one function a task. They judge answers as clients get them, label by label."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from builder.tasks.examples import Example
+
+Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
+BIO = re.compile(r"[BI]-.+|O")
+
+
+@dataclass(frozen=True)
+class Scores:
+    rows: int  # texts; for `tag`, words
+    metric: str  # the name of the deciding metric
+    values: dict[str, float]
+
+    @property
+    def main(self) -> float:
+        return self.values[self.metric]
+
+    @property
+    def error(self) -> float:
+        """The standard error of the deciding metric, as if it were a share of the rows."""
+        share = min(max(self.main, 0.0), 1.0)
+        return (share * (1 - share) / self.rows) ** 0.5
+
+    def described(self) -> dict[str, Any]:
+        return {"rows": self.rows, "metric": self.metric, **{name: round(value, 4) for name, value in self.values.items()}}
+
+
+def label_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    wanted, answered = _row_by_row(examples, answers)
+    return Scores(len(wanted), "accuracy", _values(labels, wanted, answered))
+
+
+def tag_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    """Scores tags by F1: most words have the same label, so accuracy would hide the others."""
+    wanted, answered = _row_by_row(examples, answers)
+    values = _values(labels, wanted, answered)
+    if not is_bio(labels):
+        return Scores(len(wanted), "macro_f1", values)
+    values["entity_f1"] = _entity_f1([list(example.labels) for example in examples], answers)
+    return Scores(len(wanted), "entity_f1", values)
+
+
+def _row_by_row(examples: Sequence[Example], answers: Sequence[Labels]) -> tuple[Labels, Labels]:
+    return [label for example in examples for label in example.labels], [label for answer in answers for label in answer]
+
+
+def is_bio(labels: Labels) -> bool:
+    """Returns whether the labels are B- and I- tags of entities."""
+    return all(BIO.fullmatch(label) for label in labels) and any(label.startswith("B-") for label in labels)
+
+
+def confusion(labels: Labels, wanted: Labels, answered: Labels) -> np.ndarray:
+    """Returns counts, labels x (labels + 1); the last column counts words without an answer."""
+    number_of = {label: number for number, label in enumerate(labels)}
+    pairs = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
+    numbers = [number_of[label] for label in wanted], [number_of.get(label, len(labels)) for label in answered]
+    np.add.at(pairs, numbers, 1)
+    return pairs
+
+
+def _values(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
+    """Returns the metrics. Macro-F1 is over labels that occur or were answered."""
+    pairs = confusion(labels, wanted, answered)
+    right, counts, said = pairs.diagonal(), pairs.sum(1), pairs.sum(0)[:-1]
+    return {
+        "accuracy": float(right.sum() / len(wanted)),
+        "macro_f1": float(_f1(right, counts + said).mean()),
+        "majority_share": float(counts.max() / len(wanted)),
+    }
+
+
+def holding_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    wanted = [example.labels for example in examples]
+    holds, said = (np.array([[label in text for label in labels] for text in texts]) for texts in (wanted, answers))
+    right, total = (holds & said).sum(0), holds.sum(0) + said.sum(0)
+    return Scores(
+        len(wanted),
+        "micro_f1",
+        {
+            "micro_f1": float(2 * right.sum() / max(1, total.sum())),
+            "macro_f1": float(_f1(right, total).mean()) if total.any() else 0.0,
+            "exact": float((holds == said).all(1).mean()),
+        },
+    )
+
+
+def by_label(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels], in_rows: bool) -> list[dict[str, Any]]:
+    """Returns how often each label is wanted and answered, and its F1. `in_rows`: each row has one label."""
+    wanted: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for example, answer in zip(examples, answers, strict=True):
+        wanted.update(example.labels)
+        said.update(answer)
+        if in_rows:
+            right.update(own for own, other in zip(example.labels, answer, strict=True) if own == other)
+        else:
+            right.update(set(example.labels) & set(answer))
+    return [
+        {"label": label, "wanted": wanted[label], "answered": said[label], "right": right[label],
+         "f1": round(2 * right[label] / max(1, wanted[label] + said[label]), 4)}
+        for label in labels if wanted[label] or said[label]
+    ]  # fmt: skip
+
+
+def _f1(right: np.ndarray, total: np.ndarray) -> np.ndarray:
+    return 2 * right[total > 0] / total[total > 0]
+
+
+def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    from scipy.stats import pearsonr, spearmanr
+
+    wanted, answered = [example.value for example in examples], [float(answer[0]) for answer in answers]
+    varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # otherwise no correlation is defined
+    return Scores(
+        len(wanted),
+        "pearson",
+        {
+            "pearson": _statistic(pearsonr(wanted, answered)) if varied else 0.0,
+            "spearman": _statistic(spearmanr(wanted, answered)) if varied else 0.0,
+            "rmse": float(np.sqrt(np.mean((np.array(wanted) - np.array(answered)) ** 2))),
+        },
+    )
+
+
+def _statistic(result: Any) -> float:
+    """Reads a result of scipy, whose classes are made at run time."""
+    return float(result.statistic)
+
+
+def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
+    """Returns F1 as conlleval counts: an entity is right if both ends and its kind are. A word without answer is outside."""
+    from seqeval.metrics import f1_score
+
+    outside = [[label or "O" for label in text] for text in answered]
+    zero: Any = 0  # annotated as a string there
+    score: Any = f1_score([list(text) for text in wanted], outside, zero_division=zero)  # a list only if asked for one
+    return float(score)
+
+
+def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    """Returns SQuAD 2's exact match and F1 against the best fitting right answer, without articles and punctuation.
+
+    A question without an answer is right if it is left unanswered. With some of these, both kinds are also scored apart.
+    """
+    exact, f1 = (np.array(scores) for scores in zip(*map(_fit, examples, answers), strict=True))
+    values = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
+    answerable = np.array([bool(example.answers) for example in examples])
+    if not answerable.all():
+        values["unanswerable_right"] = float(f1[~answerable].mean())
+        if answerable.any():
+            values["answerable_f1"] = float(f1[answerable].mean())
+    return Scores(len(examples), "f1", values)
+
+
+def overlap_of(example: Example, answer: str) -> float:
+    """Returns SQuAD's F1 of one answer."""
+    return _fit(example, [answer])[1]
+
+
+def _fit(example: Example, answer: Labels) -> tuple[float, float]:
+    passage, answered = example.pair or "", _words(answer[0])
+    right = [words for start, stop in example.answers if (words := _words(passage[start:stop]))] or [[]]
+    return max(float(words == answered) for words in right), max(_overlap(words, answered) for words in right)
+
+
+def _words(text: str) -> list[str]:
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _overlap(wanted: list[str], answered: list[str]) -> float:
+    if not wanted or not answered:
+        return float(wanted == answered)
+    common = sum((Counter(wanted) & Counter(answered)).values())
+    return 2 * common / (len(wanted) + len(answered))

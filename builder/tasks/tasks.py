@@ -1,0 +1,120 @@
+"""The training and the scores of each task: one object a task, beside the one in `hplm/tasks.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from builder.tasks.examples import Classified, Example, Labelled, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
+from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
+from builder.tasks.losses import (
+    end_loss,
+    end_targets,
+    holding_distance,
+    holding_loss,
+    holding_targets,
+    label_distance,
+    label_loss,
+    label_targets,
+    value_distance,
+    value_loss,
+    value_targets,
+)
+from builder.tasks.outcomes import is_exact, is_near, right_holding, right_label
+from builder.tasks.scores import Labels, Scores, holding_scores, label_scores, span_scores, tag_scores, value_scores
+from builder.tasks.threshold import none_shift
+from hplm.errors import InvalidInput
+from hplm.levels.evidence import Evidence
+from hplm.tasks import TASKS, Task, TextAnswer, find_task
+
+
+def _any_labels(labelled: Labelled, dtype: str) -> None:
+    """Accepts all data: labels are checked when they are collected."""
+
+
+def _never(examples: Sequence[Example]) -> bool:
+    return False
+
+
+def _some_unanswerable(examples: Sequence[Example]) -> bool:
+    return not all(example.answers for example in examples)
+
+
+def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
+    return 0.0, 1.0
+
+
+# Takes labels, examples, and the spans and logits of each; returns a number for each output.
+Shift = Callable[[Sequence[str], Sequence[Example], Sequence[np.ndarray], Sequence[np.ndarray]], np.ndarray]
+
+
+RightClass = Callable[[Example, Evidence, Sequence[str]], int]  # takes an example, what its answer rests on, and the labels
+IsRight = Callable[[Example, TextAnswer, float], bool]  # takes an example, its answer, and the largest error of a right number
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    served: Task
+    line: type[Line]  # of a labelled file
+    targets: Callable[[Example, np.ndarray, Mapping[str, int]], np.ndarray]  # takes an example, its rows, the labels' numbers
+    loss: Callable[[Tensor, Tensor, list[int], float], tuple[Tensor, int]]  # takes logits, targets, rows of each text, `scale`
+    score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # takes labels, examples and their answers
+    fewest_labels: int = 2  # in the training data, where labels are not fixed
+    one_label_a_row: bool = False  # every row has one right label, so a confusion table makes sense
+    check: Callable[[Labelled, str], None] = _any_labels  # checks the training part for the dtype of the stored head
+    scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
+    further: Callable[[Sequence[Example]], bool] = _never  # whether these examples need the further label
+    shift: Shift | None = None  # what to add to a trained head's outputs
+    right_class: RightClass | None = None  # for a calibration, where an answer's evidence is one choice between classes
+    is_right: IsRight | None = None  # where it is something else
+    is_number: bool = False  # an answer is a number, and right within a distance
+    # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
+    distance: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def read(self, path: Path) -> Labelled:
+        return read_labelled(path, self.line)
+
+    def labels(self, labelled: Labelled) -> list[str]:
+        """Returns the labels of the head's outputs."""
+        fixed = list(self.served.fixed_labels)
+        if not fixed:
+            return labels_in(labelled, self.fewest_labels)
+        return [*fixed, self.served.further_label] if self.further(labelled.examples) else fixed
+
+
+def training_task(name: str) -> TrainingTask:
+    task = find_task(name)
+    if task.name not in TRAINING_TASKS:
+        raise InvalidInput(f"task {name!r} can be served but not trained: choose {', '.join(TRAINING_TASKS)}")
+    return TRAINING_TASKS[name]
+
+
+TRAINING_TASKS: dict[str, TrainingTask] = {
+    task.served.name: task
+    for task in (
+        TrainingTask(
+            TASKS["classify"], Classified, label_targets, label_loss, label_scores,
+            one_label_a_row=True, right_class=right_label, distance=label_distance,
+        ),
+        TrainingTask(
+            TASKS["multilabel"], ManyLabelled, holding_targets, holding_loss, holding_scores,
+            fewest_labels=1, right_class=right_holding, distance=holding_distance,
+        ),
+        TrainingTask(
+            TASKS["tag"], Tagged, label_targets, label_loss, tag_scores,
+            one_label_a_row=True, right_class=right_label, distance=label_distance,
+        ),
+        TrainingTask(
+            TASKS["regress"], Valued, value_targets, value_loss, value_scores,
+            check=check_values, scale=mean_and_spread, is_right=is_near, is_number=True, distance=value_distance,
+        ),
+        TrainingTask(
+            TASKS["span"], Question, end_targets, end_loss, span_scores,
+            check=check_answerable, further=_some_unanswerable, shift=none_shift, is_right=is_exact,
+        ),
+    )
+}  # fmt: skip

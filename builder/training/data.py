@@ -1,0 +1,94 @@
+"""The data of a tenant's training: its files divided and looked up, and the weights that it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from builder.store.store import Store, TenantFile
+from builder.store.weights import Weights
+from builder.tasks.examples import Labelled
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Divided, Reader, Texts, split_off
+from builder.tasks.tasks import TrainingTask, training_task
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+
+DEV_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a training reads, the same for every option and body. It can be sent to another process."""
+
+    reader: Reader
+    task: TrainingTask
+    labels: list[str]  # of the head's rows
+    train: Texts
+    dev: Texts
+    device: torch.device
+    start: Weights | None = None  # the adapter and the head to train on; None: random ones
+    divided: Divided | None = None  # how the training file was divided, if there is no dev file
+
+    @property
+    def config(self) -> BackboneConfig:
+        return self.reader.store.config
+
+
+@dataclass(frozen=True)
+class Files:
+    """The data before they are looked up."""
+
+    task: TrainingTask
+    labels: list[str]
+    train: Labelled
+    dev: Labelled
+    divided: Divided | None
+
+    def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None, show_progress: bool) -> Data:
+        texts, dev = (reader.read(part, self.task, self.labels, show_progress) for part in (self.train, self.dev))
+        weights = reader.store.tenant_weights(start) if start is not None else None
+        return Data(reader, self.task, self.labels, texts, dev, device, weights, self.divided)
+
+
+def read_files(
+    store: Store,
+    task: str,
+    train: Path,
+    dev: Path | None,
+    known: Sequence[str] = (),
+    dtype: str = "fp16",
+    start: TenantFile | None = None,
+) -> Files:
+    """Reads and checks the data of a training. Without a dev file, a part of the training file becomes one.
+
+    `known`: the labels of the version before, whose order the head keeps. `dtype`: of the stored head. `start`: the version
+    to train on.
+    """
+    own, divided = training_task(task), None
+    training = own.read(train)
+    labels = own.labels(training)
+    if set(labels) == set(known) or (start is not None and set(labels) < set(known)):
+        labels = list(known)  # the start knows labels that the new data lack
+    if dev is not None:
+        held = own.read(dev)
+        check_labels(held, labels, str(train))
+    else:
+        before = _divided_before(store, start, train) if start is not None else None
+        training, held, divided = split_off(training, DEV_SHARE, before)
+    own.check(training, dtype)
+    return Files(own, labels, training, held, divided)
+
+
+def _divided_before(store: Store, start: TenantFile, train: Path) -> Divided | None:
+    """Returns how the data of a version were divided: a text that it has learned must not come to dev."""
+    report = store.report(start)
+    if (divided := Divided.of(report)) is None and "training" in report:  # an import has learned from no file
+        raise InvalidInput(
+            f"version {start.version} of tenant {start.id!r} was trained with a dev file, so any text of {train} may be one "
+            "that it has learned: give --dev FILE, or --fresh to train anew"
+        )
+    return divided

@@ -1,1 +1,0 @@
-"""Keeps a local copy of a live state that another machine serves over HTTP."""

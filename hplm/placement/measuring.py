@@ -1,0 +1,341 @@
+"""Measures a profile of a repository (AlpaServe 4.1): each layer's time alone, while the other cores compute too.
+
+Each backbone and each number of devices a stage is measured in a process of its own, which has the cores that it is given, as
+an engine would have them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.engine import Engine, resolve_device
+from hplm.engine.service import ANSWERING_NS
+from hplm.engine.settings import STAGES, Settings
+from hplm.errors import Internal, InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.openmp import compute_with
+from hplm.parameters import parameters_of
+from hplm.placement.fit import fit_error, fitted
+from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
+from hplm.placement.samples import Sampler, Samples, Sizes, steps
+from hplm.registry.store import Place
+from hplm.tenants.models import upper_config
+
+CORE = "cpu:"  # begins the names of devices that are cores
+ROUNDS = 5
+SHORTEST = Shape(3, 9, 1)  # of a text of one letter, with the special tokens
+HOP_TOKENS = (1, 64, 256, 1024)
+HOPS = 50
+WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such as cuda:0"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The work of a measuring process."""
+
+    folder: Path  # of the backbone's version
+    state: Place | None
+    parameters: dict[str, str]  # of its engine
+    cores: tuple[int, ...]  # empty: all
+    rounds: int
+    label: str  # of the progress bar
+    show_progress: bool
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """A lone text of one letter, served on the fewest cores that are measured."""
+
+    ns: float  # that a client waits for the answer
+    core_ns: float  # that the server's processes compute meanwhile
+
+
+@dataclass(frozen=True)
+class Source:
+    """A backbone that is profiled."""
+
+    folder: Path
+    config: BackboneConfig
+    parameters: dict[str, str]  # of its engine, without stages: each layer is measured by itself
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+def profile_repository(
+    sources: Sequence[Source],
+    devices: Sequence[str],
+    intra: Sequence[int],
+    state: Place | None = None,
+    rounds: int = ROUNDS,
+    round_trips: Mapping[str, RoundTrip] = MappingProxyType({}),
+    show_progress: bool = True,
+) -> Profile:
+    """`intra`: the numbers of devices a stage to measure. `round_trips`: through a server, by backbone. Where there is none,
+    ANSWERING_NS are assumed for the way through the server, and that it takes no time from the cores.
+    """
+    check_devices(devices, intra)
+    found: dict[str, BackboneProfile] = {}
+    errors: list[FitError] = []
+    for source in sources:
+        by_intra: dict[int, Samples] = {}
+        sizes: Sizes | None = None
+        for count in intra:
+            label = f"{source.name}, {count} device{'s' * (count > 1)} a stage"
+            given = Measurement(
+                folder=source.folder,
+                state=state,
+                parameters={**source.parameters, **device_parameters(devices[:count])},
+                cores=cores_of(devices[:count]),
+                rounds=rounds,
+                label=label,
+                show_progress=show_progress,
+            )
+            with _busy(source.folder, cores_of(devices[count:])):
+                sizes, by_intra[count] = _apart(given)
+        assert sizes is not None  # `intra` is not empty
+        found[source.name] = _profile(source, state, sizes, by_intra, bool(cores_of(devices)), round_trips.get(source.name))
+        errors += [_error(found[source.name].times[count], samples) for count, samples in by_intra.items()]
+    error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
+    return Profile(fingerprint(), found, _hop(devices, [source.config for source in sources]), error)
+
+
+def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
+    """Refuses devices that this machine does not have, and numbers of devices a stage that cannot be measured with them."""
+    twice = next((name for name in devices if list(devices).count(name) > 1), None)
+    if not devices or twice is not None:
+        raise InvalidInput(f"device {twice!r} is named twice: {WAY_OUT}" if twice else f"no devices are named: {WAY_OUT}")
+    kinds = {device.partition(":")[0] for device in devices}
+    if len(kinds) > 1:
+        raise InvalidInput(f"the devices {', '.join(devices)} are of {len(kinds)} kinds: profile each kind by itself")
+    cores, mine = cores_of(devices), os.sched_getaffinity(0)
+    missing = next((core for core in cores if core not in mine), None)
+    if missing is not None:
+        raise InvalidInput(
+            f"device {CORE}{missing} does not exist: there are {len(mine)} cores from {min(mine)} to {max(mine)}: {WAY_OUT}"
+        )
+    for device in devices:
+        if not cores:
+            resolve_device(device)
+    for count in intra:
+        if not 1 <= count <= len(devices):
+            raise InvalidInput(f"--intra {count}: {len(devices)} devices are named, so give 1 to {len(devices)}")
+        if count > 1 and not cores:
+            raise InvalidInput(f"--intra {count}: a stage on several GPUs is not supported yet, so give 1")
+    if not intra or len(set(intra)) < len(intra):
+        raise InvalidInput("--intra names no number of devices a stage, or one twice: give each once, such as --intra 1,2")
+
+
+def cores_of(devices: Sequence[str]) -> tuple[int, ...]:
+    """Returns the cores that these devices are; of GPUs none."""
+    found: list[int] = []
+    for device in devices:
+        kind, _, number = device.partition(":")
+        if kind != "cpu":
+            continue
+        if not number.isdecimal():
+            raise InvalidInput(f"device {device!r} is no core: {WAY_OUT}")
+        found.append(int(number))
+    return tuple(found)
+
+
+def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:
+    """Returns the encoders of a repository. Decoders are not placed yet: one that is named is refused."""
+    folders = [path.parent for path in sorted(repository.glob(f"*/1/{Backbone.CONFIG}"))]
+    if not folders:
+        raise InvalidInput(f"{repository} contains no backbone: name the folder that `hplm export` wrote")
+    known = {folder.parent.name: BackboneConfig.load(folder / Backbone.CONFIG) for folder in folders}
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"backbone {name!r} is not in {repository}: choose {', '.join(known)}")
+        if known[name].is_decoder:
+            raise InvalidInput(f"backbone {name!r} is a decoder, which placement does not support yet: name encoders")
+    chosen = names or [name for name, config in known.items() if not config.is_decoder]
+    if not chosen:
+        raise InvalidInput(f"{repository} contains only decoders, which placement does not support yet: give encoders")
+    configs = {name: upper_config(repository, name) for name in chosen}
+    missing = next((path for path in configs.values() if not path.is_file()), None)
+    if missing is not None:
+        raise InvalidInput(f"{missing} is missing: export the repository again")
+    return [Source(repository / name / "1", known[name], {**parameters_of(configs[name]), STAGES: ""}) for name in chosen]
+
+
+def fingerprint() -> dict[str, str]:
+    """Returns what times depend on: the processor, how many cores, the GPU, and torch's version."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    processor = next((line.split(":", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    found = {"processor": " ".join(processor.split()), "cores": str(os.cpu_count()), "torch": torch.__version__}
+    return found | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def measure(given: Measurement) -> tuple[Sizes, Samples]:
+    """Measures in this process, on its cores."""
+    if given.cores:
+        os.sched_setaffinity(0, given.cores)
+        compute_with(len(given.cores))
+    sampler = Sampler(given.folder, Settings.read(given.parameters), given.state)
+    with tqdm(total=steps(given.rounds), desc=given.label, unit="batch", disable=not given.show_progress) as bar:
+        return sampler.sizes(), sampler.take(given.rounds, bar.update)
+
+
+def device_parameters(devices: Sequence[str]) -> dict[str, str]:
+    """Returns the parameters of an engine on these devices."""
+    if cores_of(devices):
+        return {"device": "cpu", "threads": str(len(devices))}
+    return {"device": devices[0]}
+
+
+def _apart(given: Measurement) -> tuple[Sizes, Samples]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        try:
+            return process.submit(measure, given).result()
+        except BrokenProcessPool:
+            raise Internal(
+                f"the process that measured {given.label} was killed: see its messages above, or whether the machine has "
+                "enough memory"
+            ) from None
+
+
+@contextmanager
+def _busy(folder: Path, cores: Sequence[int]) -> Generator[None]:
+    """Keeps these cores computing the same backbone, as the other devices of a cluster do. Waits until they do."""
+    context = multiprocessing.get_context("spawn")
+    stop, begun = context.Event(), [context.Event() for _ in cores]
+    processes = [
+        context.Process(target=_keep_busy, args=(folder, core, event, stop), daemon=True)
+        for core, event in zip(cores, begun, strict=True)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for process, event in zip(processes, begun, strict=True):
+            while not event.wait(0.1):
+                if not process.is_alive():
+                    raise Internal(
+                        f"the process that keeps a core busy ended with code {process.exitcode}: see its messages above"
+                    )
+        yield
+    finally:
+        stop.set()
+        for process in processes:
+            if process.pid is not None:
+                process.join()
+
+
+def _keep_busy(folder: Path, core: int, begun: Event, stop: Event) -> None:
+    os.sched_setaffinity(0, {core})
+    compute_with(1)
+    engine = Engine(Backbone(folder).upper(), torch.device("cpu"), torch.float32)
+    while not stop.is_set():
+        engine.seconds(texts=2, tokens=32)
+        begun.set()
+
+
+def _profile(
+    source: Source,
+    state: Place | None,
+    sizes: Sizes,
+    by_intra: dict[int, Samples],
+    on_cores: bool,
+    round_trip: RoundTrip | None,
+) -> BackboneProfile:
+    backbone = Backbone(source.folder, state)
+    snapshot = backbone.view.snapshot
+    settings = Settings.read(source.parameters)
+    tenants: dict[str, list[str]] = {}
+    for tenant in snapshot.tenants:
+        tenants.setdefault(tenant.domain, []).append(tenant.id)
+    parents = {table.meta.domain: table.meta.parent for table in backbone.view.forest.tables()}
+    times = {count: _layer_terms(samples) for count, samples in by_intra.items()}
+    fewest = min(by_intra)
+    samples = by_intra[fewest]
+    inside = fitted(samples.shapes[: samples.fitted_to], samples.around_ns[: samples.fitted_to])
+    core, around = _outside(sum(times[fewest], Terms()), inside, round_trip, fewest)
+    return BackboneProfile(
+        layers=source.config.upper_layers,
+        precision=settings.precision.name,
+        export=snapshot.export,
+        tenants={domain: tuple(names) for domain, names in tenants.items()},
+        parents={domain: parent for domain, parent in parents.items() if parent is not None},
+        entry_bytes=sizes.entry,
+        layer_bytes=tuple(sizes.layers),
+        table_bytes=sizes.tables,
+        record_bytes=sizes.record,
+        slots=settings.slots,
+        slot_bytes=sizes.slot,
+        times=times,
+        around=around if on_cores else around + core,  # a GPU does not wait for the work of cores
+        core=core if on_cores else Terms(),
+    )
+
+
+def _outside(layers: Terms, inside: Terms, round_trip: RoundTrip | None, devices: int) -> tuple[Terms, Terms]:
+    """Returns what cores compute outside of the layers, and what a text waits for beyond that.
+
+    `inside`: lookup and staging. `devices`: on which the layers took so long, and the round trip was measured.
+    """
+    if round_trip is None:
+        return inside, Terms(batch_ns=float(ANSWERING_NS))
+    computing, known = layers.ns(*SHORTEST), inside.ns(*SHORTEST)
+    server = max(0.0, round_trip.core_ns - devices * computing - known)
+    return inside + Terms(text_ns=server), Terms(batch_ns=max(0.0, round_trip.ns - computing - (known + server) / devices))
+
+
+def _layer_terms(samples: Samples) -> tuple[Terms, ...]:
+    end = samples.fitted_to
+    return tuple(fitted(samples.shapes[:end], own[:end]) for own in samples.layer_ns.T)
+
+
+def _error(times: Sequence[Terms], samples: Samples) -> FitError:
+    """Returns how far the layers' sum is from the time of whole batches that are held out."""
+    whole = sum(times, Terms())
+    return fit_error(whole, samples.shapes[samples.fitted_to :], samples.layer_ns[samples.fitted_to :].sum(1))
+
+
+def _hop(devices: Sequence[str], configs: Sequence[BackboneConfig]) -> Terms:
+    """Measures how long it takes to hand a batch of the widest backbone from one thread to another, which copies it once."""
+    hidden = max(config.hidden for config in configs)
+    to = resolve_device("cpu" if cores_of(devices) else devices[-1])
+    source = resolve_device("cpu" if cores_of(devices) else devices[0])
+    there: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+    back: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def receive() -> None:
+        while (x := there.get()) is not None:
+            _ = torch.empty_like(x, device=to).copy_(x)
+            back.put(time.perf_counter_ns())
+
+    receiver = threading.Thread(target=receive, name="hop", daemon=True)
+    receiver.start()
+    taken: list[float] = []
+    for tokens in HOP_TOKENS:
+        x, own = torch.randn(tokens, hidden, device=source), list[int]()
+        for _ in range(HOPS):
+            start = time.perf_counter_ns()
+            there.put(x)
+            own.append(back.get() - start)
+        taken.append(float(np.median(own)))
+    there.put(None)
+    receiver.join()
+    terms = fitted([Shape(tokens, 0, 0) for tokens in HOP_TOKENS], np.array(taken))
+    return replace(terms, score_ns=0.0, text_ns=0.0)

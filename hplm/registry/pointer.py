@@ -1,0 +1,91 @@
+"""What CURRENT says: the newest generation of a registry, and where its snapshot is."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from hplm.errors import Broken, InvalidInput
+from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Conflict, Store
+
+FORMAT = 2  # 1 was a number
+KEPT_SNAPSHOTS = 16
+LEASE_SECONDS = 300.0
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The registry that a copy is of, and how far the copy is. Such a registry is changed there."""
+
+    address: str
+    generation: int
+    snapshot: str = ""  # its name; none of generation 0
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    generation: int
+    lineage: str  # of a registry and its copies: another one's generations have nothing to do with these
+    snapshots: dict[int, str] = {}  # names of the last ones by generation; 0 is the export itself
+    lease_s: float = LEASE_SECONDS  # how long a server answers for tenants with keys without having seen the registry
+    copied: Source | None = None
+    format: int = FORMAT
+
+    def then(self, generation: int, name: str) -> Pointer:
+        """Returns what CURRENT says after the next change."""
+        kept = {**self.snapshots, generation: name}
+        last = sorted(kept)[-KEPT_SNAPSHOTS:]
+        return msgspec.structs.replace(self, generation=generation, snapshots={number: kept[number] for number in last})
+
+    @property
+    def snapshot(self) -> str:
+        """The name of the newest snapshot; none of generation 0."""
+        return self.snapshots[self.generation] if self.generation else ""
+
+    def written(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def read(cls, text: bytes, place: object) -> Pointer:
+        try:
+            found = msgspec.json.decode(text, type=Pointer)
+        except msgspec.DecodeError as error:
+            if text.strip().isdigit():
+                raise InvalidInput(
+                    f"{place} is of an earlier version of hplm: bring it over into a new state with `hplm begin --from`"
+                ) from None
+            raise Broken(f"{place} does not say which generation is the newest ({error}): restore the state") from None
+        if found.format != FORMAT or found.generation < 0 or (found.generation and found.generation not in found.snapshots):
+            raise Broken(f"{place} has format {found.format}, or no snapshot of its generation: restore the state")
+        return found
+
+
+def is_begun(store: Store, anew: bool = False) -> bool:
+    """Whether there is a registry. Raises where one has lost its CURRENT, unless it may be made `anew`."""
+    try:
+        found = store.current()
+        assert found is not None  # no tag was given
+        Pointer.read(found[0], f"{store}/{CURRENT}")
+        return True
+    except Absent:
+        pass
+    if not anew and next(iter(store.names(SNAPSHOTS)), None) is not None:
+        raise InvalidInput(f"{store} has lost its {CURRENT}: restore its backup, or move it away to begin without it")
+    return False
+
+
+def begin(store: Store, lease_s: float = LEASE_SECONDS, anew: bool = False) -> bool:
+    """Makes a registry without changes, unless there is one. Returns whether it was made now.
+
+    `anew`: also where one has lost its CURRENT.
+    """
+    if is_begun(store, anew):
+        return False
+    try:
+        store.swap(Pointer(0, secrets.token_hex(8), lease_s=lease_s).written(), None)
+    except Conflict:  # somebody else has just begun it
+        return False
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot begin a live state in {store} ({error.strerror}): run `hplm begin` where it can be written"
+        ) from error
+    return True

@@ -1,0 +1,364 @@
+"""The copy of a registry on the machine of its servers. They read the copy, and one of them looks at the registry each second.
+
+All that the registry removed is gone at the next look: tenants, keys, what limits allowed. New versions and new tenants come
+when their tables and records are here; until then a tenant keeps its old version. So a copy may need several generations for
+one of the registry, and counts its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hplm.adapters.record import has_content
+from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.plot.branch import Branch
+from hplm.plot.room import check_room
+from hplm.plot.table import TableMeta
+from hplm.registry import lease
+from hplm.registry.folder import Folder, sync
+from hplm.registry.pointer import Pointer, Source
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Store
+from hplm.tenants.snapshot import NAME, SETTINGS, Snapshot, Tenant, files_of
+from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
+
+log = logging.getLogger(__name__)
+SECONDS_BETWEEN_LOOKS = 1.0
+BRINGING_SECONDS = 0.5  # how long records are brought before the registry is looked at again
+AT_ONCE = 16  # records that are brought side by side
+LATER = 5.0  # seconds until a table that failed is tried again
+FREE_BYTES = 64 << 20  # of the disk that tables leave, so that changes of tenants always find room
+FIRST_SECONDS = 0.05  # between two looks while the first copy is made
+Place = tuple[str, int]  # a domain and its version
+
+
+class Mirror:
+    """One process of a machine copies. The others only read, and one of them goes on if that process ends."""
+
+    def __init__(self, folder: Path, store: Store, state: State) -> None:
+        """`folder`: of the exported backbone."""
+        self._store = store
+        self._state = state
+        self._copy = Folder(state.folder)
+        self._exported = Snapshot.load(folder / EXPORTED_TENANTS)
+        self._exported_tables = folder / EXPORTED_TABLES
+        self._exported_files = files_of(self._exported.tenants)
+        self._lock: int | None = None
+        self._tag: object = None  # of the CURRENT that was seen last
+        self._wanted: tuple[Pointer, Snapshot] | None = None  # what it said
+        self._parents: dict[Branch, Place | None] = {}
+        self._is_done = False  # whether all that it said is here
+        self._newest: Snapshot | None = None  # of the copy
+        self._until: dict[str, float] = {}  # when something that nothing names any more is removed
+        self._sweep_at = 0.0
+        self._tables = _Tables(state, store)
+
+    def begin(self) -> None:
+        """Makes the first copy, or looks once: an earlier copy is served where the registry is away."""
+        while True:
+            begun = self._state.pointer() is not None
+            if not self._is_mine():
+                if begun:
+                    return
+            else:
+                try:
+                    self.look()
+                except HplmError as error:
+                    if not begun or isinstance(error, InvalidInput):
+                        raise
+                    log.warning("the copy of %s may be old: %s", self._store, error)
+                    return
+                if begun or self.is_whole:
+                    return
+                self.raise_failure()
+            time.sleep(FIRST_SECONDS)
+
+    def look(self) -> None:
+        """Takes over what is new. Does nothing where another process of this machine does it."""
+        if not self._is_mine():
+            return
+        asked = lease.boot_time()
+        found = self._store.current(self._tag)
+        if found is not None:
+            pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
+            self._wanted, self._tag = (pointer, self._read(pointer)), found[1]
+            self._is_done = False
+        assert self._wanted is not None  # without it there was no tag
+        if not self._is_done:
+            try:
+                self._take_over(*self._wanted)
+            except Absent:  # a newer generation does not need it any more
+                self._tag = None
+                raise
+            self._is_done = self.is_whole
+        if self._until and time.monotonic() >= self._sweep_at:
+            self._sweep(self._wanted[1])
+        lease.save(self._state.seen, asked)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the newest generation that was seen is here."""
+        if self._wanted is None:
+            return False
+        wanted = self._wanted[1]
+        return not self._missing(wanted) and all(map(self._is_here, wanted.branches))
+
+    def raise_failure(self) -> None:
+        """Raises what keeps a table from coming."""
+        if self._tables.failure is not None:
+            raise self._tables.failure
+
+    def close(self) -> None:
+        self._tables.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _is_mine(self) -> bool:
+        if self._lock is None:
+            self._state.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._state.folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock = lock
+            except BlockingIOError:
+                os.close(lock)
+        return self._lock is not None
+
+    def _read(self, pointer: Pointer) -> Snapshot:
+        """Returns the newest snapshot of the registry. Raises if the copy here cannot be one of it."""
+        local = self._state.pointer()
+        if local is not None:
+            self._check_same(pointer, local)
+        if not pointer.generation:
+            return self._exported
+        name = f"{SNAPSHOTS}/{pointer.snapshot}"
+        place = f"{self._store}/{name}"
+        snapshot = Snapshot.read(self._store.get(name), place, "use one version of hplm everywhere")
+        if snapshot.export != self._exported.export:
+            raise InvalidInput(f"{place} belongs to another export than the repository here: serve that one")
+        if snapshot.generation != pointer.generation or not all(NAME.fullmatch(branch.domain) for branch in snapshot.branches):
+            raise Broken(f"{place} is not the snapshot of generation {pointer.generation}: restore the registry")
+        return snapshot
+
+    def _check_same(self, pointer: Pointer, local: Pointer) -> None:
+        known = local.copied
+        if known is None:
+            raise InvalidInput(f"{self._state.folder} is a registry of its own and no copy: set HPLM_MIRROR to another folder")
+        is_behind = pointer.generation < known.generation
+        is_other = pointer.snapshots.get(known.generation, known.snapshot) != known.snapshot
+        if local.lineage != pointer.lineage or is_behind or is_other:
+            raise InvalidInput(
+                f"{self._store} was begun anew, and {self._state.folder} is a copy of what it was: stop the servers that read "
+                "this copy, and remove it"
+            )
+
+    def _take_over(self, pointer: Pointer, wanted: Snapshot) -> None:
+        self._publish(pointer, wanted)  # first what was removed
+        until = time.monotonic() + BRINGING_SECONDS
+        missing = sorted(self._missing(wanted))
+        try:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                while missing and time.monotonic() < until:
+                    now, missing = missing[: 4 * AT_ONCE], missing[4 * AT_ONCE :]
+                    list(pool.map(self._bring, now))
+        finally:
+            self._publish(pointer, wanted)
+            self._tables.want([branch for branch in wanted.branches if not self._is_here(branch)])
+            self._sweep(wanted)
+
+    def _missing(self, wanted: Snapshot) -> set[str]:
+        here = {path.name for path in self._state.records.glob("*")}
+        return files_of(wanted.tenants) - here - self._exported_files
+
+    def _bring(self, file: str) -> None:
+        content = self._store.get(f"{RECORDS}/{file}")
+        if not has_content(file, content):
+            raise Broken(f"{self._store}/{RECORDS}/{file} has another content than its name says: update its tenant")
+        self._copy.put(f"{RECORDS}/{file}", content)
+
+    def _publish(self, pointer: Pointer, wanted: Snapshot) -> None:
+        """Publishes what is here of the registry's snapshot, if that is more or less than the newest generation has."""
+        local, newest, missing = self._state.pointer(), self._local(), self._missing(wanted)
+        branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
+        copied = Source(str(self._store), pointer.generation, pointer.snapshot)
+        base = local or Pointer(0, pointer.lineage)
+        after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied)
+        if (branches, tenants) != (newest.branches, newest.tenants):
+            snapshot = Snapshot(base.generation + 1, branches, tenants, self._exported.export, wanted.ledger)
+            content = snapshot.written()
+            name = f"{snapshot.generation}-{hashlib.sha256(content).hexdigest()[:16]}"
+            self._copy.put(f"{SNAPSHOTS}/{name}", content)
+            after = after.then(snapshot.generation, name)
+        elif local is None and not self.is_whole:
+            return  # nothing is served before there is something
+        if after != local:
+            self._copy.swap(after.written(), local.written() if local is not None else None)
+
+    def _local(self) -> Snapshot:
+        """Returns the newest snapshot of the copy."""
+        generation = self._state.current()
+        if self._newest is None or self._newest.generation != generation:
+            self._newest = self._state.load(generation) if generation else self._exported
+        return self._newest
+
+    def _is_here(self, branch: Branch) -> bool:
+        return (self._exported_tables / branch.folder).is_dir() or (self._state.tables / branch.folder).is_dir()
+
+    def _parent(self, branch: Branch) -> Place | None:
+        if branch not in self._parents:
+            exported, own = self._exported_tables / branch.folder, self._state.tables / branch.folder
+            self._parents[branch] = TableMeta.load((exported if exported.is_dir() else own) / "meta.json").parent_branch
+        return self._parents[branch]
+
+    def _sweep(self, wanted: Snapshot) -> None:
+        """Removes what no generation of the last minute needs."""
+        pointer, newest = self._state.pointer(), self._local()
+        if pointer is None:
+            return
+        needed = {f"{RECORDS}/{file}" for file in files_of((*newest.tenants, *wanted.tenants))}
+        needed |= {f"{TABLES}/{branch.folder}" for branch in (*newest.branches, *wanted.branches)}
+        needed |= {f"{SNAPSHOTS}/{name}" for name in pointer.snapshots.values()}
+        here = (*self._state.records.glob("*"), *self._state.tables.glob("*/*"), *self._state.snapshots.glob("*"))
+        now = time.monotonic()
+        self._sweep_at = now + REST_SECONDS / 2
+        for path in here:
+            name = str(path.relative_to(self._state.folder))
+            if name in needed:
+                self._until.pop(name, None)
+            elif self._until.setdefault(name, now + REST_SECONDS) <= now:
+                del self._until[name]
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class _Tables:
+    """The tables on their way. They come in a thread of their own: one may take minutes, and a revoked key must not wait.
+
+    An interrupted table goes on with the file where it stopped. When it is whole, its folder gets its name.
+    """
+
+    def __init__(self, state: State, store: Store) -> None:
+        self._state = state
+        self._store = store
+        self._change = threading.Condition()
+        self._wanted: Sequence[Branch] = ()
+        self.failure: HplmError | None = None
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def want(self, branches: Sequence[Branch]) -> None:
+        """Brings these tables, one after the other, and forgets all others."""
+        with self._change:
+            self._wanted = tuple(branches)
+            if branches and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    def close(self) -> None:
+        with self._change:
+            self._ended, self._wanted = True, ()
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended:
+            with self._change:
+                self._change.wait_for(lambda: self._wanted or self._ended)
+                branch = self._wanted[0] if self._wanted else None
+            if branch is None:
+                continue
+            try:
+                if not (self._state.tables / branch.folder).is_dir():
+                    self._bring(branch)
+                self.failure = None
+                with self._change:
+                    self._wanted = [one for one in self._wanted if one != branch]
+            except (HplmError, OSError) as error:
+                self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
+                log.error("table %s cannot be brought: %s", branch.folder, error)
+                with self._change:
+                    self._wanted = [*self._wanted[1:], *self._wanted[:1]]
+                    self._change.wait(LATER)
+
+    def _bring(self, branch: Branch) -> None:
+        whole, arriving = self._state.tables / branch.folder, self._state.folder / "arriving" / branch.folder
+        found = list(self._store.names(f"{TABLES}/{branch.folder}"))
+        if not found:
+            raise Absent(f"{self._store} has no table {branch.folder}: restore the registry")
+        missing = [one for one in found if not _is_complete(arriving / Path(one.name).name, one.size)]
+        needed = sum(one.size for one in missing) + FREE_BYTES
+        check_room(self._state.folder, needed, f"table {branch.folder}", "free some space, or set HPLM_MIRROR to a larger disk")
+        arriving.mkdir(parents=True, exist_ok=True)
+        for one in missing:
+            self._store.fetch(one.name, arriving / Path(one.name).name)
+            if branch not in self._wanted:
+                return
+        for file in arriving.iterdir():
+            sync(file)
+        sync(arriving)
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        arriving.rename(whole)
+        sync(whole.parent)
+
+
+def _is_complete(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
+
+
+def assemble(
+    wanted: Snapshot,
+    local: Snapshot,
+    here: Callable[[Branch], bool],
+    parent: Callable[[Branch], Place | None],
+    has: Callable[[Tenant], bool],
+) -> tuple[tuple[Branch, ...], tuple[Tenant, ...]]:
+    """Returns the tables and tenants of the next snapshot of a copy whose newest one is `local`.
+
+    `here`: whether a table is here. `parent`: the table that one falls back to. `has`: whether a tenant's records are here.
+    """
+    branches = [branch for branch in wanted.branches if here(branch)]
+    new = {_place(branch): branch for branch in branches}
+    old = {_place(branch): new.get(_place(branch), branch) for branch in local.branches if here(branch)}
+    kept: dict[Branch, None] = {}  # the older tables that tenants still need
+    tenants: list[Tenant] = []
+    before = {tenant.id: tenant for tenant in local.tenants}
+    for tenant in wanted.tenants:
+        if _chain(tenant, new, parent) is not None and has(tenant):
+            tenants.append(tenant)
+            continue
+        then = before.get(tenant.id)
+        if then is not None and then.uid == tenant.uid:
+            chain = _chain(then, old, parent)
+            if chain is not None and all(branch in local.branches for branch in chain):
+                tenants.append(replace(then, **{name: getattr(tenant, name) for name in SETTINGS}))
+                kept |= dict.fromkeys(branch for branch in chain if branch not in branches)
+    return (*branches, *kept), tuple(tenants)
+
+
+def _chain(tenant: Tenant, known: dict[Place, Branch], parent: Callable[[Branch], Place | None]) -> Collection[Branch] | None:
+    """Returns the tables that a tenant reads, its domain's first. None: one of them is not here."""
+    chain: dict[Branch, None] = {}
+    step: Place | None = (tenant.domain, tenant.domain_version)
+    while step is not None:
+        branch = known.get(step)
+        if branch is None or branch in chain:
+            return None
+        chain[branch] = None
+        step = parent(branch)
+    return chain
+
+
+def _place(branch: Branch) -> Place:
+    return branch.domain, branch.version

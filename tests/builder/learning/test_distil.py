@@ -1,0 +1,161 @@
+"""Adaptation against a tiny teacher: it learns, does not change shared weights, and gives the same result again."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from builder.learning import distil as distillation
+from builder.learning import limits
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.teacher import Teacher
+from builder.learning.windows import Lessons, Student
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from hplm.model.windows import Window
+from testing.random_store import random_documents
+from tests.builder.checkpoints import VOCABULARY
+from tests.builder.learning.models import same, weights
+from tests.builder.stores import CPU
+from tests.support.message import mentioning
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def documents(checkpoint):
+    return random_documents(checkpoint.config, 6000, 12, seed=1)
+
+
+def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
+    lower, upper = start or split(checkpoint)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, CPU, False, train_upper=train_upper)
+    return lower, upper, report
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoint, documents):
+    return run(checkpoint, documents, steps=40)
+
+
+def test_the_teacher_is_the_original_model(folder, checkpoint):
+    teacher = Teacher(checkpoint).eval()
+    stock = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    tokens = torch.randint(5, VOCABULARY, (9,), generator=torch.Generator().manual_seed(0))
+    lengths = [4, 5]
+    at_split, at_end = teacher(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), lengths)
+    for part in (slice(0, 4), slice(4, 9)):
+        with torch.no_grad():
+            expected = stock(tokens[None, part], output_hidden_states=True).hidden_states
+        assert torch.allclose(at_split[part], expected[2][0], atol=1e-5)
+        assert torch.allclose(at_end[part], expected[4][0], atol=1e-5)
+
+
+def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
+    report = adapted[2]
+    fitted, end = report["exams"]
+    assert report["at_start"]["at_split"] < fitted["at_split"] < end["at_split"] and fitted["score"] < end["score"]
+    assert report["last_loss"] < report["first_loss"]
+    assert end["at_split"] > 0.5 and report["steps"] == report["kept_step"] == 40
+
+
+def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
+    """Documents have 12 tokens, the model reads 40."""
+    lower, upper, _ = adapted
+    lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
+    lesson = lessons.lesson(random_documents(checkpoint.config, 2000, 40, seed=9), np.random.default_rng(0))
+    with torch.no_grad():
+        error = (Student(lower, upper)(lesson)[0] - lesson.at_split).square().sum(1)
+    variance = lesson.at_split.var(0).sum()
+    assert error[lesson.positions >= 12].mean() < 0.6 * variance
+
+
+def further(checkpoint, documents, adapted):
+    """Lets a domain's lower layers learn on."""
+    lower, upper = split(checkpoint)
+    lower.load_state_dict(adapted[0].state_dict())
+    upper.load_state_dict(adapted[1].state_dict())
+    return run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
+
+
+def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, adapted):
+    lower, upper, report = further(checkpoint, documents, adapted)
+    before, after = weights(adapted[0]), weights(lower)
+    assert same(weights(upper), weights(adapted[1]))
+    assert not torch.equal(before["0.layers.0.qkv.weight"], after["0.layers.0.qkv.weight"])
+    assert torch.equal(before["0.words.weight"], after["0.words.weight"])
+    assert report["exams"][0]["score"] == pytest.approx(report["at_start"]["at_end"])  # nothing was fitted
+
+
+def test_a_branch_that_learned_nothing_stays_as_it_was(checkpoint, documents, adapted, monkeypatch):
+    monkeypatch.setattr(distillation, "DOMAIN_RATE", 1.0)
+    lower, _, report = further(checkpoint, documents, adapted)
+    assert (report["kept_step"], report["steps"]) == (0, 5)
+    assert same(weights(lower), weights(adapted[0]))
+
+
+def test_with_dropped_layers_the_teacher_keeps_its_last_layers(folder, documents):
+    checkpoint = load_checkpoint(str(folder), lower=2, upper=1)
+    report = run(checkpoint, documents, steps=8)[2]
+    teacher = Teacher(checkpoint).eval()
+    assert len(teacher.layers) == 4
+    assert report["exams"][-1]["score"] > report["exams"][0]["score"]
+
+
+def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
+    lower, upper = split(checkpoint)
+    lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
+    texts = documents[:20]
+    lesson = lessons.lesson(texts, np.random.default_rng(0))
+    assert len(lesson.windows) < lesson.tokens
+    whole = Window(3).of(np.concatenate(texts), np.array([len(text) for text in texts]))
+    shrunk = lesson.windows[lesson.window_of].numpy()
+    kept = shrunk != 0
+    assert (shrunk[kept] == whole[kept]).all() and kept[:, 1].all()
+    assert not (kept[:, 0] & ~kept[:, 2] & (whole[:, 2] != 0)).any()  # the left neighbour goes first
+    with torch.no_grad():
+        expected = Window(3).aggregate(lower(torch.from_numpy(shrunk)))
+        assert torch.allclose(Student(lower, upper).sums(lesson), expected, atol=1e-5)
+
+
+def ignore_hooks(layers, device):
+    """Makes layers ignore hooks, as compiled ones do."""
+    for module in [module for layer in layers for module in layer.modules()]:
+        module._compiled_call_impl = module.forward
+
+
+def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, adapted, monkeypatch):
+    """It hooks into layers before they are compiled. Of the steps after it, second segments take the first one's."""
+    monkeypatch.setattr(distillation, "compiled", ignore_hooks)
+    _, upper, report = run(checkpoint, documents, steps=0)
+    assert report["steps"] == 0 and report["exams"] == adapted[2]["exams"][:1]
+    assert report["exams"][0]["score"] > report["at_start"]["at_end"]
+    fitted, moved = (stack.segments.weight.detach() for stack in (upper, adapted[1]))
+    assert not torch.allclose(moved[0], fitted[0], atol=1e-4)  # no lesson has a second segment
+    assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
+
+
+def test_a_goal_ends_an_adaptation_at_the_first_exam_that_reaches_it(checkpoint, documents, monkeypatch):
+    """How much each step explains depends on the arithmetic of the machine, so a first run without end says when that is."""
+    monkeypatch.setattr(limits, "FIRST_ROUND", 8)
+
+    def run_until(until):
+        budget = Budget(steps=14, until=until)
+        return distil(checkpoint, *split(checkpoint), documents, budget, 0, CPU, show_progress=False)
+
+    exams = run_until(0.999)["exams"]
+    assert exams[0]["step"] == 0 and exams[-1]["step"] == 14 and len(exams) > 4
+    scores = [exam["score"] for exam in exams]
+    better = next(number for number in range(1, len(exams)) if scores[number] > max(scores[:number]))
+    for number in (0, better):
+        report = run_until(scores[number])
+        assert report["exams"] == exams[: number + 1] and report["steps"] == report["kept_step"] == exams[number]["step"]
+
+
+def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documents):
+    found = [distillation.split_documents(documents, seed)[0] for seed in (5, 5, 6)]
+    first, again, other = ([document.tolist() for document in held_out] for held_out in found)
+    assert first == again != other
+    with pytest.raises(InvalidInput, match=mentioning(1)):
+        distillation.split_documents([documents[0], np.array([2, 3], dtype=np.int32)], 0)

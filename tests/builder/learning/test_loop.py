@@ -1,0 +1,154 @@
+"""The loop: it ends by its limits, keeps the right weights, stops at a loss that is no number, and goes on when interrupted."""
+
+import math
+import os
+
+import pytest
+import torch
+
+from builder.learning import limits
+from builder.learning.distil import WAY_OUT, distil
+from builder.learning.limits import Budget, Epochs
+from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
+from builder.learning.masked import further_pretrain
+from builder.store import savepoint
+from builder.store.savepoint import Savepoint
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import split
+from tests.builder.learning.models import chained
+from tests.builder.stores import CPU
+from tests.support.message import mentioning
+
+
+def training_of(module, score, loss_of=None, **options):
+    """`score`: of a module after so many steps; its error is 0.1."""
+    taken = [0]
+
+    def learned(_):
+        taken[0] += 1
+        return module(torch.ones(1)).square().sum(), 1
+
+    groups = [Group(0.1, dict(module.named_parameters()))]
+    return Training(
+        "learning", CPU, groups, lambda first: iter(range(first, 1000)), loss_of or learned,
+        lambda: Exam(score(taken[0]), 0.0, 0.1), WAY_OUT, **options,
+    )  # fmt: skip
+
+
+def learned(limit, score, **options):
+    now = train(training_of(torch.nn.Linear(1, 1), score, **options), limit, show_progress=False)
+    return now.steps, [(exam["step"], exam["score"]) for exam in now.exams], now.exams[now.kept]["step"]
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path, monkeypatch):
+    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    module, seen, path = torch.nn.Linear(1, 1), [], tmp_path / "saved.pt"
+
+    def loss_of(step):
+        seen.append(step)
+        loss = module(torch.ones(1)).square().sum()
+        return (loss * math.nan if broken == "loss" else (loss - loss.detach()).abs().sqrt()) if step == 3 else loss, 1
+
+    with pytest.raises(Diverged, match=mentioning("learning", 4, "--seed")):
+        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), Savepoint(path), False)
+    assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+def test_a_goal_ends_the_learning_as_soon_as_it_is_reached(monkeypatch):
+    """The second half of each round is examined."""
+    monkeypatch.setattr(limits, "FIRST_ROUND", 8)
+    steps, exams, kept = learned(Budget(steps=60, until=0.9999), lambda steps: steps / 100)
+    assert steps == kept == 60 and [step for step, _ in exams][:9] == [0, 4, 5, 6, 7, 8, 14, 15, 16]
+    assert learned(Budget(steps=60, until=0.145), lambda steps: steps / 100) == (15, exams[:8], 15)
+    assert learned(Budget(steps=60, until=0.05), lambda _: 0.05) == (0, [(0, 0.05)], 0)
+    assert learned(Budget(minutes=1e-9), lambda _: 0.0)[0] <= 1
+    assert learned(Budget(minutes=600, steps=4), lambda _: 0.0) == (4, [(0, 0.0), (4, 0.0)], 4)
+
+
+def test_a_budget_is_examined_evenly_and_what_is_worse_than_the_start_is_dropped():
+    module = torch.nn.Linear(1, 1)
+    before = module.weight.item()
+    now = train(training_of(module, lambda steps: -steps, exams=5), Budget(steps=20), show_progress=False)
+    assert [exam["step"] for exam in now.exams] == [0, 4, 8, 12, 16, 20] and (now.kept, module.weight.item()) == (0, before)
+    assert now.reported()["kept_step"] == 0 and now.reported()["curve"][-1][0] == 20
+
+
+def test_of_epochs_within_the_doubt_the_last_is_kept_and_patience_ends_them():
+    scores = [0.0, 0.5, 0.8, 0.7, 0.55, 0.9, 0.9]
+    epochs = [10] * 6
+    assert learned(Epochs(epochs, 2, 2.0), lambda steps: scores[steps // 10]) == (
+        40,
+        [*zip(range(0, 50, 10), scores[:5], strict=True)],
+        30,
+    )
+    assert learned(Epochs(epochs, 2, 0.0), lambda steps: scores[steps // 10])[2] == 20
+    assert learned(Epochs(epochs, 3, 0.0), lambda steps: scores[steps // 10])[2] == 60  # of equal ones, the last
+    assert learned(Epochs(epochs, 2), lambda steps: -steps, start_counts=False) == (30, [(10, -10), (20, -20), (30, -30)], 10)
+
+
+def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round(monkeypatch):
+    monkeypatch.setattr(limits, "FIRST_ROUND", 10)
+    goal, plain = Budget(steps=1000, until=0.9), Budget(steps=1000)
+    rates = [goal.rate(Progress(steps)) for steps in range(1000)]
+    assert rates[9] < 0.05 and rates[12] > 0.9 and rates[24] < 0.05
+    assert all(rate <= plain.rate(Progress(steps)) + 1e-9 for steps, rate in enumerate(rates) if steps > 150)
+    assert plain.rate(Progress(500)) == pytest.approx(0.5) and plain.rate(Progress(1000)) == 0
+    both = Budget(minutes=1, steps=10)
+    assert both.used(Progress(5, seconds=3.0)) == 0.5 and both.used(Progress(5, seconds=45.0)) == 0.75
+    epochs = Epochs([50, 50], 3)
+    assert epochs.rate(Progress(0)) < epochs.rate(Progress(10)) > epochs.rate(Progress(50)) > epochs.rate(Progress(99)) > 0
+
+
+def test_impossible_budgets_are_refused():
+    with pytest.raises(InvalidInput, match=r"(?=.*minutes)(?=.*steps)"):
+        Budget()
+    for minutes in (-1, math.inf, math.nan):
+        with pytest.raises(InvalidInput):
+            Budget(minutes=minutes)
+    with pytest.raises(InvalidInput, match=mentioning("--until", 94)):
+        Budget(minutes=1, until=94)
+
+
+def distilled(checkpoint, documents, budget, saved):
+    lower, upper = split(checkpoint)
+    return [lower, upper], distil(checkpoint, lower, upper, documents, budget, 3, CPU, False, saved)
+
+
+def guessed(checkpoint, documents, budget, saved):
+    lower, upper = split(checkpoint)
+    head, report = further_pretrain(checkpoint.config, lower, upper, None, "", documents, budget, 3, CPU, False, saved)
+    return [lower, head], report
+
+
+@pytest.mark.parametrize("learn", [distilled, guessed])
+def test_an_interrupted_training_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
+    """It is interrupted twice, each time before a savepoint gets its name."""
+    documents, budget = chained(checkpoint.config, 3000, 16, seed=1), Budget(steps=8)
+    undisturbed, report = learn(checkpoint, documents, budget, None)
+    saves, begun, replace, load = 0, [], os.replace, Savepoint.load
+
+    def told(self):
+        state = load(self)
+        begun.append(state["progress"]["steps"] if state is not None else 0)
+        return state
+
+    def dying(source, target):
+        nonlocal saves
+        saves += 1
+        if saves in (2, 7):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(Savepoint, "load", told)
+    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(os, "replace", dying)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            learn(checkpoint, documents, budget, tmp_path / "saved.pt")
+    found, again = learn(checkpoint, documents, budget, tmp_path / "saved.pt")
+    assert max(begun) >= 2, "it must have continued"
+    assert {**again, "seconds": 0} == {**report, "seconds": 0}
+    for stack, other in zip(found, undisturbed, strict=True):
+        assert all(torch.equal(part, other.state_dict()[name]) for name, part in stack.state_dict().items())

@@ -1,0 +1,156 @@
+"""Further pretraining: words are masked as BERT masks them, the lower layers alone learn, and the best state is kept."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from builder.learning import masked
+from builder.learning.limits import Budget
+from builder.learning.loop import Exam
+from builder.learning.masked import MaskedLessons, further_pretrain, given_head
+from builder.store.store import Store
+from builder.tables import root
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
+from builder.tables.root import RootOptions, build_root
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from testing.random_store import random_documents
+from tests.builder.checkpoints import save_bert
+from tests.builder.learning.models import chained, same, weights
+from tests.builder.stores import CPU, some_lines
+from tests.support.message import mentioning
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["with head", "without"])
+def model(request, tmp_path_factory):
+    return save_bert(tmp_path_factory.mktemp("model"), request.param == "with head"), request.param == "with head"
+
+
+def run(checkpoint, documents, budget, head):
+    lower, upper = split(checkpoint)
+    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, CPU, show_progress=False)
+    return lower, upper, *found
+
+
+def test_words_are_masked_as_bert_masks_them(model):
+    config = load_checkpoint(str(model[0])).config
+    documents = random_documents(config, 40_000, 20, seed=2)
+    lesson = MaskedLessons(config, CPU).lesson(documents, np.random.default_rng(0))
+    words = np.concatenate(documents)
+    centres = lesson.windows[lesson.window_of][:, 1].numpy() - 1
+    guessed = np.zeros(len(words), dtype=bool)
+    guessed[lesson.guessed.numpy()] = True
+    inner = ~np.isin(words, (config.cls_id, config.sep_id))
+    assert not (guessed & ~inner).any() and guessed[inner].mean() == pytest.approx(0.15, abs=0.01)
+    assert (lesson.words.numpy() == words[guessed]).all() and (centres[~guessed] == words[~guessed]).all()
+    hidden, same = centres[guessed] == config.mask_id, centres[guessed] == words[guessed]
+    assert hidden.mean() == pytest.approx(0.8, abs=0.02) and same.mean() == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_checkpoints_head_is_its_own(model):
+    folder, has_head = model
+    checkpoint = load_checkpoint(str(folder))
+    head = given_head(str(folder), checkpoint.config)
+    assert (head is not None) == has_head
+    if has_head:
+        stock = AutoModelForMaskedLM.from_pretrained(folder)
+        hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            words = checkpoint.weights["embeddings.word_embeddings.weight"]
+            assert torch.allclose(head(hidden, words), stock.cls(hidden), atol=1e-5)
+
+
+def test_predictions_improve_and_only_the_lower_layers_change(model):
+    folder, _ = model
+    checkpoint = load_checkpoint(str(folder))
+    documents = chained(checkpoint.config, 8000, 16, seed=1)
+    head = given_head(str(folder), checkpoint.config)
+    before_lower, before_upper = (stack.state_dict() for stack in split(checkpoint))
+    lower, upper, _, report = run(checkpoint, documents, Budget(steps=30), head)
+    start, *exams = report["exams"]
+    kept = next(exam for exam in exams if exam["step"] == report["kept_step"])
+    assert kept["loss"] == min(exam["loss"] for exam in exams) < start["loss"] and len(exams) == masked.EXAMS
+    assert (report["head"], report["head_steps"]) == (("given", 0) if head is not None else ("made here", 6))
+    assert all(torch.equal(tensor, upper.state_dict()[name]) for name, tensor in before_upper.items())
+    assert torch.equal(before_lower["words.weight"], lower.state_dict()["words.weight"])
+    assert not torch.equal(before_lower["layers.0.qkv.weight"], lower.state_dict()["layers.0.qkv.weight"])
+    assert json.dumps(report)
+
+
+def test_steps_that_make_predictions_worse_are_not_kept(model, monkeypatch):
+    checkpoint = load_checkpoint(str(model[0]))
+    documents = chained(checkpoint.config, 4000, 16, seed=1)
+    head = given_head(str(model[0]), checkpoint.config) or masked.MaskedHead(checkpoint.config)
+    losses = iter(range(100))
+    monkeypatch.setattr(masked, "_examined", lambda guesser, held: Exam(-float(loss := next(losses)), float(loss)))
+    lower, _, _, report = run(checkpoint, documents, Budget(steps=10), head)
+    assert (report["kept_step"], report["steps"]) == (0, 10)
+    assert same(weights(lower), weights(split(checkpoint)[0]))
+
+
+def corpus(folder, seed):
+    path = folder / f"corpus-{seed}.txt"
+    path.write_text("\n".join(line.replace("水", "") for line in some_lines(60, seed)), "utf-8")
+    return path
+
+
+def report_of(store, branch):
+    return json.loads((store.folder / "lower" / f"{branch}.json").read_text())
+
+
+@pytest.mark.parametrize("model", ["with head"], indirect=True)  # the test of predictions makes one
+def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
+    folder, has_head = model
+    two, options = Budget(steps=2), DomainOptions(min_tokens=1)
+    store, _ = build_root(str(folder), [corpus(tmp_path, 0)], tmp_path / "store", RootOptions(name="tiny"), two, CPU)
+    assert store.masked_head("root", 1) is None
+    build_domain(store, "bio", [corpus(tmp_path, 1)], options, two, CPU)
+    report = report_of(store, "bio-1")
+    assert report["learn"] == "masked" and report["head"] == ("the checkpoint's" if has_head else "made here")
+    update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), two, CPU)
+    report = report_of(store, "bio-2")
+    assert report["head"] == "the branch's" and report["head_steps"] == 0
+    first, second = store.masked_head("bio", 1), store.masked_head("bio", 2)
+    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # without learning
+    assert same(first, second) and same(second, store.masked_head("bio", 3))
+    build_domain(store, "law", [corpus(tmp_path, 1)], replace(options, learn="distil"), two, CPU)
+    assert report_of(store, "law-1")["learn"] == "distil" and store.masked_head("law", 1) is None
+    for branch in ("bio-2", "law-1"):
+        assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
+        page = (store.folder / "lower" / f"{branch}.html").read_text()
+        assert f"{branch[:3]} version" in page and "data:image/png;base64," in page and "Exams" in page
+    with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
+        build_domain(store, "new", [corpus(tmp_path, 1)], replace(options, learn="guess"), two, CPU)
+    Store(store.folder).remove_branch("bio", 2)
+    assert not list((store.folder / "lower").glob("bio-2*"))
+
+
+@pytest.mark.parametrize("model", ["with head"], indirect=True)
+def test_a_root_may_learn_masked_words_and_domains_continue_with_its_head(model, tmp_path, monkeypatch):
+    folder, _ = model
+    options, guess, text = RootOptions(name="tiny", masked=0.5), root.further_pretrain, [corpus(tmp_path, 0)]
+
+    def rooted(name):
+        return build_root(str(folder), text, tmp_path / name, options, Budget(steps=10), CPU)[0]
+
+    def cut(*given, **named):
+        guess(*given, **named)
+        raise KeyboardInterrupt
+
+    store = rooted("masked")
+    report = report_of(store, "root-1")
+    assert (report["steps"], report["masked"]["steps"], report["masked"]["head"]) == (5, 5, "the checkpoint's")
+    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=2), CPU)
+    assert report_of(store, "bio-1")["head"] == "the branch's"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(root, "further_pretrain", cut)
+        rooted("cut")
+    again = rooted("cut")
+    for path in ("lower/root-1.safetensors", "lower/root-1.head.safetensors", "upper.safetensors"):
+        assert (again.folder / path).read_bytes() == (store.folder / path).read_bytes()

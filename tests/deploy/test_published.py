@@ -1,0 +1,141 @@
+"""The documented commands change a registry in a bucket, with the image's files. A server and the router read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+from tritonclient.utils import InferenceServerException
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, TenantFile
+from testing.random_store import random_store, random_table, random_tenant
+from testing.toy import CONFIG
+from tests.deploy.documented import commands_of_pages
+from tests.deploy.image import copy_files, python_of_the_image, started
+from tests.deploy.manifests import BUCKET, container, find, rendered, words
+from tests.deploy.programs import debian_program, run
+from tests.server.stock import Stock
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.slow
+
+ADDRESS = "s3://bucket/hplm"  # of the pages
+ACME = TenantFile("acme", 1, "bio", 1, "classify", ["x", "y"], 4)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, its export and a bucket, and the image's Python to change them."""
+
+    store: Store
+    repository: Path
+    python: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str) -> dict[str, Any]:
+        """Runs `hplm` with a documented command, and returns what it says under --json."""
+        folders = {"store": self.store.folder, "model_repository": self.repository}
+        here = [str(folders.get(word.lstrip("/").replace("models", "model_repository"), word)) for word in command]
+        said = run(str(self.python), "-m", "hplm.cli.main", *here, "--json", env=self.environment, cwd=self.python.parent)
+        return json.loads(said.splitlines()[-1])
+
+
+@pytest.fixture
+def bucket() -> Iterator[dict[str, str]]:
+    """The variables of a bucket that this process plays."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    for method, path in (("POST", "moto-api/reset"), ("PUT", "bucket")):  # all servers of a process have the same buckets
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{path}", method=method), timeout=30).close()
+    rights = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    yield {**rights, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}
+    server.stop()
+
+
+@pytest.fixture
+def place(tmp_path, bucket) -> Place:
+    store = random_store(tmp_path / "store", CONFIG, [replace(ACME, id="old")], ("bio",), corpus_tokens=1000)
+    export(store, tmp_path / "repository", ServingOptions())
+    random_tenant(store, ACME, 0.3, seed=1)
+    python = python_of_the_image(tmp_path / "python", copy_files(tmp_path / "opt")) / "python"
+    home = {"HOME": str(tmp_path), "HPLM_MIRROR": str(tmp_path / "mirror")}
+    return Place(store, tmp_path / "repository", python, {**os.environ, **bucket, **home})
+
+
+def documented(*start: str) -> list[str]:
+    """Returns the command that begins with these words, from docs/cluster.md, of the registry in the bucket."""
+    (found,) = {tuple(words) for words in commands_of_pages("cluster") if words[: len(start)] == [*start] and ADDRESS in words}
+    return list(found)
+
+
+def test_tenants_domains_and_keys_are_changed_in_a_bucket_and_the_router_knows_them(place, tmp_path_factory):
+    place.run(*documented("begin"), "--lease", "1")
+    served = ["--repository", "model_repository", "--state", ADDRESS]
+    publish = documented("tenant", "publish", "acme", "--store", "store")
+    place.run(*publish)
+    key, _ = (place.run("tenant", "key", "add", "acme", *served)["key"] for _ in range(2))  # the last one stays
+    revoke = [key if word == "ID" else word for word in documented("tenant", "key", "revoke", "acme")]
+    assert place.run(*revoke)["revoked"] == key
+    random_table(place.store, "bio", 2, ("root", 1), 1000, seed=9)
+    random_tenant(place.store, replace(ACME, version=2, domain_version=2), 0.1, seed=5)
+    place.run(*documented("domain", "update"))
+    random_tenant(place.store, replace(ACME, version=3, domain_version=2), 0.1, seed=6)
+    place.run(*documented("tenant", "publish", "acme", "--store", "/store"))  # of `docker run`
+    place.run(*documented("tenant", "limit", "acme"))
+    (acme,) = [one for one in place.run("tenant", "list", *served)["tenants"] if one["id"] == "acme"]
+    assert (acme["domain"], acme["domain_version"], acme["homes"]) == ("bio", 2, 3)
+    check_router(place, tmp_path_factory.mktemp("r"))
+
+
+def test_a_server_of_the_image_answers_for_a_tenant_that_a_laptop_publishes(place, bucket, tmp_path):
+    place.run(*documented("begin"))
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with started(folder, place.repository, HPLM_STATE=ADDRESS, HPLM_MIRROR=str(folder / "mirror"), **bucket) as addresses:
+        assert answer(addresses, "old") == 1 and answer(addresses, "acme") is None
+        place.run(*documented("tenant", "publish", "acme", "--store", "store"))
+        eventually(lambda: answer(addresses, "acme") == 1)
+
+
+def answer(addresses: Any, tenant: str) -> int | None:
+    """Returns the version of the tenant that answers, or None if the server does not know it."""
+    try:
+        return int(Stock(addresses, "http").ask(["a few words"], tenant, outputs=("VERSION",))["VERSION"].flat[0])
+    except InferenceServerException as error:
+        assert "[no_tenant]" in error.message(), error
+        return None
+
+
+def check_router(place: Place, folder: Path) -> None:
+    """The router's pod writes its files from the registry, and HAProxy takes them. A socket's path must be short."""
+    objects = rendered(BUCKET)
+    described = json.loads(find(objects, "ConfigMap", "hplm-router")["data"]["cluster.json"])
+    assert described["state"] == ADDRESS
+    (pool,) = described["pools"]
+    pool["repository"] = str(place.repository)
+    for one in pool["replicas"]:  # names that are known here: HAProxy asks for each of them many times
+        one |= {"http": f"localhost:{9000 + one['id']}", "grpc": f"localhost:{9100 + one['id']}"}
+    (folder / "cluster.json").write_text(json.dumps(described), "utf-8")
+    here = {"/etc/hplm": str(folder), "/run/router": str(folder)}
+    program, *command = [_moved(word, here) for word in words(container(objects, "hplm-router", "write"))]
+    assert program == "hplm"
+    run(str(place.python), "-m", "hplm.cli.main", *command, env=place.environment, cwd=place.python.parent)
+    assert (folder / "homes.map").read_text("utf-8").startswith("acme ")
+    program, *command = [_moved(word, here) for word in words(container(objects, "hplm-router", "haproxy"))]
+    run(debian_program(program), "-c", *command)
+
+
+def _moved(word: str, folders: dict[str, str]) -> str:
+    for old, new in folders.items():
+        word = word.replace(old, new)
+    return word

@@ -1,0 +1,384 @@
+"""The copy of a registry on another machine: what it serves while the registry changes, is away, or is another one."""
+
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
+
+import pytest
+
+from hplm.engine.backbone import Backbone
+from hplm.errors import Broken, Draining, HplmError, InvalidInput, NoTenant
+from hplm.registry import lease
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
+from hplm.registry.store import Absent, Away, opened, place_of
+from hplm.tenants.authorize import admit
+from hplm.tenants.backup import back_up, restore
+from hplm.tenants.directory import Directory
+from hplm.tenants.manager import Manager
+from hplm.tenants.mirror import Mirror
+from hplm.tenants.state import State
+from tests.support.bucket import bucket
+from tests.support.message import mentioning
+from tests.support.wait import Clock, eventually
+from tests.tenants.truth import Change, Content, Export, learned, seen
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("add", "update", "roll back", "delete", "add key", "revoke key", "limit")
+DOMAINS = ("copy domain", "delete domain", "update domain", "roll back domain")
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    return Export(tmp_path_factory.mktemp("export"))
+
+
+class Faulty(Folder):
+    """A registry that may be away, or lose what is asked for."""
+
+    fault = staticmethod(lambda name: None)
+
+    def get(self, name):
+        self.fault(name)
+        return super().get(name)
+
+    def fetch(self, name, to):
+        self.fault(name)
+        super().fetch(name, to)
+
+
+class Far:
+    """A registry, its manager, and a machine with a copy of it."""
+
+    def __init__(self, export, folder):
+        self.export, self.folder, self.place = export, folder, folder / "registry"
+        begin(Folder(self.place / "toy"))
+        self.manager = Manager.open(export.repository, self.place)
+        self.here = folder / "here"
+        self.store = Faulty(self.place / "toy")
+        self.mirror = self.started()
+
+    def started(self):
+        self.state = State(self.here / "toy")
+        return Mirror(self.export.repository / "toy/1", self.store, self.state)
+
+    def restart(self):
+        self.mirror.close()
+        self.mirror = self.started()
+        self.mirror.begin()
+
+    def backbone(self):
+        return Backbone(self.export.repository / "toy/1", self.here)
+
+    def catch_up(self):
+        def look():
+            self.mirror.look()
+            return self.mirror.is_whole
+
+        eventually(look)
+        self.mirror.look()
+
+    def assert_same(self):
+        content = Content(*seen(Backbone(self.export.repository / "toy/1", self.place)))
+        assert seen(self.backbone()) == (content.tenants, content.domains)
+
+
+@pytest.fixture
+def far(export, tmp_path):
+    far = Far(export, tmp_path)
+    yield far
+    far.mirror.close()
+
+
+def test_the_first_copy_is_whole_before_anything_is_served(far):
+    far.manager.add("two", far.export.knowledge[0])
+    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    far.mirror.begin()
+    far.assert_same()
+    far.restart()  # with a copy it looks once
+    far.assert_same()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, seed):
+    chance = random.Random(seed)
+    far.mirror.begin()
+    reader, held = far.backbone(), []
+    for _ in range(25):
+        kind = chance.choice(KINDS + DOMAINS)
+        change = Change(kind, chance.choice(("zero", "one", "two", "three")) if kind in KINDS else "", chance.randrange(4))
+        with suppress(HplmError, StopIteration):  # what cannot be done now
+            change.make(far.manager, far.export)
+        harm, only = chance.choice((None, None, Away, Absent, Broken)), chance.choice(("records", "plot", "snapshots"))
+
+        def fault(name, harm=harm, only=only):
+            if harm is not None and name.startswith(only):
+                raise harm(f"{name} is not there")
+
+        far.store.fault = fault
+        with suppress(HplmError):
+            far.mirror.look()
+            now = {tenant.id: tenant for tenant in far.manager.current().tenants}
+            for tenant in far.state.load(far.state.current()).tenants if far.state.current() else ():
+                assert tenant.id in now and tenant.uid == now[tenant.id].uid
+                assert (tenant.keys, tenant.rate) == (now[tenant.id].keys, now[tenant.id].rate)
+        reader.refresh()
+        assert seen(reader)  # whatever has come, all that it names is there
+        held.append((reader.view, seen(reader)))
+        if chance.random() < 0.1:
+            far.store.fault = lambda name: None
+            far.restart()
+    far.store.fault = lambda name: None
+    far.catch_up()
+    far.assert_same()
+    for view, content in held[-3:]:  # requests on their way
+        assert seen(reader, view) == content
+
+
+def test_a_tenant_keeps_its_version_until_the_new_one_is_here(far):
+    far.manager.add("two", far.export.knowledge[0])
+    far.mirror.begin()
+    before = seen(far.backbone())[0]["two"]
+    far.manager.update("two", far.export.knowledge[1])
+    _, key = far.manager.add_key("two")
+
+    def away(name):
+        if name.startswith("records"):
+            raise Away("the network is slow")
+
+    far.store.fault = away
+    with pytest.raises(Away):
+        far.mirror.look()
+    now = seen(far.backbone())[0]["two"]
+    assert (now.version, now.weights, now.keys) == (1, before.weights, (key,))
+    far.store.fault = lambda name: None
+    far.mirror.look()
+    assert seen(far.backbone())[0]["two"].version == 2
+
+
+def test_a_record_of_another_content_is_never_served(far):
+    far.mirror.begin()
+    far.manager.add("two", far.export.knowledge[0])
+    (record,) = (far.place / "toy/records").iterdir()
+    right = record.read_bytes()
+    record.write_bytes(right[:-1] + b"?")
+    with pytest.raises(Broken, match=mentioning(record.name)):
+        far.mirror.look()
+    with pytest.raises(NoTenant):
+        far.backbone().view.snapshot.find("two")
+    record.write_bytes(right)
+    far.mirror.look()
+    far.assert_same()
+
+
+def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
+    far.mirror.begin()
+    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    asked, broken = [], Event()
+
+    def cut(name):
+        if name.startswith("plot"):
+            asked.append(name.rpartition("/")[2])
+            if len(asked) == 3:
+                broken.set()
+                raise Away("cut off")
+
+    far.store.fault = cut
+    far.mirror.look()
+    assert broken.wait(60)
+
+    def has_failed():
+        with suppress(Away):
+            far.mirror.raise_failure()
+            return False
+        return True
+
+    eventually(has_failed)
+    far.restart()
+    far.catch_up()
+    far.assert_same()
+    assert len(asked) == len(set(asked)) + 1  # one was asked for twice
+
+
+def test_one_process_copies_and_another_goes_on_when_it_ends(far):
+    far.mirror.begin()
+    other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"))
+    other.begin()
+    far.manager.add("two", far.export.knowledge[0])
+    other.look()
+    with pytest.raises(NoTenant):
+        far.backbone().view.snapshot.find("two")
+    far.mirror.close()
+    other.look()
+    far.assert_same()
+    other.close()
+    far.mirror = far.started()
+
+
+def test_what_the_registry_no_longer_has_leaves_the_disk_after_a_minute(far, monkeypatch):
+    far.manager.add("two", far.export.knowledge[0])
+    far.mirror.begin()
+    (record,) = far.state.records.iterdir()
+    clock = Clock(100.0)
+    monkeypatch.setattr("hplm.tenants.mirror.time", clock)
+    far.manager.delete("two")
+    for moment in (0.0, 31.0, 62.0):
+        clock.seconds = 1000.0 + moment
+        assert record.exists()
+        far.mirror.look()
+    assert not record.exists()
+
+
+@pytest.mark.parametrize("other", ["begun anew", "put back", "of another export", "a registry here"])
+def test_another_registry_is_refused_and_the_copy_stays(far, tmp_path, other):
+    far.manager.add("two", far.export.knowledge[0])
+    saved = shutil.copytree(far.place, tmp_path / "saved")
+    far.manager.add_key("two")
+    far.mirror.begin()
+    if other == "begun anew":
+        shutil.rmtree(far.place / "toy")
+        begin(Folder(far.place / "toy"))
+    elif other == "put back":
+        shutil.rmtree(far.place)
+        shutil.copytree(saved, far.place)
+    elif other == "of another export":
+        far.mirror.close()
+        folder = shutil.copytree(far.export.another, tmp_path / "another") / "toy/1"
+        text = (folder / "tenants.json").read_text().replace('"export":"', '"export":"not ')
+        (folder / "tenants.json").unlink()
+        (folder / "tenants.json").write_text(text)
+        far.mirror = Mirror(folder, far.store, State(tmp_path / "elsewhere/toy"))
+    else:
+        far.mirror.close()
+        far.mirror = Mirror(far.export.repository / "toy/1", far.store, State(saved / "toy"))
+    with pytest.raises(InvalidInput):
+        far.mirror.look()
+    if other in ("begun anew", "put back"):
+        assert seen(far.backbone())[0]["two"].keys
+
+
+def test_a_restored_backup_arrives_as_any_change(far, tmp_path):
+    far.manager.add("two", far.export.knowledge[0])
+    far.mirror.begin()
+    back_up(far.manager, tmp_path / "backup")
+    far.manager.delete("two")
+    far.mirror.look()
+    restore(tmp_path / "backup", far.manager.registry)
+    far.catch_up()
+    far.assert_same()
+    assert "two" in seen(far.backbone())[0]
+
+
+class Lent:
+    """A lookup's view of a registry whose lease may end."""
+
+    def __init__(self, export, state, monkeypatch):
+        self.now = lease.boot_time()
+        monkeypatch.setattr(lease, "boot_time", lambda: self.now)
+        self.backbone = Backbone(export.repository / "toy/1", state)
+
+    def asked(self, tenant, secret=""):
+        parameters = {"tenant": tenant, "authorization": f"Bearer {secret}"}
+        return admit(self.backbone.view.snapshot, parameters, 0.0, self.backbone.is_stale).id
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_after_the_lease_keyed_tenants_are_refused_and_others_served(export, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("HPLM_MIRROR", str(tmp_path / "mirror"))
+    with bucket() as server:
+        place = tmp_path / "state" if kind == "folder" else place_of("s3://bucket/far")
+        begin(opened(place / "toy"), lease_s=40.0)
+        manager = Manager.open(export.repository, place)
+        secret, _ = manager.add_key("zero")
+        manager.add_key("zero")
+        lent = Lent(export, place, monkeypatch)
+
+        def look():
+            if lent.backbone.mirror is not None:
+                lent.backbone.mirror.look()
+            lent.backbone.refresh()
+
+        look()
+        assert lent.asked("zero", secret) == "zero" and lent.asked("one") == "one"
+        if kind == "bucket":
+            server.stop()
+        else:
+            (place / "toy/CURRENT").rename(place / "toy/away")
+        for passed, refused in ((39.0, False), (2.0, True)):
+            lent.now += passed
+            with pytest.raises(Away if kind == "bucket" else InvalidInput):
+                look()
+            assert lent.backbone.age > 38 and lent.asked("one") == "one"
+            if refused:
+                with pytest.raises(Draining, match="registry"):
+                    lent.asked("zero", secret)
+                with pytest.raises(NoTenant):  # an unknown key learns nothing
+                    lent.asked("zero", "wrong")
+            else:
+                assert lent.asked("zero", secret) == "zero"
+        if kind == "bucket":
+            server.go_on()
+        else:
+            (place / "toy/away").rename(place / "toy/CURRENT")
+        look()
+        assert lent.asked("zero", secret) == "zero"
+        if lent.backbone.mirror is not None:
+            lent.backbone.mirror.close()
+
+
+def test_a_key_is_dead_everywhere_when_revoke_says(export, tmp_path, monkeypatch):
+    """At a server that is cut off just after it has looked, too."""
+    begin(Folder(tmp_path / "toy"), lease_s=40.0)
+    manager = Manager.open(export.repository, tmp_path)
+    secret, key = manager.add_key("zero")
+    manager.add_key("zero")
+    clock = Clock(1e9)
+    monkeypatch.setattr("hplm.tenants.manager.time", clock)
+    lent = Lent(export, tmp_path, monkeypatch)
+    dead = manager.revoke_key("zero", key.id)
+    lent.now += dead - clock.seconds
+    assert lent.asked("one") == "one"
+    lent.now += 0.001
+    with pytest.raises(Draining):
+        lent.asked("zero", secret)
+
+
+def test_the_lease_ends_with_the_machine(tmp_path, monkeypatch):
+    lease.save(tmp_path / "SEEN", 12.5)
+    assert lease.load(tmp_path / "SEEN") == 12.5
+    monkeypatch.setattr(lease, "BOOT", tmp_path / "boot")
+    (tmp_path / "boot").write_text("another start\n")
+    assert lease.load(tmp_path / "SEEN") == float("-inf") == lease.load(tmp_path / "none")
+
+
+def test_six_managers_and_two_copies_at_one_bucket_lose_nothing(export, tmp_path):
+    """Each change is made once, whoever is faster, and every copy has all in the end."""
+    with bucket():
+        place = place_of("s3://bucket/many")
+        begin(opened(place / "toy"))
+        managers = [Manager.open(export.repository, place) for _ in range(6)]
+
+        def change(number):
+            for step in range(4):
+                managers[number].limit("zero", in_flight=10 * number + step)
+            managers[number].add(f"new-{number}", learned(number))
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(change, range(6)))
+        changes = managers[0].registry.audit()
+        assert [change["generation"] for change in changes] == list(range(1, 31))
+        assert sorted(change["in_flight"] for change in changes if "in_flight" in change) == sorted(
+            10 * number + step for number in range(6) for step in range(4)
+        )
+        for name in ("a", "b"):
+            state = State(tmp_path / name / "toy")
+            mirror = Mirror(export.repository / "toy/1", opened(place / "toy"), state)
+            mirror.begin()
+            mirror.close()
+            tenants = {tenant.id for tenant in Backbone(export.repository / "toy/1", tmp_path / name).view.snapshot.tenants}
+            assert tenants == {"zero", "one", *(f"new-{number}" for number in range(6))}
+        found = Directory(export.repository, place).snapshots()[0]
+        assert found.generation == 30 and {tenant.id for tenant in found.tenants} == tenants

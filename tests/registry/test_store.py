@@ -1,0 +1,137 @@
+"""What a folder and a bucket promise alike: CURRENT is overwritten by who has seen it, and other objects have one content."""
+
+import os
+import threading
+
+import pytest
+
+from hplm.errors import InvalidInput, OutOfCapacity
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import Pointer, begin
+from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
+from tests.support.bucket import bucket
+from tests.support.message import mentioning
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request, tmp_path):
+    if request.param == "folder":
+        yield tmp_path / "some" / "toy"
+        return
+    with bucket():
+        yield place_of("s3://bucket/some") / "toy"
+
+
+def test_only_who_has_seen_current_overwrites_it(place):
+    one, other = opened(place), opened(place)
+    with pytest.raises(Absent):
+        one.current()
+    one.swap(b"1", None)
+    with pytest.raises(Conflict):
+        other.swap(b"2", None)
+    content, seen = other.current()
+    assert content == b"1" and one.current(seen) is None
+    other.swap(b"2", seen)
+    with pytest.raises(Conflict):
+        one.swap(b"3", seen)
+    assert one.current(seen)[0] == b"2"
+
+
+def test_of_many_who_swap_at_once_one_wins_each_time(place):
+    stores = [opened(place) for _ in range(4)]
+    stores[0].swap(b"0", None)
+
+    def count(store):
+        for _ in range(5):
+            while True:
+                content, seen = store.current()
+                try:
+                    store.swap(str(int(content) + 1).encode(), seen)
+                    break
+                except Conflict:
+                    continue
+
+    threads = [threading.Thread(target=count, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stores[0].current()[0] == b"20"
+
+
+def test_objects_are_put_listed_copied_and_deleted(place, tmp_path):
+    store, file = opened(place), tmp_path / "values"
+    file.write_bytes(b"rows")
+    store.put("records/a", b"one")
+    store.put("plot/bio/1-x/values", file)
+    assert store.get("records/a") == b"one"
+    assert [(found.name, found.size) for found in store.names("plot")] == [("plot/bio/1-x/values", 4)]
+    store.fetch("plot/bio/1-x/values", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"rows"
+    store.delete(["plot/bio/1-x/values", "records/none"])
+    assert not list(store.names("plot")) and [found.name for found in store.names("records")] == ["records/a"]
+    for ask in (lambda: store.get("records/b"), lambda: store.fetch("records/b", tmp_path / "b")):
+        with pytest.raises(Absent, match=mentioning(f"{place}/records/b")):
+            ask()
+
+
+def test_a_registry_is_begun_once_and_not_where_one_is_lost(place):
+    store = opened(place)
+    assert begin(store, 7.0) and not begin(opened(place))
+    pointer = Pointer.read(store.current()[0], store)
+    assert (pointer.generation, pointer.lease_s, pointer.snapshot) == (0, 7.0, "")
+    store.put("snapshots/1-x", b"{}")
+    store.delete(["CURRENT"])
+    with pytest.raises(InvalidInput, match=mentioning(place, "CURRENT", "restore")):
+        begin(store)
+    assert begin(store, anew=True)
+
+
+def test_a_bucket_that_is_away_and_one_that_does_not_exist():
+    with bucket() as server:
+        store = opened(place_of("s3://bucket/toy"))
+        begin(store)
+        server.stop()
+        with pytest.raises(Away, match=mentioning("s3://bucket/toy/CURRENT")):
+            store.current()
+        server.go_on()
+        assert store.current()
+        with pytest.raises(Absent, match=mentioning("s3://none/toy/CURRENT")):
+            opened(place_of("s3://none/toy")).current()
+
+
+def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
+    assert place_of("state") / "toy" == local(place_of("state/toy"))
+    remote = place_of("s3://bucket/hplm/")
+    assert isinstance(remote, Remote) and str(remote / "toy") == "s3://bucket/hplm/toy"
+    monkeypatch.setenv("HPLM_MIRROR", str(tmp_path))
+    assert local(remote).parent == tmp_path and local(remote) != local(remote / "toy")
+    for wrong in ("ftp://host/x", "memory://x", "s3://"):
+        with pytest.raises(InvalidInput, match=mentioning(wrong, "s3://bucket/folder")):
+            place_of(wrong)
+
+
+NONE, BELOW = (f'{{"generation": {number}, "lineage": "a"}}'.encode() for number in (1, -1))
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"{}", NONE, BELOW])
+def test_a_current_that_says_nothing_is_broken(tmp_path, content):
+    with pytest.raises(Exception, match=mentioning("here", "restore the state")):
+        Pointer.read(content, "here")
+    with pytest.raises(InvalidInput, match=mentioning("here", "hplm begin --from")):
+        Pointer.read(b"12\n", "here")
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    store = Folder(tmp_path)
+    store.swap(b"1", None)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        for write in (lambda: store.put("records/a", b"x"), lambda: store.swap(b"2", b"1")):
+            with pytest.raises((OutOfCapacity, OSError)):
+                write()
+    assert store.current()[0] == b"1" and not [path for path in tmp_path.rglob("*.writing")]
