@@ -18,8 +18,7 @@ from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Sequence, Source
 from hplm.generation.running import Planned, Running
 from hplm.generation.sampling import Sampling
-from hplm.generation.service import Settings
-from hplm.generation.settings import NO_PROMISE, Promise
+from hplm.generation.settings import NO_PROMISE, Promise, Settings
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.plot.forest import Chain

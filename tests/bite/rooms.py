@@ -13,6 +13,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "generation": ("tests/generation tests/answers", "tests/generation tests/answers/test_gen*.py"),
     "tenants": ("tests/tenants tests/refusals", "tests/tenants/test_[bcdkqrst]*.py"),
+    "registry": ("tests/registry", "tests/registry"),
     "plot": ("tests/plot", "tests/plot"),
     "adapters": ("tests/adapters tests/engine/test_st*.py", "tests/engine/test_slots*.py tests/engine/test_mixed*.py"),
     "levels": ("tests/levels", ""),

@@ -46,7 +46,6 @@ def words(made, built, toy, tmp_path_factory):
         "profile": f"place profile --repository {toy.repository} --to {folder}/p2.json",
         "evaluate": f"evaluate {store} --id tenant-3 --test {folder}/data.jsonl",
         "import": f"import {store} --id new --device cpu --from",
-        "follow": f"follow {repository} --state {folder}/copy --once --from http://127.0.0.1:1",
     }
 
 
@@ -102,10 +101,6 @@ STORES = [
     ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
     ("{evaluate} --train gone.jsonl", ["--train", "--against"]),
     ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
-    ("{follow} --from 10.0.0.1:8090", ["10.0.0.1:8090"]),
-    ("{follow} --repository nowhere", ["nowhere"]),
-    ("{follow} --name a/b", ["a/b"]),
-    ("{follow} --token-file missing", ["missing"]),
 ]
 PLACING = [
     ("{profile} --devices cpu:99999", ["cpu:99999"]),

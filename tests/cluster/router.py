@@ -24,9 +24,10 @@ from hplm.cli.main import main
 from hplm.cluster.admin_socket import AdminSocket
 from hplm.cluster.router import haproxy, start_command
 from hplm.errors import HplmError
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import Pointer, begin
 from hplm.server.ports import free_ports
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import State
 from tests.cluster.fake_server import HOST, FakeServer
 from tests.support.wait import PATIENCE, eventually
 
@@ -67,15 +68,16 @@ class Served:
         self._export = Snapshot(0, [], tenants, f"export of {name}")
         (self.repository / models[0] / "1").mkdir()
         self._export.save(self.repository / models[0] / "1" / "tenants.json")
-        self._live = State(self.state / models[0])
-        self._live.snapshots.mkdir(parents=True)
+        self._live = Folder(self.state / models[0])
+        begin(self._live)
 
     def publish(self, tenants: list[Tenant], export: str | None = None) -> None:
         """Changes the tenants as managers do: first a snapshot, then CURRENT."""
-        generation = self._live.current() + 1
-        snapshot = Snapshot(generation, [], tenants, export or self._export.export)
-        snapshot.save(self._live.snapshots / str(generation))
-        self._live.current_file.write_text(str(generation))
+        content = self._live.get("CURRENT")
+        pointer = Pointer.read(content, self._live)
+        snapshot = Snapshot(pointer.generation + 1, [], tenants, export or self._export.export)
+        self._live.put(f"snapshots/{snapshot.generation}", snapshot.written())
+        self._live.swap(pointer.then(snapshot.generation, str(snapshot.generation)).written(), content)
 
 
 class Router:

@@ -15,7 +15,7 @@ while :; do sleep 0.05; done
 def test_others_are_looked_after_while_a_server_drains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (planned,) = replicas_of(tmp_path, 1)
-    replica = LocalReplica(planned, tmp_path, "http://127.0.0.1:1", tmp_path / "token", Ports(1, 2, 3))
+    replica = LocalReplica(planned, tmp_path, tmp_path / "state", Ports(1, 2, 3))
     replica.server = Process("server", ["sh", "-c", ENDS_WHEN_ALLOWED], tmp_path / "server.log")
     said = []
 

@@ -1,7 +1,6 @@
 """`hplm cluster` refuses what cannot work before anything starts, and goes on in order when a step fails."""
 
 import fcntl
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +34,7 @@ def test_options_that_cannot_be_are_refused(toy, tmp_path, options, named, capsy
     assert mentions(capsys.readouterr().err, *named)
 
 
-def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines, monkeypatch):
+def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines):
     def refused(*named, more=()):
         assert up(toy, tmp_path, *more) == 1
         assert mentions(capsys.readouterr().err, *named)
@@ -49,41 +48,17 @@ def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines, mon
     for command in ("roll", "status"):
         assert main(["cluster", command, "--folder", str(tmp_path)]) == 1
         assert mentions(capsys.readouterr().err, tmp_path, "hplm cluster up")
-    monkeypatch.undo()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("hplm.server.process.SYSTEM_FOLDER", str(tmp_path))
-    monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
-    refused("nginx", "apt-get install nginx-light")
 
 
 @pytest.fixture
 def engines(monkeypatch):
-    """All engines are installed, as far as the command sees."""
+    """HAProxy is installed, as far as the command sees."""
     monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
-    monkeypatch.setattr("hplm.cluster.running.program", lambda name, package: name)
 
 
 @pytest.fixture
 def cluster(tmp_path, engines):
     return Cluster([LocalPool("all", tmp_path, tmp_path / "state", replicas_of(tmp_path, 2))], tmp_path, 0, lambda _: None)
-
-
-def test_nobody_else_may_read_a_token_while_it_is_written(cluster, tmp_path, monkeypatch):
-    modes, write = {}, Path.write_text
-
-    def seen(path, *arguments):
-        modes[path.name] = path.stat().st_mode & 0o777 if path.exists() else 0o666
-        write(path, *arguments)
-
-    (tmp_path / "token").write_text("a-token")
-    (tmp_path / "source-all").mkdir()
-    (tmp_path / "source-all/nginx.conf").touch(0o644)  # of an earlier start
-    idle = SimpleNamespace(start=lambda: None, wait_until=lambda *_: None)
-    monkeypatch.setattr("hplm.cluster.running.Process", lambda *_: idle)
-    monkeypatch.setattr(Path, "write_text", seen)
-    cluster._free = iter([9000])
-    cluster._start_source(cluster._pools[0], tmp_path / "token")
-    assert modes == {"nginx.conf": 0o600} and "a-token" in (tmp_path / "source-all/nginx.conf").read_text()
 
 
 class FailingReplica(SimpleNamespace):

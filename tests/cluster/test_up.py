@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, with real servers, HAProxy and nginx, as `hplm cluster up` runs it."""
+"""A whole cluster on this machine, with real servers and HAProxy, as `hplm cluster up` runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
         pytest.mark.skipif(
             shutil.which(name) is None and not Path(f"/usr/sbin/{name}").exists(), reason=f"{name} is not installed"
         )
-        for name in ("haproxy", "nginx")
+        for name in ("haproxy",)
     ),
 ]
 STARTING = 400.0  # seconds that a server may take to start on the slowest machine
@@ -65,7 +65,7 @@ def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy, tmp_path):
     clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
     for client in clients:
         assert client.infer(TEXTS[0], tenant="guest").label
-    assert manager.settle(manager.delete("guest").generation, removes=True) == []
+    assert manager.settle(manager.delete("guest").generation) == []
     assert all(own["generations"] == {"toy": [2, 2]} for own in cluster.status().values())
     for client in clients:
         with pytest.raises(NoTenant):
@@ -142,7 +142,7 @@ def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy, monk
             with pytest.raises(HplmError, match="pool 'one' has a single replica"):
                 cluster.roll()
             manager = cluster.manager()
-            assert manager.settle(manager.delete(gone).generation, removes=True) == []
+            assert manager.settle(manager.delete(gone).generation) == []
             named = {pid: arguments(pid) for pid in cluster.processes()}
             assert any("haproxy" in words[0] for words in named.values())
             cluster.process.send_signal(signal.SIGINT)

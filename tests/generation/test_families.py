@@ -16,11 +16,12 @@ from builder.publish.export import write_version
 from builder.tables.root import RootOptions, build_root
 from hplm.engine.backbone import Backbone
 from hplm.generation.sampling import Sampling
-from hplm.generation.service import Service, Settings
+from hplm.generation.service import Service
+from hplm.generation.settings import Settings
 from hplm.model.prompts import Prompts, started
 from hplm.model.windows import Window
 from testing.generative import GenerativeReference, Written
-from tests.generation.world import Said
+from tests.generation.world import Said, drive
 from tests.model.decoders import MADE, drawn, saved, tokens
 
 TENANT = "chat"
@@ -54,13 +55,15 @@ class Built:
         service = Service(
             self.backbone, reading, Settings(cache_tokens=max(512, self.backbone.config.positions), max_sequences=4)
         )
+        end = drive(service)
         try:
             for number, said in enumerate(answers):
                 wanted = Sampling(temperature=0, max_tokens=count, **sampling)
                 service.submit(view, view.snapshot.find(TENANT), str(number), wanted, said)
+                service.wake()
             return [said.wait() for said in answers]
         finally:
-            service.close()
+            end()
 
 
 @pytest.mark.parametrize("family", MADE)

@@ -8,7 +8,6 @@ import pytest
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.process import Process
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
@@ -20,7 +19,7 @@ from hplm.tenants.manager import Manager
 from testing.generative import GenerativeReference
 from testing.random_store import random_store
 from testing.toy import CHAT
-from tests.generation.world import Said
+from tests.generation.world import Said, drive
 from tests.support.message import mentioning
 from tests.support.wait import Hold, eventually
 
@@ -47,16 +46,7 @@ class Place:
 
     def started(self, **settings):
         service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
-        process = Process(service)
-        service.wake = process.wake
-
-        def end():
-            process.close()
-            service.reader.join()
-            service.wake = lambda: None
-            process.join()
-
-        service.end = end
+        service.end = drive(service)
         return service
 
     def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, **more):

@@ -9,7 +9,6 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from hplm.adapters.bank import PAGE
 from tests.refusals.contract import ODD
 
 BYTES = [
@@ -35,9 +34,6 @@ def bad(name: str, data: bytes) -> SearchStrategy[bytes]:
         begins = 8 + struct.unpack_from("<Q", data)[0]
         header = bad_json(json.loads(data[8:begins])).map(dumped)
         return header.map(lambda text: struct.pack("<Q", len(text)) + text + data[begins:]) | cut_or_flipped(data)
-    if name.endswith(".bank"):
-        header = bad_json(json.loads(data[:PAGE].rstrip(b"\0"))).map(dumped)
-        return header.map(lambda text: text[:PAGE].ljust(PAGE, b"\0") + data[PAGE:]) | cut_or_flipped(data)
     if name.endswith(".tar"):  # its first member is JSON, of a length that stays
         ends = data.index(b"}\n\0") + 2
         changed = bad_json(json.loads(data[512:ends])).map(dumped)

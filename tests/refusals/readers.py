@@ -22,7 +22,7 @@ from builder.store.store import Store
 from builder.store.verification import store_parts
 from builder.tasks.examples import read_corpus
 from builder.tasks.tasks import training_task
-from hplm.adapters.bank import Bank, Record
+from hplm.adapters.records import Records
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, HplmError, Internal
@@ -31,11 +31,12 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile
 from hplm.placement.units import units_of
 from hplm.plot.table import Table
+from hplm.registry.folder import Folder
 from hplm.scheduling.simulation.arrivals import read_trace
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
+from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import State
 from hplm.tenants.verification import Part, repository_parts
 from loadtest.traffic import read_recorded
 from testing.toy import CONFIG, WORDS, make_toy
@@ -85,10 +86,7 @@ def model_folder(work: Path, take: Taken) -> Made:
         lookup, view = Lookup(backbone), backbone.view
         for tenant in view.snapshot.tenants:
             for record in tenant.records():
-                if bank := view.banks.get(record.bank):
-                    take(lambda bank=bank, record=record: bank.read(record, bank.layout.empty()))
-                else:  # texts that need it are refused
-                    take.refused(f"{toy.folder}/adapters/{record.bank}")
+                take(lambda record=record: backbone.records.weights(record))
             take(lambda tenant=tenant: answered(lookup, view, tenant))
 
     return toy.folder, read
@@ -115,18 +113,19 @@ def table(work: Path, take: Taken) -> Made:
     return folder, read
 
 
-def bank(work: Path, take: Taken) -> Made:
-    folder = make_toy(work / "toy").folder / "adapters"
+def record(work: Path, take: Taken) -> Made:
+    folder = make_toy(work / "toy").folder
+    tenants = Snapshot.load(folder / "tenants.json").tenants
 
     def read(name: str) -> None:
-        bank = Bank(folder / name)
-        for index in range(min(bank.records, 4)):
-            uid, version = bank.owner(index)
-            take(lambda index=index, uid=uid, version=version: bank.weights(Record("", index, uid, version)))
-        list(bank.headers())
-        list(bank.broken(lambda size: None))
+        records = Records(folder / "records")
+        for own in (own for tenant in tenants for own in tenant.records() if own.file == name):
+            take(lambda own=own: records.weights(own))
+        for part in repository_parts(folder.parents[1], None):
+            if part.kind == "record":
+                take.verify(part)
 
-    return folder, read
+    return folder / "records", read
 
 
 def state(work: Path, take: Taken) -> Made:
@@ -152,6 +151,7 @@ def change(work: Path, take: Taken) -> Made:
 def _state(work: Path) -> tuple[Path, Path]:
     model = make_toy(work / "toy").folder
     manager = Manager(model, work / "state")
+    manager.registry.begin()
     manager.limit("acme", rate=5.0)
     manager.add_key("city")
     return model, work / "state" / "toy"
@@ -164,7 +164,7 @@ def backup(work: Path, take: Taken) -> Made:
 
     def read(name: str) -> None:
         shutil.rmtree(work / "restored", ignore_errors=True)
-        restore(work / "backup", exported, State(work / "restored"))
+        restore(work / "backup", Registry(Folder(work / "restored"), exported))
 
     return work / "backup", read
 
@@ -299,14 +299,14 @@ TENANT, OTHER = (
     "tenants/acme/1/tenant.json",
     b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}',
 )
-LIVE = "CURRENT|registry.sqlite|snapshots/2"
+LIVE = "CURRENT|snapshots/2-.*"
 READERS = {
     "model folder": Reader(model_folder, 12, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
-        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f")), r"[^/]+|plot/bio/.*|.*\.bank"),
+        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f")), r"[^/]+|plot/bio/.*|records/.*"),
     "table": Reader(table, 40, (("meta.json", b"null"), ("meta.json", b'{"format": 2, "index": {}}'))),
-    "bank": Reader(bank, 50),
-    "state": Reader(state, 12, (("snapshots/2", b"null"), ("snapshots/2", b'{"format": 3}')), LIVE),
-    "change": Reader(change, 15, (("snapshots/2", b"null"),), LIVE),
+    "record": Reader(record, 20),
+    "state": Reader(state, 12, (("CURRENT", b"null"), ("CURRENT", b'{"format": 3}')), LIVE),
+    "change": Reader(change, 15, (("CURRENT", b"null"),), LIVE),
     "backup": Reader(backup, 50, (("backup.json", b"null"), ("backup.json", b'{"format": 1}')), "backup.json"),
     "store": Reader(store, 6, (*(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')), (TENANT, b""),
         (TENANT, b'{"id": "acme"}'), *((TENANT, b'{"id": "acme", "version": ' + data + OTHER) for data in (b"null", b"[]",
