@@ -217,7 +217,11 @@ class ServedCluster(Running):
         """Returns the processes of `hplm serve` and of its tritonserver."""
         for pid in _children(self.process.pid):
             given = process_group.arguments(pid)
-            if "serve" in given and str(self.folder.resolve() / replica) in given and (triton := _triton(pid)) is not None:
+            if (
+                "serve" in given
+                and str(self.folder.resolve() / "logs" / f"{replica}-triton.log") in given
+                and (triton := _triton(pid)) is not None
+            ):
                 return pid, triton
         raise HplmError(f"{replica} does not run: {self.said()}")
 

@@ -11,6 +11,8 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.cluster.description import ClusterDescription
 from hplm.cluster.watching import Served, Watcher
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from hplm.tenants.manager import Manager
 from hplm_client import HplmClient
 from testing.toy import TENANTS, WORDS
@@ -65,7 +67,9 @@ OURS = by_ours("http"), by_ours("grpc")
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    return tmp_path_factory.mktemp("state")
+    state = tmp_path_factory.mktemp("state")
+    begin(Folder(state / "toy"))
+    return state
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,7 @@ def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy, monk
             with pytest.raises(HplmError, match="pool 'one' has a single replica"):
                 cluster.roll()
             manager = cluster.manager()
+            manager.registry.begin()  # of the whole repository, which the second start serves
             assert manager.settle(manager.delete(gone).generation) == []
             named = {pid: arguments(pid) for pid in cluster.processes()}
             assert any("haproxy" in words[0] for words in named.values())

@@ -78,7 +78,7 @@ def test_a_tenant_that_is_added_changed_moved_and_deleted(watched):
 def taken(served):
     """Returns the generations that the readers of a pool's state have taken."""
     state = State(served.state / "toy")
-    return [reader.whole for reader in state.taken(state.clock())]
+    return [reader.generation for reader in state.taken(state.clock())]
 
 
 def test_commands_wait_until_haproxy_has_a_change_if_one_runs(watched):

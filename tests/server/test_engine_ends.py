@@ -11,8 +11,10 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.cli.main import main
 from hplm.errors import error_in
+from hplm.plot.table import Table
 from hplm.server import process_group
 from hplm.server.stubs import stubs
+from testing.random_store import SPECIAL
 from testing.toy import WORDS
 from tests.server.asking import Asking
 from tests.server.stock import LIBRARIES
@@ -84,47 +86,49 @@ def test_answers_that_come_at_once_equal_those_that_are_waited_for(server):
 
 
 def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(server):
-    """Its bank is cut while it is mapped, so that reading a record ends the process with SIGBUS. Takes long: four engines."""
-    stock, release = server.stock(), ["tenant", "release", "hugo", "--repository", str(server.repository)]
-    (bank,) = [path for path in server.model_folder().rglob("*.bank") if "bottleneck" in path.name and "bf16" in path.name]
-    content = bank.read_bytes()
+    """Its table is cut while it is mapped, so that reading a row ends the process with SIGBUS. Takes long: four engines."""
+    stock, release = server.stock(), ["tenant", "release", "acme", "--repository", str(server.repository)]
+    table = Table(server.model_folder() / "plot/bio/1")
+    grams = table.space.unpack(table.index.by_row())
+    text = " ".join(WORDS[token - 1 - len(SPECIAL)] for token in next(gram for gram in grams if (gram > len(SPECIAL)).all()))
+    values = table.folder / "values"
+    content = values.read_bytes()
 
     def said_to(tenant):
         """Returns the word of the error that a tenant gets, None for an answer."""
         try:
-            stock.ask([TEXT], tenant)
+            stock.ask([text], tenant)
         except InferenceServerException as error:
             return error_in(error.message()).word
 
     def end_engine_by_its_texts():
-        """The engine must not have read the tenant's record before."""
         eventually(lambda: said_to("beta") is None)
-        os.truncate(bank, 4096)
+        os.truncate(values, 0)
         try:
-            return said_to("hugo")
+            return said_to("acme")
         finally:
-            bank.open("r+b").write(content)
+            values.open("r+b").write(content)
 
     def counted(name):
         return published(server, f"hplm_{name}", backbone="toy")
 
     restarts, lost = counted("engine_restarts_total"), counted("lost_requests_total")
     try:
-        with Asking(server.stock, ["beta", "dune"], WORDS[:5]) as others:
+        with Asking(server.stock, ["beta", "echo"], WORDS[:5]) as others:
             assert [end_engine_by_its_texts() for _ in range(2)] == ["crashed", "crashed"]
-            eventually(lambda: said_to("hugo") == "quarantined")
+            eventually(lambda: said_to("acme") == "quarantined")
             others.wait_for(lambda tenant, text, answer: not isinstance(answer, Exception), 50)
         assert {error_in(str(error)).word for error in others.failures()} <= {"crashed", "draining"}
         eventually(lambda: counted("quarantined_tenants") == 1)
         assert counted("engine_restarts_total") == restarts + 2
         assert counted("lost_requests_total") >= lost + 2
         assert main(release) == 0
-        eventually(lambda: said_to("hugo") is None)
+        eventually(lambda: said_to("acme") is None)
         killed = engine_of(server.server)
         os.kill(killed, signal.SIGKILL)
         eventually(lambda: engine_of(server.server) not in (None, killed))
         assert end_engine_by_its_texts() == "crashed"
-        eventually(lambda: said_to("hugo") == "quarantined")  # at once: it was still suspected
+        eventually(lambda: said_to("acme") == "quarantined")  # at once: it was still suspected
     finally:
         main(release)
-    eventually(lambda: said_to("hugo") is None)
+    eventually(lambda: said_to("acme") is None)

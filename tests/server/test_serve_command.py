@@ -188,10 +188,9 @@ def left_by(identity):
 
 
 @pytest.mark.parametrize("model", ["lookup", "upper"])
-def test_models_do_not_load_without_a_state_that_must_exist(toy, tmp_path, monkeypatch, model):
+def test_models_do_not_load_without_the_state_that_they_are_given(toy, tmp_path, monkeypatch, model):
     """The export knows of no key and no deletion, so nobody may be answered from it."""
     monkeypatch.setenv("HPLM_STATE", str(tmp_path))
-    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "1")
     repository = shutil.copytree(toy.repository, tmp_path / "repository")
     opened = model_of(repository, f"toy-{model}", f"hplm_{model}")
     with pytest.raises(HplmError, match=mentioning("CURRENT", "hplm begin")), opened:
@@ -215,6 +214,7 @@ def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monke
 
 
 def test_tenants_without_keys_and_decoders_are_found(toy, tmp_path):
+    begin(Folder(tmp_path / "state/toy"))
     Manager.open(toy.repository, tmp_path / "state").add_key("acme")
     assert open_tenants(toy.repository, tmp_path / "state") == sorted(tenant.id for tenant in TENANTS[1:])
     for name, backend in (("encoder-upper", "hplm_upper"), ("luna", "hplm_generate")):

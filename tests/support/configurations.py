@@ -77,7 +77,9 @@ def _precisions(folder: Path) -> Built:
     )
     export(live, folder / "repository", replace(ENCODER, plot_preload=True))
     random_table(live, "law", 1, ("bio", 1), 1000, seed=5)
-    add_domain(Manager.open(folder / "repository", folder / "state", "live"), live, "law")
+    manager = Manager.open(folder / "repository", folder / "state", "live")
+    manager.registry.begin()
+    add_domain(manager, live, "law")
     return Built(folder / "repository", stores)
 
 

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from hplm.metrics.names import REGISTRY_AGE_SECONDS
 from tests.support.wait import PATIENCE
 
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
@@ -22,7 +23,7 @@ class Scraped:
             lines = response.read().decode().splitlines()
         self.series: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for line in lines:
-            if line.startswith("hplm_"):
+            if line.startswith("hplm_") and not line.startswith(REGISTRY_AGE_SECONDS.name):  # it never stands still
                 found = LINE.match(line)
                 assert found, line
                 key = found[1], tuple(sorted(LABEL.findall(found[2])))

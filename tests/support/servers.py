@@ -28,14 +28,13 @@ from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
 from hplm.errors import HplmError
-from hplm.registry.folder import Folder
-from hplm.registry.pointer import begin
 from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.inherited import environment
 from hplm.server.stubs import stubs
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
+from hplm.tenants.registry import registries_of
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
 from testing.random_store import random_weights
@@ -80,8 +79,8 @@ class Lease:
         try:
             self.built = CONFIGS[name](self.folder)
             self.repository = self.built.repository
-            for backbone in self.built.stores:
-                begin(Folder(self.state / backbone))
+            for registry in registries_of(self.repository, self.state).values():
+                registry.begin()
             self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options)
             self._open.enter_context(self.server)
         except BaseException:
