@@ -63,9 +63,9 @@ class Alias:
         return len(self.decoder._client._held)
 
     def levels(self):
-        """Returns what the decoder's process has told last: sequences that run and wait, and tokens in the cache."""
+        """Returns what the decoder's process told last, or None: sequences that run, those that wait, tokens in the cache."""
         levels = self.decoder._meter.take()[1]
-        return [levels[metric, ()] for metric in (RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS)]
+        return [levels.get((metric, ())) for metric in (RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS)]
 
 
 @pytest.fixture(scope="module")
