@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hplm.adapters.record import Record
+from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine
 from hplm.engine.request import Text
-from hplm.engine.staging import Stager
 from hplm.errors import Draining, InvalidInput, OutOfCapacity
 from hplm.plot import rows as rows_module
 from hplm.plot.table import Table
@@ -127,15 +127,15 @@ def test_an_answer_for_which_there_is_no_memory_says_so(asker, monkeypatch, step
 
 
 def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypatch):
-    hold = Stager._hold
+    hold = Slots.hold
     own = asker.backbone.view.snapshot.find("acme").adapter
 
-    def full(self, view, record, held):
+    def full(self, record, records):
         if record == own:
             raise MemoryError("the device is full")
-        return hold(self, view, record, held)
+        return hold(self, record, records)
 
-    monkeypatch.setattr(Stager, "_hold", full)
+    monkeypatch.setattr(Slots, "hold", full)
     answers = [asker.wait(number) for number in [asker.ask(tenant, [WORDS[0]]) for tenant in ("acme", "city", "acme", "beta")]]
     assert [isinstance(answer, OutOfCapacity) for answer in answers] == [True, False, True, False]
     assert mentions(answers[0], "'acme'")
