@@ -93,7 +93,7 @@ def restore(source: Path, registry: Registry) -> dict[str, Any]:
             registry.store.put(name, source / name)
     begin(registry.store, pointer.lease_s, anew=True)
     generation = registry.change("restore", lambda change: _restored(change, snapshot))
-    return {**manifest, "generation": generation, "backed_up": manifest["generation"]}
+    return {**manifest, "generation": generation, "backed_up": snapshot.generation}
 
 
 def _restored(change: Change, snapshot: Snapshot) -> int:
