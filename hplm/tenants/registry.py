@@ -62,6 +62,7 @@ class Kept:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
         self._waiting: list[Packed] = []
+        self._bytes = 0  # of those
         self._written: set[str] = set()
 
     def of(self, key: Hashable, parts_of: Callable[[], Mapping[str, Part]]) -> Mapping[str, Record]:
@@ -72,12 +73,13 @@ class Kept:
             self._records[key] = packed.records if packed is not None else {}
             if packed is not None:
                 self._waiting.append(packed)
-            if sum(len(one.content) for one in self._waiting) > HELD_BYTES:
+                self._bytes += len(packed.content)
+            if self._bytes > HELD_BYTES:
                 self.write()
         return self._records[key]
 
     def write(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
         if len(waiting) < 2:
             for one in waiting:
                 self._put(one)
@@ -304,7 +306,7 @@ class Registry:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
         ledger = Ledger(change.next_uid, change.next_address, change.last_versions, tuple(change.before.values()))
         after = Snapshot(change.generation, change.branches, tenants, self.exported.export, ledger)
-        freed = sorted(needed_by(before) - needed_by(after))
+        freed = sorted(needed_by(before) - needed_by(after) - needed_by(self.exported))
         resting = [(name, until) for name, until in before.ledger.resting if until > now]
         swept = before.ledger.swept
         told = {

@@ -172,7 +172,7 @@ class Snapshot:
             "export": self.export,
             "tables": self.branches,
             "tenants": [_said(tenant) for tenant in self.tenants],
-            "ledger": _said(self.ledger),
+            "ledger": {**_said(self.ledger), "before": [_said(tenant) for tenant in self.ledger.before]},
         }
         return msgspec.json.encode(stored)
 
