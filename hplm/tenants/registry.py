@@ -24,7 +24,7 @@ import msgspec
 
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed, Part, pack
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import MISFITS, Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
 from hplm.registry.folder import WRITING
 from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin, is_begun
@@ -243,9 +243,12 @@ class Registry:
         """Returns all changes, the oldest first."""
         newest = self.current()
         names = [found.name for found in self.store.names(CHANGES) if found.name.rpartition("/")[2].isdecimal()]
-        changes = [msgspec.json.decode(self.store.get(name), type=dict[str, Any]) for name in names]
-        before = [change for change in changes if change["generation"] < newest.generation]
-        before.sort(key=lambda change: change["generation"])
+        try:
+            changes = [msgspec.json.decode(self.store.get(name), type=dict[str, Any]) for name in names]
+            before = [change for change in changes if change["generation"] < newest.generation]
+            before.sort(key=lambda change: change["generation"])
+        except (msgspec.DecodeError, *MISFITS) as error:
+            raise Broken(f"{self.store}/{CHANGES} cannot be read ({error}): restore the state") from None
         return [*before, newest.ledger.change] if newest.generation else []
 
     def collect(self) -> int:
