@@ -48,7 +48,7 @@ class Pointer(msgspec.Struct, frozen=True):
     def read(cls, text: bytes, place: object) -> Pointer:
         try:
             found = msgspec.json.decode(text, type=Pointer)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if text.strip().isdigit():
                 raise InvalidInput(
                     f"{place} is of an earlier version of hplm: bring it over into a new state with `hplm begin --from`"

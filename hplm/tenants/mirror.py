@@ -57,7 +57,7 @@ class Mirror:
         self._tag: object = None  # of the CURRENT that was seen last
         self._wanted: tuple[Pointer, Snapshot] | None = None  # what it said
         self._parents: dict[Branch, Place | None] = {}
-        self._is_done = False  # whether all that it said is here
+        self.is_whole = False  # whether the copy serves all that it said
         self._newest: Snapshot | None = None  # of the copy
         self._until: dict[str, float] = {}  # when something that nothing names any more is removed
         self._sweep_at = 0.0
@@ -92,26 +92,17 @@ class Mirror:
         if found is not None:
             pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
             self._wanted, self._tag = (pointer, self._read(pointer)), found[1]
-            self._is_done = False
+            self.is_whole = False
         assert self._wanted is not None  # without it there was no tag
-        if not self._is_done:
+        if not self.is_whole:
             try:
                 self._take_over(*self._wanted)
             except Absent:  # a newer generation does not need it any more
                 self._tag = None
                 raise
-            self._is_done = self.is_whole
         if self._until and time.monotonic() >= self._sweep_at:
             self._sweep(self._wanted[1])
         lease.save(self._state.seen, asked)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the newest generation that was seen is here."""
-        if self._wanted is None:
-            return False
-        wanted = self._wanted[1]
-        return not self._missing(wanted) and all(map(self._is_here, wanted.branches))
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""
@@ -190,6 +181,9 @@ class Mirror:
         """Publishes what is here of the registry's snapshot, if that is more or less than the newest generation has."""
         local, newest, missing = self._state.pointer(), self._local(), self._missing(wanted)
         branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
+        is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
+        if local is None and not is_whole:
+            return  # nothing is served before all is here
         copied = Source(str(self._store), pointer.generation, pointer.snapshot)
         base = local or Pointer(0, pointer.lineage)
         after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied)
@@ -199,10 +193,9 @@ class Mirror:
             name = f"{snapshot.generation}-{hashlib.sha256(content).hexdigest()[:16]}"
             self._copy.put(f"{SNAPSHOTS}/{name}", content)
             after = after.then(snapshot.generation, name)
-        elif local is None and not self.is_whole:
-            return  # nothing is served before there is something
         if after != local:
             self._copy.swap(after.written(), local.written() if local is not None else None)
+        self.is_whole = is_whole
 
     def _local(self) -> Snapshot:
         """Returns the newest snapshot of the copy."""

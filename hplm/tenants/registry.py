@@ -24,7 +24,7 @@ import msgspec
 
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed, Part, pack
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import MISFITS, Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
 from hplm.registry.folder import WRITING
 from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin, is_begun
@@ -62,6 +62,7 @@ class Kept:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
         self._waiting: list[Packed] = []
+        self._bytes = 0  # of those
         self._written: set[str] = set()
 
     def of(self, key: Hashable, parts_of: Callable[[], Mapping[str, Part]]) -> Mapping[str, Record]:
@@ -72,12 +73,13 @@ class Kept:
             self._records[key] = packed.records if packed is not None else {}
             if packed is not None:
                 self._waiting.append(packed)
-            if sum(len(one.content) for one in self._waiting) > HELD_BYTES:
+                self._bytes += len(packed.content)
+            if self._bytes > HELD_BYTES:
                 self.write()
         return self._records[key]
 
     def write(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
         if len(waiting) < 2:
             for one in waiting:
                 self._put(one)
@@ -241,9 +243,12 @@ class Registry:
         """Returns all changes, the oldest first."""
         newest = self.current()
         names = [found.name for found in self.store.names(CHANGES) if found.name.rpartition("/")[2].isdecimal()]
-        changes = [msgspec.json.decode(self.store.get(name), type=dict[str, Any]) for name in names]
-        before = [change for change in changes if change["generation"] < newest.generation]
-        before.sort(key=lambda change: change["generation"])
+        try:
+            changes = [msgspec.json.decode(self.store.get(name), type=dict[str, Any]) for name in names]
+            before = [change for change in changes if change["generation"] < newest.generation]
+            before.sort(key=lambda change: change["generation"])
+        except (msgspec.DecodeError, *MISFITS) as error:
+            raise Broken(f"{self.store}/{CHANGES} cannot be read ({error}): restore the state") from None
         return [*before, newest.ledger.change] if newest.generation else []
 
     def collect(self) -> int:
@@ -304,7 +309,7 @@ class Registry:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
         ledger = Ledger(change.next_uid, change.next_address, change.last_versions, tuple(change.before.values()))
         after = Snapshot(change.generation, change.branches, tenants, self.exported.export, ledger)
-        freed = sorted(needed_by(before) - needed_by(after))
+        freed = sorted(needed_by(before) - needed_by(after) - needed_by(self.exported))
         resting = [(name, until) for name, until in before.ledger.resting if until > now]
         swept = before.ledger.swept
         told = {

@@ -172,7 +172,7 @@ class Snapshot:
             "export": self.export,
             "tables": self.branches,
             "tenants": [_said(tenant) for tenant in self.tenants],
-            "ledger": _said(self.ledger),
+            "ledger": {**_said(self.ledger), "before": [_said(tenant) for tenant in self.ledger.before]},
         }
         return msgspec.json.encode(stored)
 
@@ -197,7 +197,7 @@ class Snapshot:
         """Returns the snapshot that a file contains. Error messages name its place and end with the way out."""
         try:
             found = msgspec.json.decode(text, type=_Format).format
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Broken(f"{place} is not JSON with a format ({error}): {way_out}") from None
         if found != FORMAT:
             raise InvalidInput(f"{place} has format {found!r}, but this version of hplm reads {FORMAT}: {way_out}")
@@ -205,7 +205,7 @@ class Snapshot:
             stored = msgspec.json.decode(text, type=_Stored)
             ledger = replace(stored.ledger, before=tuple(map(checked, stored.ledger.before)))
             tenants = [checked(tenant) for tenant in stored.tenants]
-        except (msgspec.ValidationError, TypeError) as error:
+        except (msgspec.ValidationError, TypeError, UnicodeDecodeError) as error:
             raise Broken(f"{place} does not describe tenants and tables ({error}): {way_out}") from None
         return cls(stored.generation, stored.tables, tenants, stored.export, ledger)
 

@@ -169,6 +169,7 @@ def problems(store):
 def test_exits_are_published_beside_the_version_and_a_new_version_has_none(store, file, tmp_path):
     repository, state = exported(store, tmp_path / "repository"), tmp_path / "state"
     live = Manager.open(repository, state)
+    live.registry.begin()
     found, _ = built(store, "pair", file)
     update_tenant(live, store, "pair")
     served = live.current().find("pair")
