@@ -16,9 +16,9 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.branch import Branch
 from hplm.plot.table import Table
+from hplm.tenants.change import Change
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
-from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 

@@ -12,8 +12,9 @@ from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, sync
 from hplm.registry.pointer import Pointer, begin
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent
+from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Change, Registry, needed_by, objects_of
+from hplm.tenants.registry import Registry, needed_by, objects_of
 from hplm.tenants.snapshot import Snapshot, files_of
 
 FORMAT = 2

@@ -31,9 +31,10 @@ from hplm.plot.branch import Branch
 from hplm.plot.table import Table
 from hplm.registry.store import CURRENT
 from hplm.tenants.backup import MANIFEST
+from hplm.tenants.change import Change
 from hplm.tenants.exits import Exits
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import AT_ONCE, CHANGES, Change
+from hplm.tenants.registry import AT_ONCE, CHANGES
 from hplm.tenants.snapshot import Tenant, checked, files_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, EXPORTED_UPPER
 

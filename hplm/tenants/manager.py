@@ -13,11 +13,12 @@ from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
 from hplm.registry.store import Place, opened
+from hplm.tenants.change import Change
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
-from hplm.tenants.registry import SETTINGS, Change, Registry
-from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
+from hplm.tenants.registry import Registry
+from hplm.tenants.snapshot import PROMISES, SETTINGS, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, State
 from hplm.tenants.tables import Tables, newest_version
 

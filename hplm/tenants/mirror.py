@@ -14,10 +14,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hplm.adapters.record import has_content
@@ -28,8 +27,9 @@ from hplm.plot.table import TableMeta
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.pointer import Pointer, Source
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Store
-from hplm.tenants.snapshot import NAME, SETTINGS, Snapshot, Tenant, files_of
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Away, Store
+from hplm.tenants.assembly import Place, assemble
+from hplm.tenants.snapshot import NAME, Snapshot, files_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ AT_ONCE = 16  # records that are brought side by side
 LATER = 5.0  # seconds until a table that failed is tried again
 FREE_BYTES = 64 << 20  # of the disk that tables leave, so that changes of tenants always find room
 FIRST_SECONDS = 0.05  # between two looks while the first copy is made
-Place = tuple[str, int]  # a domain and its version
 
 
 class Mirror:
@@ -58,6 +57,7 @@ class Mirror:
         self._wanted: tuple[Pointer, Snapshot] | None = None  # what it said
         self._parents: dict[Branch, Place | None] = {}
         self.is_whole = False  # whether the copy serves all that it said
+        self._broken = set[str]()  # record files of it that have another content than their names say
         self._newest: Snapshot | None = None  # of the copy
         self._until: dict[str, float] = {}  # when something that nothing names any more is removed
         self._sweep_at = 0.0
@@ -74,11 +74,11 @@ class Mirror:
                 try:
                     self.look()
                 except HplmError as error:
-                    if not begun or isinstance(error, InvalidInput):
+                    if isinstance(error, InvalidInput) or self._state.pointer() is None:
                         raise
                     log.warning("the copy of %s may be old: %s", self._store, error)
                     return
-                if begun or self.is_whole:
+                if self._state.pointer() is not None:
                     return
                 self.raise_failure()
             time.sleep(FIRST_SECONDS)
@@ -92,17 +92,16 @@ class Mirror:
         if found is not None:
             pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
             self._wanted, self._tag = (pointer, self._read(pointer)), found[1]
-            self.is_whole = False
+            self.is_whole, self._broken = False, set()
         assert self._wanted is not None  # without it there was no tag
         if not self.is_whole:
-            try:
-                self._take_over(*self._wanted)
-            except Absent:  # a newer generation does not need it any more
-                self._tag = None
-                raise
-        if self._until and time.monotonic() >= self._sweep_at:
+            self._publish(*self._wanted)  # first what was removed
+        if self._state.pointer() is not None:
+            lease.save(self._state.seen, asked)
+        if not self.is_whole:
+            self._bring(*self._wanted)
+        if found is not None or (self._until and time.monotonic() >= self._sweep_at):
             self._sweep(self._wanted[1])
-        lease.save(self._state.seen, asked)
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""
@@ -153,37 +152,45 @@ class Mirror:
                 "this copy, and remove it"
             )
 
-    def _take_over(self, pointer: Pointer, wanted: Snapshot) -> None:
-        self._publish(pointer, wanted)  # first what was removed
+    def _bring(self, pointer: Pointer, wanted: Snapshot) -> None:
+        """Brings records for a while, and has tables brought. One that cannot be brought holds up no other one."""
         until = time.monotonic() + BRINGING_SECONDS
         missing = sorted(self._missing(wanted))
-        try:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                while missing and time.monotonic() < until:
-                    now, missing = missing[: 4 * AT_ONCE], missing[4 * AT_ONCE :]
-                    list(pool.map(self._bring, now))
-        finally:
-            self._publish(pointer, wanted)
-            self._tables.want([branch for branch in wanted.branches if not self._is_here(branch)])
-            self._sweep(wanted)
+        failures: list[HplmError] = []
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            while missing and time.monotonic() < until and not any(isinstance(error, Away) for error in failures):
+                now, missing = missing[: 4 * AT_ONCE], missing[4 * AT_ONCE :]
+                failures += [error for error in pool.map(self._bring_record, now) if error is not None]
+        self._publish(pointer, wanted)
+        self._tables.want([branch for branch in wanted.branches if not self._is_here(branch)])
+        if any(isinstance(error, Absent) for error in failures):
+            self._tag = None  # a newer generation may not need it any more
+        if failures:
+            raise failures[0]
 
     def _missing(self, wanted: Snapshot) -> set[str]:
         here = {path.name for path in self._state.records.glob("*")}
         return files_of(wanted.tenants) - here - self._exported_files
 
-    def _bring(self, file: str) -> None:
-        content = self._store.get(f"{RECORDS}/{file}")
-        if not has_content(file, content):
-            raise Broken(f"{self._store}/{RECORDS}/{file} has another content than its name says: update its tenant")
-        self._copy.put(f"{RECORDS}/{file}", content)
+    def _bring_record(self, file: str) -> HplmError | None:
+        """Returns why it cannot be brought."""
+        try:
+            content = self._store.get(f"{RECORDS}/{file}")
+            if has_content(file, content):
+                self._copy.put(f"{RECORDS}/{file}", content)
+                return None
+        except HplmError as error:
+            return error
+        self._broken.add(file)
+        return Broken(f"{self._store}/{RECORDS}/{file} has another content than its name says: update its tenant")
 
     def _publish(self, pointer: Pointer, wanted: Snapshot) -> None:
         """Publishes what is here of the registry's snapshot, if that is more or less than the newest generation has."""
         local, newest, missing = self._state.pointer(), self._local(), self._missing(wanted)
         branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
         is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
-        if local is None and not is_whole:
-            return  # nothing is served before all is here
+        if local is None and not (missing <= self._broken and all(map(self._is_here, wanted.branches))):
+            return  # nothing is served before all is here that can come
         copied = Source(str(self._store), pointer.generation, pointer.snapshot)
         base = local or Pointer(0, pointer.lineage)
         after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied)
@@ -308,50 +315,3 @@ class _Tables:
 
 def _is_complete(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size == size
-
-
-def assemble(
-    wanted: Snapshot,
-    local: Snapshot,
-    here: Callable[[Branch], bool],
-    parent: Callable[[Branch], Place | None],
-    has: Callable[[Tenant], bool],
-) -> tuple[tuple[Branch, ...], tuple[Tenant, ...]]:
-    """Returns the tables and tenants of the next snapshot of a copy whose newest one is `local`.
-
-    `here`: whether a table is here. `parent`: the table that one falls back to. `has`: whether a tenant's records are here.
-    """
-    branches = [branch for branch in wanted.branches if here(branch)]
-    new = {_place(branch): branch for branch in branches}
-    old = {_place(branch): new.get(_place(branch), branch) for branch in local.branches if here(branch)}
-    kept: dict[Branch, None] = {}  # the older tables that tenants still need
-    tenants: list[Tenant] = []
-    before = {tenant.id: tenant for tenant in local.tenants}
-    for tenant in wanted.tenants:
-        if _chain(tenant, new, parent) is not None and has(tenant):
-            tenants.append(tenant)
-            continue
-        then = before.get(tenant.id)
-        if then is not None and then.uid == tenant.uid:
-            chain = _chain(then, old, parent)
-            if chain is not None and all(branch in local.branches for branch in chain):
-                tenants.append(replace(then, **{name: getattr(tenant, name) for name in SETTINGS}))
-                kept |= dict.fromkeys(branch for branch in chain if branch not in branches)
-    return (*branches, *kept), tuple(tenants)
-
-
-def _chain(tenant: Tenant, known: dict[Place, Branch], parent: Callable[[Branch], Place | None]) -> Collection[Branch] | None:
-    """Returns the tables that a tenant reads, its domain's first. None: one of them is not here."""
-    chain: dict[Branch, None] = {}
-    step: Place | None = (tenant.domain, tenant.domain_version)
-    while step is not None:
-        branch = known.get(step)
-        if branch is None or branch in chain:
-            return None
-        chain[branch] = None
-        step = parent(branch)
-    return chain
-
-
-def _place(branch: Branch) -> Place:
-    return branch.domain, branch.version

@@ -13,7 +13,7 @@ from hplm.plot.branch import Branch
 from hplm.plot.room import bytes_in
 from hplm.plot.table import Table, TableMeta
 from hplm.registry.store import TABLES, Absent, Busy, Store
-from hplm.tenants.registry import Change
+from hplm.tenants.change import Change
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TABLES
 

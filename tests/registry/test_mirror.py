@@ -169,7 +169,16 @@ def test_a_record_of_another_content_is_never_served(far):
         far.mirror.look()
     with pytest.raises(NoTenant):
         far.backbone().view.snapshot.find("two")
+    asked = lease.load(far.state.seen)
+    far.manager.add("three", far.export.knowledge[1])
+    with pytest.raises(Broken, match=mentioning(record)):
+        far.mirror.look()
+    assert lease.load(far.state.seen) > asked and far.backbone().view.snapshot.find("three")  # it holds up nothing else
+    fresh = Mirror(far.export.repository / "toy/1", far.store, State(far.folder / "fresh/toy"))
+    fresh.begin()  # nor a new server
+    fresh.close()
     record.write_bytes(right)
+    far.manager.limit("three", rate=1.0)
     far.mirror.look()
     far.assert_same()
 

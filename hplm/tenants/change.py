@@ -1,0 +1,135 @@
+"""A change of what is served, while a manager edits it, and the record files that it writes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hplm.adapters.record import Record
+from hplm.adapters.records import Packed, Part, pack
+from hplm.plot.branch import Branch
+from hplm.registry.store import RECORDS, Store
+from hplm.tenants.snapshot import SETTINGS, Snapshot, Tenant
+
+AT_ONCE = 16  # objects that are written side by side
+HELD_BYTES = 128 << 20  # of records that are not written yet
+
+
+class Kept:
+    """The records that a change writes. If the change is made again, they are there already."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._records: dict[Hashable, Mapping[str, Record]] = {}
+        self._waiting: list[Packed] = []
+        self._bytes = 0  # of those
+        self._written: set[str] = set()
+
+    def of(self, key: Hashable, parts_of: Callable[[], Mapping[str, Part]]) -> Mapping[str, Record]:
+        """`key`: what one change keeps once."""
+        if key not in self._records:
+            parts = parts_of()
+            packed = pack(parts, f"{secrets.token_hex(4)}-") if parts else None
+            self._records[key] = packed.records if packed is not None else {}
+            if packed is not None:
+                self._waiting.append(packed)
+                self._bytes += len(packed.content)
+            if self._bytes > HELD_BYTES:
+                self.write()
+        return self._records[key]
+
+    def write(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if len(waiting) < 2:
+            for one in waiting:
+                self._put(one)
+            return
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self._put, waiting))
+
+    def remove(self, needed: Set[str] = frozenset()) -> None:
+        """Removes what it has written, but for the names that are needed."""
+        self._store.delete(self._written - needed)
+
+    def _put(self, packed: Packed) -> None:
+        name = f"{RECORDS}/{packed.name}"
+        self._written.add(name)
+        self._store.put(name, packed.content)
+
+
+@dataclass
+class Change:
+    """The next generation, while a manager edits it."""
+
+    kept: Kept
+    generation: int
+    tenants: dict[str, Tenant]
+    branches: list[Branch]
+    next_address: int
+    next_uid: int
+    before: dict[str, Tenant]  # the version that each tenant can be rolled back to
+    last_versions: dict[str, int]
+    details: dict[str, Any] = field(default_factory=dict[str, Any])  # for the audit log
+
+    def put(self, tenant: Tenant) -> None:
+        """Adds a tenant or its next version, and keeps the version before for a rollback."""
+        if tenant.id in self.tenants:
+            self.before[tenant.id] = self.tenants[tenant.id]
+        self.tenants[tenant.id] = tenant
+        self.last_versions.pop(tenant.id, None)
+
+    def replace(self, tenant: Tenant) -> None:
+        """Replaces a tenant's settings, within the same version."""
+        self.tenants[tenant.id] = tenant
+
+    def roll_back(self, tenant_id: str) -> Tenant:
+        """Returns a tenant to its version before, with the current keys and limits."""
+        self.last_versions[tenant_id] = self.next_version(tenant_id) - 1
+        now, then = self.tenants[tenant_id], self.before.pop(tenant_id)
+        settings = {name: getattr(now, name) for name in SETTINGS}
+        self.tenants[tenant_id] = replace(then, **settings)
+        return self.tenants[tenant_id]
+
+    def remove(self, tenant_id: str) -> None:
+        del self.tenants[tenant_id]
+        self.last_versions.pop(tenant_id, None)
+        self.forget(tenant_id)
+
+    def forget(self, tenant_id: str) -> None:
+        """Forgets a tenant's version before, so that it cannot be rolled back."""
+        self.before.pop(tenant_id, None)
+
+    def new_uid(self) -> int:
+        """Returns a uid that is never used twice, because slots and tickets may still name a deleted tenant."""
+        self.next_uid += 1
+        return self.next_uid - 1
+
+    def next_version(self, tenant_id: str) -> int:
+        """Returns the tenant's next version. No version is used twice, not even after a rollback."""
+        tenant = self.tenants.get(tenant_id)
+        return max(self.last_versions.get(tenant_id, 0), tenant.version) + 1 if tenant is not None else 1
+
+    def add_branch(self, domain: str, version: int, unique: str, size: int) -> Branch:
+        """Adds a branch with new addresses. No address is used twice, because tickets may still name a deleted table."""
+        branch = Branch(domain, version, self.next_address, unique)
+        self.branches.append(branch)
+        self.next_address += size
+        return branch
+
+
+def begun(kept: Kept, snapshot: Snapshot) -> Change:
+    """Returns a change that edits nothing yet."""
+    ledger = snapshot.ledger
+    return Change(
+        kept=kept,
+        generation=snapshot.generation + 1,
+        tenants={tenant.id: tenant for tenant in snapshot.tenants},
+        branches=list(snapshot.branches),
+        next_address=ledger.next_address,
+        next_uid=ledger.next_uid,
+        before={tenant.id: tenant for tenant in ledger.before},
+        last_versions=dict(ledger.last_versions),
+    )
