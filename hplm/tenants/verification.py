@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from hplm.tenants.state import (
 )
 
 WHOLE_MODELS = "whole.json"  # a file that only exports of `research.schemes` have
+VERSION = re.compile(r"\d+(-[0-9a-f]+)?")  # a table that was added live has a unique name
 NAMED = 5  # how many broken rows of a table are listed
 
 Progress = Callable[[int], object]
@@ -87,9 +89,9 @@ def _is_begun(live: State) -> bool:
 
 
 def versions(folder: Path) -> list[Path]:
-    """Returns all versions of all domains or tenants in a folder. A folder whose name is a number is complete."""
-    found = [path for path in folder.glob("*/*") if path.name.isdecimal()]
-    return sorted(found, key=lambda path: (path.parent.name, int(path.name)))
+    """Returns all versions of all domains or tenants in a folder. One whose name begins with its number is complete."""
+    found = [path for path in folder.glob("*/*") if VERSION.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (path.parent.name, int(path.name.partition("-")[0])))
 
 
 def check_table(folder: Path, progress: Progress) -> Iterator[str]:

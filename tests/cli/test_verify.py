@@ -25,7 +25,7 @@ def flip(path, offset):
 
 def test_undamaged_files_are_accepted(toy, grown, capsys):
     found = run(capsys, "verify", "--repository", toy.repository)
-    assert found["tables"] == 3 and found["banks"] > 2
+    assert found["tables"] == 3 and found["records"] > 2
     assert mentions(printed(capsys, "verify", "--store", toy.store.folder), "ok", 3, 0)
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
     random_tenant(grown, TenantFile("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)

@@ -38,6 +38,7 @@ NEED_A_STORE = {
     "place emit": ["--placement", "x", "--repository", "x", "--to", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
+    "tenant publish": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain update": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain inspect": ["--name", "x", "--store", "x"],
@@ -45,7 +46,7 @@ NEED_A_STORE = {
     "root unpack": ["x", "--store", "x"],
 }
 NEED_A_SERVER = {
-    "serve", "watch", "drain", "follow", "cluster up", "cluster roll", "cluster status", "infer", "generate",
+    "serve", "watch", "drain", "cluster up", "cluster roll", "cluster status", "infer", "generate",
     "doctor",  # which looks at the whole machine
 }  # fmt: skip
 NEED_A_REPOSITORY = {
@@ -156,14 +157,14 @@ def test_every_command_that_needs_no_store_works(place, router):
             answers[" ".join(command[:2])] = json.loads(out.splitlines()[-1])
     assert (router / "haproxy.cfg").exists() and not (folder / "next.json").exists()
     assert answers["tenant key"]["revoked"] == keys[0]
-    assert answers["tenant log"]["changes"][-1]["action"] == "compact"
+    assert answers["tenant log"]["changes"][-1]["action"] == "tenant delete"
     assert answers["place search"]["screen"]["attained"] == answers["place simulate"]["screen"]["attained"] == 1
     manager = Manager.open(folder / "repository", folder / "again")
     assert {tenant.id for tenant in manager.current().tenants} == {f"tenant-{number}" for number in range(4)}
 
 
 def test_changes_from_a_store_need_no_more_than_the_folder_of_the_builder(place):
-    """As docs/cluster.md brings it to the manager's pod: the image lacks the packages of the extra `build`."""
+    """The image has it, without the packages of the extra `build`."""
     folder, _ = place
     store = Store(folder / "store")
     random_tenant(store, replace(ACME, id="late"), 0.3, seed=5)
@@ -172,7 +173,7 @@ def test_changes_from_a_store_need_no_more_than_the_folder_of_the_builder(place)
     random_table(store, "law", 2, ("root", 1), 500, seed=8)
     places = [f"--{name}={folder / name}" for name in ("store", "repository", "state")]
     missing = (*PACKAGES[1:], "transformers", "matplotlib", "scipy", "seqeval", "zstandard")
-    commands = [["tenant", "add", "late"], ["tenant", "update", "acme"]]
+    commands = [["tenant", "add", "late"], ["tenant", "update", "acme"], ["tenant", "publish", "late"]]
     commands += [["domain", "add", "--name=med"], ["domain", "update", "--name=law"]]
     for command, code, _, err in run([[*command, *places] for command in commands], missing):
         assert code == 0, (command, err)
