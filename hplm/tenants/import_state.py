@@ -31,10 +31,10 @@ from hplm.plot.branch import Branch
 from hplm.plot.table import Table
 from hplm.registry.store import CURRENT
 from hplm.tenants.backup import MANIFEST
-from hplm.tenants.change import Change
+from hplm.tenants.change import AT_ONCE, Change
 from hplm.tenants.exits import Exits
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import AT_ONCE, CHANGES
+from hplm.tenants.registry import CHANGES
 from hplm.tenants.snapshot import Tenant, checked, files_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, EXPORTED_UPPER
 

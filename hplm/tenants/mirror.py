@@ -92,7 +92,8 @@ class Mirror:
         if found is not None:
             pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
             self._wanted, self._tag = (pointer, self._read(pointer)), found[1]
-            self.is_whole, self._broken = False, set()
+            self.is_whole = False
+            self._broken.clear()
         assert self._wanted is not None  # without it there was no tag
         if not self.is_whole:
             self._publish(*self._wanted)  # first what was removed
