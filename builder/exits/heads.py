@@ -50,7 +50,7 @@ class Head(nn.Module):
         return self._layout.read((seen - self._mean) * self._scale, rows, dict(self.weights.items()))
 
     def stored(self, scale: tuple[float, float] | None) -> Weights:
-        """Returns weights for rows as they are, as banks store them. `scale`: mean and spread, if it answers numbers."""
+        """Returns weights for rows as they are, as records store them. `scale`: mean and spread, if it answers numbers."""
         weights = {name: weight.detach()[0] for name, weight in self.weights.items()}
         dense = weights["dense"] * self._scale
         found = {**weights, "dense": dense, "dense_bias": weights["dense_bias"] - dense @ self._mean}

@@ -106,7 +106,7 @@ def records(upper: Changes, layout: Layout) -> list[dict[str, Tensor]]:
 
 
 def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dict[str, Tensor]:
-    """Converts tensors to the precision of banks."""
+    """Converts tensors to the precision of records."""
     rounded = {name: tensor.to(layout.torch_dtype) for name, tensor in tensors.items()}
     for name, tensor in rounded.items():
         if not tensor.isfinite().all():

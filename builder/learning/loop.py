@@ -62,7 +62,7 @@ class Training(Generic[B]):
 
 @dataclass
 class Progress:
-    """What a training has done so far, as a savepoint holds it."""
+    """The progress of a training, as a savepoint holds it."""
 
     steps: int = 0
     units: int = 0  # tokens or texts

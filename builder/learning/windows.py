@@ -1,4 +1,4 @@
-"""What lower layers learn from: packed documents, windows shortened as a lookup shortens them, and the teacher's output."""
+"""Lower layers learn from packed documents, windows that are shortened as in a lookup, and the teacher's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant of a store has learned, as it is published."""
+"""Reads a tenant of a store in the form in which it is published."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ DEV_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Data:
-    """What a training reads, the same for every option and body. It can be sent to another process."""
+    """The texts of a training, the same for every option and body. They can be sent to another process."""
 
     reader: Reader
     task: TrainingTask

@@ -1,4 +1,4 @@
-"""What a tenant answers wrongly on its dev texts: by label, and the worst mistakes."""
+"""Counts a tenant's wrong answers to its dev texts by label, and finds the worst ones."""
 
 from __future__ import annotations
 

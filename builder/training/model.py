@@ -1,4 +1,4 @@
-"""A tenant's adapter and head as a bank with one slot, applied by the code that serves."""
+"""A tenant's adapter and head in one slot, applied by the code that serves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TenantModel(nn.Module):
 
     @torch.no_grad()
     def round_to_storage(self) -> None:
-        """Rounds to the precision of banks, so that the scored weights are the served ones."""
+        """Rounds to the precision of records, so that the scored weights are the served ones."""
         self.head["weight"].mul_(self.spread)
         self.head["bias"].mul_(self.spread).add_(self.mean)
         self.mean, self.spread = 0.0, 1.0

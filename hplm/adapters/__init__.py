@@ -1,1 +1,1 @@
-"""Task knowledge: banks of adapters and heads on disk, slots on the device, and their batched application."""
+"""Task knowledge: records of adapters and heads on disk, slots on the device, and their batched application."""

@@ -57,9 +57,9 @@ class Layout:
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise InvalidInput(f"a layout of these sizes is impossible: {numbers}. Give whole numbers")
         if self.kind not in KINDS:
-            raise InvalidInput(f"unknown bank kind {self.kind!r}: choose {', '.join(KINDS)}")
+            raise InvalidInput(f"unknown kind of record {self.kind!r}: choose {', '.join(KINDS)}")
         if self.dtype not in TORCH_DTYPES:
-            raise InvalidInput(f"unknown bank dtype {self.dtype!r}: choose {', '.join(TORCH_DTYPES)}")
+            raise InvalidInput(f"unknown dtype of a record {self.dtype!r}: choose {', '.join(TORCH_DTYPES)}")
         for place in self.places:
             if place not in self.projections:
                 raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(self.projections)}")

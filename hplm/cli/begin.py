@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli.served import served_options
+from hplm.options import LEASE_SECONDS
 
 if TYPE_CHECKING:
     from hplm.tenants.registry import Registry
-
-LEASE_SECONDS = 300.0
 
 
 def register(commands: argparse._SubParsersAction) -> None:

@@ -24,7 +24,7 @@ from hplm.tenants.verification import versions
 
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
 
-OPEN_FILES = 8192  # two for each connection, and some for tables and banks
+OPEN_FILES = 8192  # two for each connection, and some for tables
 SHARED_MEMORY = 1 << 30
 FREE_SHARED_MEMORY = 1 << 28
 SHORTEST_KEY = 20  # characters

@@ -41,7 +41,7 @@ class Request:
         """`backbone`: its number in the engine. `number`: the request's own, in the model process."""
         head, texts = form.head, form.texts
         self.id = id  # the client's name for it
-        self.view = view  # keeps its tables and banks open until the request is answered
+        self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
         self.backbone = backbone
         self.tenant_number = number_of(backbone, tenant.uid)

@@ -1,4 +1,4 @@
-"""What a decoder is served with, and by when its answers must be there."""
+"""The settings of a served decoder, and the times by which its answers must be there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CURRENT says: the newest generation of a registry, and where its snapshot is."""
+"""CURRENT names the newest generation of a registry and its last snapshots."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import secrets
 import msgspec
 
 from hplm.errors import Broken, InvalidInput
+from hplm.options import LEASE_SECONDS
 from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Conflict, Store
 
 FORMAT = 2  # 1 was a number
 KEPT_SNAPSHOTS = 16
-LEASE_SECONDS = 300.0
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What all engines do with waiting texts: offer, evict, expire and abandon them. Only the choice of the next ones differs."""
+"""The queues of all engines: they offer, evict, expire and abandon texts. Only the choice of the next ones differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the backbone of a tenant. It follows the newest snapshot of every backbone, without opening tables and banks."""
+"""Finds the backbone of a tenant. It follows the newest snapshot of every backbone, without opening tables and records."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Plan:
 class Exits:
     """Exit k is before layer k of the upper ones. Before the first one, only the tables' vectors are there."""
 
-    record: Record | None  # its layer k has the head of exit k; None where the knowledge is not yet in a bank
+    record: Record | None  # its layer k has the head of exit k; None where the weights are not yet in a record file
     calibrations: tuple[Calibration, ...]  # of each exit's logits
     plans: tuple[Plan, ...]  # the dearest first; cheaper ones are for load
 

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from hplm.errors import MISFITS, Broken, HplmError, InvalidInput
+from hplm.options import LEASE_SECONDS
 from hplm.registry.folder import WRITING
-from hplm.registry.pointer import LEASE_SECONDS, Pointer, begin, is_begun
+from hplm.registry.pointer import Pointer, begin, is_begun
 from hplm.registry.store import (
     CURRENT,
     RECORDS,
