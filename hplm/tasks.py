@@ -141,7 +141,8 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
 
     The row for a window reads the window's first token and is about code points 0 to 0.
     """
-    tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
+    # Some tokenizers begin every word with a token for the space before it, even the first word.
+    tokens = np.flatnonzero((encoded.parts == 1) & (encoded.offsets[:, 1] > 0)).astype(np.int32)
     if not len(tokens):
         raise InvalidInput("the passage contains no token that the model can read: send another passage as TEXT_PAIR")
     heads = np.zeros((len(encoded.lengths), 3), dtype=np.int32)

@@ -121,7 +121,7 @@ class Reference:
         for length in encoded.lengths.tolist():
             window = slice(start, start + length)
             logits = self._computed(encoded.tokens[window], encoded.segments[window], tenant)
-            passage = [i for i in range(start, start + length) if encoded.segments[i] == 1 and not encoded.special[i]]
+            passage = [i for i in range(start, start + length) if encoded.parts[i] == 1]
             found.append(PassageWindow(logits[[0, *(i - start for i in passage)]], encoded.offsets[passage].tolist()))
             start += length
         return found
@@ -276,7 +276,7 @@ def _sure(rows: Tensor, labels: int, task: str, temperature: float, delta: float
 
 def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
     """Returns the first token of each word of the text; None for a word without a token."""
-    of_text = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 0 and not encoded.special[i]]
+    of_text = [i for i in range(len(encoded.tokens)) if encoded.parts[i] == 0]
     return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 

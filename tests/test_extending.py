@@ -14,26 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import ByteLevelBPETokenizer
-from tokenizers.processors import RobertaProcessing
-from transformers import AutoModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 import bench
 import testing.reference
 from builder.evaluation.tenant import evaluate_tenant
-from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from builder.tables.root import RootOptions, build_root
 from builder.tasks import tasks as training_tasks
 from hplm import tasks
 from hplm.adapters import layout
 from hplm.cli.main import main
 from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
-from hplm.model.attention import PackedAttention
-from hplm.model.checkpoint import full_stack, load_checkpoint
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 from tests.engine.asker import Asker
@@ -181,44 +174,6 @@ def test_the_reference_refuses_what_it_does_not_know(tmp_path, monkeypatch):
     for tenant, named in (("one", "'other'"), ("two", "'guess'")):
         with pytest.raises(NotImplementedError, match=named):
             testing.reference.Reference.open(folder).answer(WORDS[0], tenant)
-
-
-def test_a_backbone_family(tmp_path):
-    source, folder = str(tmp_path / "roberta"), str(tmp_path / "bert")
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator([" ".join(WORDS)], vocab_size=400, special_tokens=list(special.values()), show_progress=False)
-    trained.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0))
-    special |= {"cls_token": "<s>", "sep_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, **special).save_pretrained(source)
-    torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=400, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=66, type_vocab_size=1, initializer_range=0.2,
-    )  # fmt: skip
-    model = RobertaModel(config, add_pooling_layer=False).eval()
-    model.save_pretrained(source)
-    with pytest.raises(InvalidInput, match="'roberta'"):
-        load_checkpoint(source)
-
-    recipe = {}
-    exec(re.search(r"```python\n(.*?)```", section("A backbone family"), re.DOTALL)[1], recipe)
-    recipe["save_as_bert"](source, folder)
-    checkpoint = load_checkpoint(folder)
-    ids = torch.randint(5, 400, (1, 9), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = model(ids, output_hidden_states=True).hidden_states
-        embedded = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval().embeddings(ids)
-        assert torch.allclose(embedded, expected[0], atol=1e-6)
-        x, attend = expected[0][0], PackedAttention([9], 4)
-        for layer in full_stack(checkpoint):
-            x = layer(x, attend)
-    assert torch.allclose(x, expected[-1][0], atol=1e-5)
-
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(random_text(random.Random(number), 20) + "\n" for number in range(8)))
-    store, table = build_root(folder, [corpus], tmp_path / "store", RootOptions(), Budget(steps=0), CPU)
-    assert store.config.segments == 1 and table.meta.keys
 
 
 def test_a_benchmark(tmp_path, monkeypatch, capsys):

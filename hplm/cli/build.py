@@ -23,12 +23,13 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 def _root(steps: argparse._SubParsersAction) -> None:
     root = build_step(
-        steps, "root", run_root, "split a BERT or a decoder, adapt its lower stack to windows, build the root table"
+        steps, "root", run_root, "split an encoder or a decoder, adapt its lower stack to windows, build the root table"
     )
     root.add_argument(
         "--model",
         required=True,
-        help="Hugging Face name or folder of a BERT, or of a decoder (gpt2, llama, opt); or a .gguf file of a llama",
+        help="Hugging Face name or folder of a BERT or a relative of it (docs/training.md#models), or of a decoder (gpt2, "
+        "llama, opt); or a .gguf file of a llama",
     )
     root.add_argument("--name", help="name of the backbone (default: the model's)")
     root.add_argument(

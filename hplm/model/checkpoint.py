@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +10,11 @@ from torch import Tensor, nn
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.decoders import load_decoder, load_gguf, split_decoder
+from hplm.model.encoders import ENCODERS, load_encoder
 from hplm.model.families import FAMILIES
 from hplm.model.gguf_files import is_gguf
 from hplm.model.layer import Layer, Layers
-from hplm.model.original import Checkpoint, halves, silent_transformers
+from hplm.model.original import Checkpoint, silent_transformers
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
 
@@ -37,69 +36,12 @@ def load_checkpoint(
         raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
     if source.model_type in FAMILIES:
         return load_decoder(model, name, lower, upper, window, source)
-    if source.model_type != "bert":
-        raise InvalidInput(
-            f"{model!r} is a {source.model_type!r} model, but hPLMs are built from 'bert' encoders and from decoders: "
-            f"{', '.join(FAMILIES)}"
-        )
-    return _load_encoder(model, name, lower, upper, window, source)
-
-
-def _load_encoder(
-    model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any
-) -> Checkpoint:
-    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
-
-    library = silent_transformers()
-    if getattr(source, "is_decoder", False):
-        raise InvalidInput(
-            f"{model!r} is a BERT that is configured as a decoder: take an encoder checkpoint, or a decoder of "
-            f"{', '.join(FAMILIES)}"
-        )
-    positions = getattr(source, "position_embedding_type", "absolute")
-    if positions != "absolute":
-        raise InvalidInput(f"{model!r} has {positions!r} position embeddings: take a checkpoint with 'absolute' ones")
-    skipbert = is_skipbert(source)
-    if skipbert:
-        lower, upper = own_split(model, source, lower, upper, window)
-    loader: Any = SkipBertWeights if skipbert else library.AutoModel  # the type of `from_pretrained` knows no report
-    try:
-        loaded, report = loader.from_pretrained(model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32)
-        tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
-    if skipbert:
-        refuse_incomplete(model, report["missing_keys"])
-    else:
-        refuse_disguised(model, report["unexpected_keys"])
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise InvalidInput(
-            f"{model!r} lacks {len(missing)} tensors of a BERT, such as {missing[0]}: take a complete checkpoint"
-        )
-
-    total: int = source.num_hidden_layers
-    lower, upper = halves(total, lower, upper, least=1)
-    config = BackboneConfig(
-        name=name or Path(model).name.lower(),
-        vocabulary=source.vocab_size,
-        hidden=source.hidden_size,
-        heads=source.num_attention_heads,
-        intermediate=source.intermediate_size,
-        lower_layers=lower,
-        upper_layers=upper,
-        positions=source.max_position_embeddings,
-        segments=source.type_vocab_size,
-        activation=source.hidden_act,
-        norm_eps=source.layer_norm_eps,
-        cls_id=tokenizer.cls_token_id,
-        sep_id=tokenizer.sep_token_id,
-        unk_id=tokenizer.unk_token_id,
-        mask_id=tokenizer.mask_token_id,
-        window=window,
-        entry_eps=ENTRY_EPS if skipbert else None,
+    if source.model_type in ENCODERS:
+        return load_encoder(model, name, lower, upper, window, source)
+    raise InvalidInput(
+        f"{model!r} is a {source.model_type!r} model, but hPLMs are built from encoders ({', '.join(ENCODERS)}) and from "
+        f"decoders ({', '.join(FAMILIES)})"
     )
-    return Checkpoint(config, total, dict(loaded.state_dict()), tokenizer.backend_tokenizer.to_str(), skipbert)
 
 
 def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:

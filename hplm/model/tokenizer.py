@@ -37,9 +37,15 @@ class Given(NamedTuple):
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
-    def __init__(self, encoding: Encoding, kept: Array | slice = slice(None), lengths: Sequence[int] = ()) -> None:
-        """`kept`: the tokens that the model reads. `lengths`: of windows; none: the tokens are one window."""
+    def __init__(
+        self, encoding: Encoding, read: Sequence[str], kept: Array | slice = slice(None), lengths: Sequence[int] = ()
+    ) -> None:
+        """`read`: the text, and its pair if it has one. `kept`: the tokens that the model reads.
+
+        `lengths`: of windows; none: the tokens are one window.
+        """
         self._encoding = encoding
+        self._read = read
         self._kept = kept
         self.tokens: Array = np.array(encoding.ids, dtype=np.int64)[kept]  # including special tokens
         self.segments: Array = np.array(encoding.type_ids, dtype=np.uint8)[kept]
@@ -47,12 +53,21 @@ class Encoded:
 
     @cached_property
     def offsets(self) -> Array:
-        """tokens x 2, int32: the first and the last code point of each token, in the text or its pair."""
-        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)[self._kept]
+        """tokens x 2, int32: the first and the last code point of each token, in the text or its pair.
+
+        A token does not begin with the space before its word, of which some tokenizers make a part of it.
+        """
+        every = [
+            (start + len(own) - len(own.lstrip()), end)
+            for (start, end), part in zip(self._encoding.offsets, self._encoding.sequence_ids, strict=True)
+            for own in ["" if part is None else self._read[part][start:end]]
+        ]
+        return np.array(every, dtype=np.int32).reshape(-1, 2)[self._kept]
 
     @cached_property
-    def special(self) -> Array:
-        return np.array(self._encoding.special_tokens_mask, dtype=bool)[self._kept]
+    def parts(self) -> Array:
+        """Has for each token 0 if it is of the text, 1 if it is of the pair, and -1 if it is a special one."""
+        return _parts(self._encoding)[self._kept]
 
 
 class Tokenizer:
@@ -110,27 +125,28 @@ class Tokenizer:
     def _encoded(self, given: Given, read: str | tuple[str, str], encoding: Encoding) -> Encoded | InvalidInput:
         """Returns a text with its tokens, or what is wrong with it. `read` is what was tokenised of the text and its pair."""
         text, pair, truncate, in_windows = given
+        whole = (text,) if pair is None else (text, pair)
         length = len(encoding)
         if length == self._special_tokens[pair is not None]:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
-            return Encoded(encoding)
+            return Encoded(encoding, whole)
         if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
-            return self._windows(encoding if read == (text, pair) else self._tokenizer.encode(text, pair))
+            return self._windows(encoding if read == whole else self._tokenizer.encode(text, pair), whole)
         if not truncate:
-            count = length if read == (text if pair is None else (text, pair)) else f"more than {self.positions}"
+            count = length if read == (text if pair is None else whole) else f"more than {self.positions}"
             return InvalidInput(
                 f"the text has {count} tokens, but the model takes {self.positions}: "
                 "shorten it, or send the parameter truncate=true"
             )
-        return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
+        return Encoded(encoding, whole, self._kept(encoding, len(text), None if pair is None else len(pair)))
 
     def _leaves_half(self, encoding: Encoding) -> bool:
         """Whether the text leaves its pair half of the positions. The beginning that was read of a long text does not."""
         around = np.count_nonzero(_parts(encoding) < 1)
         return self.positions - around >= self.positions // 2
 
-    def _windows(self, encoding: Encoding) -> Encoded:
+    def _windows(self, encoding: Encoding, whole: Sequence[str]) -> Encoded:
         """Returns windows of the pair end to end, each with the whole text."""
         part = _parts(encoding)
         around, pair = np.flatnonzero(part < 1), np.flatnonzero(part == 1)
@@ -138,7 +154,7 @@ class Tokenizer:
         step = room - min(OVERLAP, room // 2)
         starts = range(0, max(len(pair) - room, 0) + step, step)
         windows = [np.sort(np.concatenate([around, pair[start : start + room]])) for start in starts]
-        return Encoded(encoding, np.concatenate(windows), [len(window) for window in windows])
+        return Encoded(encoding, whole, np.concatenate(windows), [len(window) for window in windows])
 
     def _beginning(self, text: str) -> str:
         """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""
@@ -229,7 +245,7 @@ def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> Array:
 
     A word has no token if it was cut off or if the model cannot read it. A token belongs to the word in which it starts.
     """
-    real = np.flatnonzero(~encoded.special & (encoded.segments == encoded.segments[0]))
+    real = np.flatnonzero(encoded.parts == 0)
     if not len(real):
         return np.full(len(words), -1, dtype=np.int32)
     starts = encoded.offsets[real, 0]

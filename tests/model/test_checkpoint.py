@@ -72,7 +72,7 @@ def test_layers_between_the_halves_are_taken_from_below(tmp_path, tokenizer):
         (2, {"num_hidden_layers": 3}, {}, ["m", 16]),  # tensors are missing
         (5, {"position_embedding_type": "relative_key"}, {}, ["'relative_key'"]),
         *((5, {}, {"lower": lower, "upper": upper}, [5, lower, upper]) for lower, upper in ((0, 2), (5, 1), (3, 3))),
-        (5, {"model_type": "distilbert"}, {}, ["'distilbert'"]),
+        (5, {"model_type": "deberta"}, {}, ["'deberta'", "roberta", "gpt2"]),
     ],
 )
 def test_what_cannot_be_split_or_computed_is_refused(tmp_path, tokenizer, saved, config, options, named):

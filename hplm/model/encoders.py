@@ -1,0 +1,150 @@
+"""Loads encoders: BERT, and families that differ from it in names, in where positions begin, or in having no segments.
+
+Their weights get the names of `transformers`' BertModel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.original import Checkpoint, halves, silent_transformers
+from hplm.model.windows import Window
+
+POSITIONS = "embeddings.position_embeddings.weight"
+SEGMENTS = "embeddings.token_type_embeddings.weight"
+WORDS = "embeddings.word_embeddings.weight"
+BERT = "bert"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How `transformers` names what BERT has too."""
+
+    inner: str = "intermediate_size"  # in its configuration, as are the next two
+    activation: str = "hidden_act"
+    norm_eps: float | None = None  # None: its configuration says it
+    has_pooler: bool = True
+    counts_padding: bool = False  # positions begin behind the number of the padding token
+    renamed: dict[str, str] = field(default_factory=dict[str, str])  # parts of names -> BERT's
+
+
+_ROBERTA = Family(counts_padding=True)
+_DISTILBERT = Family(
+    inner="hidden_dim",
+    activation="activation",
+    norm_eps=1e-12,
+    has_pooler=False,
+    renamed={
+        "transformer.layer": "encoder.layer",
+        "attention.q_lin": "attention.self.query",
+        "attention.k_lin": "attention.self.key",
+        "attention.v_lin": "attention.self.value",
+        "attention.out_lin": "attention.output.dense",
+        "sa_layer_norm": "attention.output.LayerNorm",
+        "ffn.lin1": "intermediate.dense",
+        "ffn.lin2": "output.dense",
+        "output_layer_norm": "output.LayerNorm",
+    },
+)
+ENCODERS = {
+    BERT: Family(),
+    "camembert": _ROBERTA,
+    "distilbert": _DISTILBERT,
+    "electra": Family(has_pooler=False),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+
+
+def load_encoder(model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any) -> Checkpoint:
+    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
+
+    family, skipbert = ENCODERS[source.model_type], source.model_type == BERT and is_skipbert(source)
+    _check(model, source)
+    if skipbert:
+        lower, upper = own_split(model, source, lower, upper, window)
+    library = silent_transformers()
+    loader: Any = SkipBertWeights if skipbert else library.AutoModel  # the type of `from_pretrained` knows no report
+    given = {"add_pooling_layer": False} if family.has_pooler else {}
+    try:
+        loaded, report = loader.from_pretrained(model, output_loading_info=True, dtype=torch.float32, **given)
+        tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
+    if skipbert:
+        refuse_incomplete(model, report["missing_keys"])
+    else:
+        refuse_disguised(model, report["unexpected_keys"])
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise InvalidInput(
+            f"{model!r} lacks {len(missing)} tensors of a {source.model_type}, such as {missing[0]}: take a complete checkpoint"
+        )
+    weights = _weights(family, source, dict(loaded.state_dict()), tokenizer)
+    total: int = source.num_hidden_layers
+    lower, upper = halves(total, lower, upper, least=1)
+    config = BackboneConfig(
+        name=name or Path(model).name.lower(),
+        vocabulary=source.vocab_size,
+        hidden=source.hidden_size,
+        heads=source.num_attention_heads,
+        intermediate=getattr(source, family.inner),
+        lower_layers=lower,
+        upper_layers=upper,
+        positions=len(weights[POSITIONS]),
+        segments=len(weights[SEGMENTS]),
+        activation=getattr(source, family.activation),
+        norm_eps=source.layer_norm_eps if family.norm_eps is None else family.norm_eps,
+        window=window,
+        entry_eps=ENTRY_EPS if skipbert else None,
+        **_special_ids(model, tokenizer),
+    )
+    return Checkpoint(config, total, weights, tokenizer.backend_tokenizer.to_str(), skipbert)
+
+
+def _check(model: str, source: Any) -> None:
+    """Refuses what hPLMs cannot compute."""
+    if getattr(source, "is_decoder", False):
+        raise InvalidInput(
+            f"{model!r} is configured as a decoder: take an encoder's checkpoint, or a decoder of another family"
+        )
+    positions = getattr(source, "position_embedding_type", None) or "absolute"
+    if positions != "absolute":
+        raise InvalidInput(f"{model!r} has {positions!r} position embeddings: take a checkpoint with 'absolute' ones")
+    width = getattr(source, "embedding_size", source.hidden_size)
+    if width != source.hidden_size:
+        raise InvalidInput(
+            f"{model!r} has words of width {width} and layers of width {source.hidden_size}, which hPLMs cannot compute: take "
+            "a checkpoint with one width, such as ELECTRA's base and large discriminators"
+        )
+
+
+def _special_ids(model: str, tokenizer: Any) -> dict[str, int]:
+    ids: dict[str, int | None] = {
+        f"{kind}_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("cls", "sep", "unk", "mask")
+    }
+    found = {name: id for name, id in ids.items() if id is not None}
+    if missing := [name.removesuffix("_id") for name in ids if name not in found]:
+        raise InvalidInput(
+            f"the tokenizer of {model!r} has no token for {', '.join(missing)}: take the one it was trained with"
+        )
+    return found
+
+
+def _weights(family: Family, source: Any, weights: dict[str, Tensor], tokenizer: Any) -> dict[str, Tensor]:
+    for theirs, ours in family.renamed.items():
+        weights = {name.replace(theirs, ours): tensor for name, tensor in weights.items()}
+    if family.counts_padding:
+        weights[POSITIONS] = weights[POSITIONS][source.pad_token_id + 1 :]
+    # A tokenizer may number the segments of a pair although the model has one segment or none.
+    segments = weights.get(SEGMENTS, weights[WORDS].new_zeros(1, source.hidden_size))
+    missing = max(tokenizer.backend_tokenizer.encode("a", "b").type_ids) + 1 - len(segments)
+    weights[SEGMENTS] = torch.cat([segments, segments[:1].expand(max(missing, 0), -1)])
+    return weights

@@ -1,0 +1,150 @@
+"""Encoders of each family give the states of `transformers`, whatever the tokenizer, and words keep their places in a text."""
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import models, pre_tokenizers, processors, trainers
+
+from builder.learning.limits import Budget
+from builder.tables.root import RootOptions, build_root
+from hplm.errors import InvalidInput
+from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import full_stack, load_checkpoint
+from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
+from hplm.tasks import find_task
+from testing.random_store import tokenizer_json
+from tests.support.message import mentioning
+
+SENTENCES = ("the cat sat on the mat", "a dog ran to the cat", "Paris is the capital of France")
+ROBERTAS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+LENGTH = 20  # positions
+SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40}
+DISTIL = {"dim": 24, "n_layers": 3, "n_heads": 3, "hidden_dim": 40}
+
+
+def unigram():
+    """As XLM-R's: the space before a word is a part of its first token, or a token of its own."""
+    tokenizer = HuggingFaceTokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=list(ROBERTAS), unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    special = [("<s>", 0), ("</s>", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=special
+    )
+    return tokenizer.to_str(), ROBERTAS
+
+
+def bytes_of_words():
+    """As RoBERTa's."""
+    tokenizer = HuggingFaceTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=list(ROBERTAS), initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return tokenizer.to_str(), ROBERTAS
+
+
+def word_pieces():
+    return tokenizer_json(90), ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+
+
+FAMILIES = {
+    "bert": (transformers.BertModel, transformers.BertConfig, word_pieces, SIZES),
+    "camembert": (transformers.CamembertModel, transformers.CamembertConfig, unigram, SIZES | {"type_vocab_size": 1}),
+    "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig, word_pieces, DISTIL),
+    "electra": (transformers.ElectraModel, transformers.ElectraConfig, word_pieces, SIZES | {"embedding_size": 24}),
+    "roberta": (transformers.RobertaModel, transformers.RobertaConfig, bytes_of_words, SIZES | {"type_vocab_size": 1}),
+    "xlm-roberta": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig, unigram, SIZES | {"type_vocab_size": 1}),
+}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(family, **changes):
+        model, config, made, sizes = FAMILIES[family]
+        text, special = made()
+        vocabulary = HuggingFaceTokenizer.from_str(text).get_vocab_size()
+        names = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), special, strict=True))
+        own = {
+            "max_position_embeddings": LENGTH + (2 if made is not word_pieces else 0),
+            "pad_token_id": int(special == ROBERTAS),
+        }
+        torch.manual_seed(0)
+        stock = model(config(vocab_size=vocabulary, **(own | sizes | changes))).eval()
+        for parameter in stock.parameters():
+            parameter.data.normal_(0, 0.3)
+        folder = tmp_path / family
+        stock.save_pretrained(folder)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=HuggingFaceTokenizer.from_str(text), **names).save_pretrained(
+            folder
+        )
+        return str(folder), stock
+
+    return save
+
+
+@torch.no_grad()
+def states(checkpoint, encoded):
+    weights, layers = checkpoint.weights, full_stack(checkpoint)
+    sums = weights["embeddings.word_embeddings.weight"][encoded.tokens]
+    sums = sums + weights["embeddings.position_embeddings.weight"][: len(sums)]
+    sums = sums + weights["embeddings.token_type_embeddings.weight"][encoded.segments.astype(int)]
+    norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
+    x, attend = (
+        torch.nn.functional.layer_norm(sums, sums.shape[1:], *norm, checkpoint.config.norm_eps),
+        PackedAttention([len(sums)], 3),
+    )
+    for layer in layers:
+        x = layer(x, attend)
+    return x
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_gives_the_states_of_transformers(saved, family):
+    folder, stock = saved(family)
+    checkpoint = load_checkpoint(folder, lower=1)
+    assert checkpoint.config.positions == LENGTH
+    tokenizer = Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)
+    for text, pair in (("the cat sat", None), ("the cat", "on the mat"), ("the cat " * LENGTH, None)):
+        encoded = tokenizer.encode(text, pair, truncate=True)
+        given = {"token_type_ids": torch.tensor([encoded.segments.tolist()])} if family in ("bert", "electra") else {}
+        with torch.no_grad():
+            expected = stock(torch.tensor([encoded.tokens.tolist()]), **given).last_hidden_state[0]
+        assert torch.allclose(states(checkpoint, encoded), expected, atol=1e-4)
+
+
+def test_a_root_is_made_of_a_family_with_one_segment(saved, tmp_path):
+    folder, _ = saved("xlm-roberta")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(SENTENCES * 3) + "\n")
+    store, table = build_root(folder, [corpus], tmp_path / "store", RootOptions(), Budget(steps=0), torch.device("cpu"))
+    assert store.config.segments == 1 and table.meta.keys
+
+
+@pytest.mark.parametrize(
+    "family, changes, named",
+    [
+        ("electra", {"embedding_size": 12}, [12, 24, "ELECTRA"]),
+        ("roberta", {"is_decoder": True}, ["roberta", "decoder"]),
+    ],
+)
+def test_what_a_family_may_have_and_hplms_cannot_compute_is_refused(saved, family, changes, named):
+    folder, _ = saved(family, **changes)
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("made", [unigram, bytes_of_words])
+def test_words_and_passages_keep_their_places_where_spaces_are_in_tokens(made):
+    tokenizer = Tokenizer(made()[0], 64)
+    text, passage = "a  cat sat ", " the capital of\nFrance"
+    encoded = tokenizer.encode(text)
+    tokens = first_tokens(encoded, words_of(text))
+    assert encoded.offsets[tokens, 0].tolist() == [start for start, _ in words_of(text)]
+    rows = find_task("span").find_rows(text, passage, tokenizer.encode(text, passage))
+    assert rows[0].tolist() == [0, 0, 0] and (rows[1:, 2] > 0).all()
+    assert {passage[start] for _, start, end in rows[1:].tolist() if start < end}.isdisjoint(" \n")
+    assert len({*(start for start, _ in words_of(passage))} - {*rows[1:, 1].tolist()}) == 0
