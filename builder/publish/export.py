@@ -23,6 +23,7 @@ from hplm.plot.forest import assign_addresses
 from hplm.plot.room import bytes_in, check_room
 from hplm.plot.table import TableMeta
 from hplm.server import folder_lock
+from hplm.tenants.filter import FILE as FILTER
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
@@ -130,11 +131,10 @@ def _refuse_other_kind(repository: Path, config: BackboneConfig) -> None:
 
 
 def _refuse_group(repository: Path, name: str) -> None:
-    """Refuses to export a backbone that one engine computes with others: it would get a second engine beside."""
-    upper = upper_of(repository, name)
-    if upper != upper_name([name]):
+    """Refuses to export into a group's repository: the group would serve all tenants, or have a second engine."""
+    if (repository / name / "1" / FILTER).exists() or upper_of(repository, name) != upper_name([name]):
         raise InvalidInput(
-            f"{repository / upper} computes {name!r} together with others: export into the repository that the group was "
+            f"{repository} is that of a group, which serves a part of {name!r}: export into the repository that the group was "
             "emitted from, and run `hplm place emit` again"
         )
 
