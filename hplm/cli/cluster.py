@@ -93,14 +93,14 @@ def _pools(args: argparse.Namespace, state: Path) -> list[LocalPool]:
     from builder.publish.groups import emit
     from hplm.placement.placement import Placement
 
-    if next(state.glob("*/*/CURRENT"), None) is not None:
+    if any(state.glob("*/*/CURRENT")):
         raise InvalidInput(f"{state} is of an earlier version, in which each group had a state: name a new --state")
     exported = sorted(args.repository.glob("*/1/tenants.json"))
     content = hashlib.sha256(b"".join(path.read_bytes() for path in (args.placement, *exported))).hexdigest()[:12]
     placement, folder = Placement.read(args.placement), args.folder / f"placed-{content}"
     pools = placed_pools(placement.groups, {group.name: folder / group.name for group in placement.groups})
     if not folder.exists():
-        emit(placement, args.repository, folder, state if state.exists() else None)
+        emit(placement, args.repository, folder, state if any(state.glob("*/CURRENT")) else None)
     return pools
 
 

@@ -9,27 +9,13 @@ import msgspec
 from hplm.errors import Broken
 from hplm.tenants.snapshot import Snapshot, Tenant
 
-FILE = "filter.json"  # beside the exported snapshot
+FILE = "filter.json"  # beside the exported snapshot; without it all is served
 
 
 class Filter(msgspec.Struct, frozen=True):
     units: frozenset[str]  # those of the group: a domain, or a domain, a slash and a tenant
     hot: frozenset[str]  # all units of one tenant, here and in other groups
     domains: frozenset[str]  # whose tables the group needs
-
-    @classmethod
-    def of(cls, folder: Path) -> Filter | None:
-        """Returns the filter of an exported backbone. None: all is served."""
-        path = folder / FILE
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
-            return None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Broken(f"{path} does not say what is served ({error}): emit the group again with `hplm place emit`") from None
-
-    def write(self, folder: Path) -> None:
-        (folder / FILE).write_bytes(msgspec.json.encode(self, order="sorted"))
 
     def unit_of(self, tenant: Tenant) -> str:
         own = f"{tenant.domain}/{tenant.id}"
@@ -38,11 +24,19 @@ class Filter(msgspec.Struct, frozen=True):
     def takes(self, tenant: Tenant) -> bool:
         return self.unit_of(tenant) in self.units
 
+    def write(self, folder: Path) -> None:
+        (folder / FILE).write_bytes(msgspec.json.encode(self, order="sorted"))
 
-def filtered(snapshot: Snapshot, chosen: Filter | None) -> Snapshot:
-    """Returns the part of a snapshot that is served."""
-    if chosen is None:
+
+def filtered(snapshot: Snapshot, folder: Path) -> Snapshot:
+    """Returns the part of a snapshot that is served. `folder`: of the exported backbone."""
+    path = folder / FILE
+    if not path.exists():
         return snapshot
-    branches = [branch for branch in snapshot.branches if branch.domain in chosen.domains]
-    tenants = [tenant for tenant in snapshot.tenants if chosen.takes(tenant)]
+    try:
+        own = msgspec.json.decode(path.read_bytes(), type=Filter)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Broken(f"{path} does not say what is served ({error}): emit the group again with `hplm place emit`") from None
+    branches = [branch for branch in snapshot.branches if branch.domain in own.domains]
+    tenants = [tenant for tenant in snapshot.tenants if own.takes(tenant)]
     return Snapshot(snapshot.generation, branches, tenants, snapshot.export, snapshot.ledger)
