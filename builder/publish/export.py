@@ -38,22 +38,24 @@ class Exported:
     tenants: int
     tables: int
     folder: Path
+    is_new: bool = True  # False: an earlier export has the same content, and stays
 
 
 def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
     """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`; of a decoder, `<backbone>` alone.
 
-    Of a store that was exported before, only the configurations are written. Another export of the backbone, which a server or
-    a live state may need, is removed only with `replace`.
+    If there is an export with the same content, only the configurations are written. `replace` writes all files, also over
+    another export, which a server or a live state may need.
     """
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
     _refuse_group(repository, store.config.name)
     tenants = store.tenants()
     name = store.config.name
+    is_new = replace or not (repository / name / "1").exists()
     branches = write_version(store, tenants, repository / name / "1", replace)
     write_configs(repository, store.config, options)
-    return Exported(name, len(tenants), len(branches), repository / name)
+    return Exported(name, len(tenants), len(branches), repository / name, is_new)
 
 
 def write_version(store: Store, tenants: list[TenantFile], version_folder: Path, replace: bool = False) -> list[Branch]:

@@ -20,7 +20,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument(
         "--repository", type=Path, default=Path("model_repository"), help="model repository to write (default: %(default)s)"
     )
-    text = "remove another export of this backbone, after its servers have stopped"
+    text = "write all files anew, also over another export of this backbone, after its servers have stopped"
     export.add_argument("--replace", action="store_true", help=text)
     export.add_argument(
         "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
@@ -107,6 +107,8 @@ def run(args: argparse.Namespace) -> dict:
     exported = export(store, args.repository, options, args.replace)
     if not args.json:
         print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
+        if not exported.is_new:
+            print("the same content was exported before: only configurations were written; --replace writes all files")
         if eight_bits is not None:
             print(f"{eight_bits}: on a CPU it serves in {eight_bits.other if eight_bits.auto == 'auto' else eight_bits.auto}")
         print(f"next: hplm serve --repository {args.repository}")

@@ -40,7 +40,7 @@ def write(
     :param repository: the model repository to write
     :param options: as of `hplm export`
     :param resident: models to keep in memory, of a scheme with a model for each tenant
-    :param replace: remove another export of this backbone, after its servers have stopped
+    :param replace: write all files anew, also over another export of this backbone, after its servers have stopped
     :param as_json: end with one line of JSON
     """
     exported = export_scheme(Store(store), repository, options, scheme, resident, replace)

@@ -79,6 +79,9 @@ def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path, m
         export(fewer, repository, ServingOptions())
     export(store, repository, ServingOptions(policy="fcfs", slots=8))  # the same content with other options
     assert files() == before and '"8"' in (repository / "toy-upper/config.pbtxt").read_text()
+    assert not export(store, repository, ServingOptions()).is_new
+    (version / "upper.safetensors").unlink()
+    assert export(store, repository, ServingOptions(), replace=True).is_new and files().keys() == before.keys()  # mended
     assert export(fewer, repository, ServingOptions(), replace=True).tenants == 1
     assert len(Backbone(version).view.snapshot.tenants) == 1
     assert [path.name for path in version.parent.iterdir() if path.is_dir()] == ["1"]
