@@ -25,7 +25,6 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.request.answers import End, Reply, strings
-from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
@@ -86,7 +85,6 @@ class TritonPythonModel:
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         folder = Path(args["model_repository"]).parent / name / "1"
-        folder_lock.share(folder.parent)  # every engine that is started again must find the same export
         self._meter = Meter()
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])

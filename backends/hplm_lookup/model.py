@@ -22,7 +22,6 @@ from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_flag, asked_number, deadline_us
 from hplm.request.form import PROBE
-from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.arrival import Arrivals, Mark
@@ -42,7 +41,6 @@ class TritonPythonModel:
         name = parameters["backbone"]
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         folder = Path(args["model_repository"]).parent / name / "1"
-        folder_lock.share(folder.parent)
         self._views = Views(folder, replies.given_state(), lambda table: table.index)
         self._watch = Watch(self._views)
         self._quotas = Quotas()

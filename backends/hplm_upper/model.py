@@ -18,7 +18,6 @@ from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.request.answers import bits_of
 from hplm.request.form import PROBE, check
-from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
@@ -35,10 +34,7 @@ class TritonPythonModel:
         for meter in meters.values():
             meter.add(names.SERVER_RESTARTS, restarts())
             meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        folders = [Path(args["model_repository"]).parent / name for name in backbones]
-        for folder in folders:
-            folder_lock.share(folder)  # every engine that is started again must find the same export
-        versions = [folder / "1" for folder in folders]
+        versions = [Path(args["model_repository"]).parent / name / "1" for name in backbones]
         self._client = EncoderClient(versions, parameters, replies.given_state(), [*meters.values()])
         self._publishers = [
             Publisher(pb_utils.MetricFamily, own.meter, name, before=own.settle, keeps=own.keeps)

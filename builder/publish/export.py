@@ -6,8 +6,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +21,14 @@ from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
 from hplm.plot.room import bytes_in, check_room
 from hplm.plot.table import TableMeta
-from hplm.server import folder_lock
+from hplm.tenants.filter import FILE as FILTER
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
-OLD = ".old"  # ends the name of a version folder that is being replaced
-ELSEWHERE = "export into another --repository, so that `hplm begin --from` can still read this one, or give --replace"
+ELSEWHERE = (
+    "export into another --repository, so that `hplm begin --from` can still read this one, or give --replace to remove it, "
+    "after its servers have stopped"
+)
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 
 
@@ -37,36 +38,31 @@ class Exported:
     tenants: int
     tables: int
     folder: Path
+    is_new: bool = True  # False: an earlier export has the same content, and stays
 
 
-def export(
-    store: Store, repository: Path, options: ServingOptions, replace: bool = False, while_served: bool = False
-) -> Exported:
+def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
     """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`; of a decoder, `<backbone>` alone.
 
-    The version folder is written completely beside the old one and then takes its name. Tenants that only the repository has
-    are dropped only with `replace`. A backbone that a server serves is replaced only with `while_served`. Such a server keeps
-    the old export and must be restarted at once: an engine that it starts again takes the new one.
+    If there is an export with the same content, only the configurations are written. `replace` writes all files, also over
+    another export, which a server or a live state may need.
     """
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
     _refuse_group(repository, store.config.name)
     tenants = store.tenants()
     name = store.config.name
-    version_folder = repository / name / "1"
-    with folder_lock.alone(repository / name, while_served):
-        _put_back(version_folder)
-        if version_folder.exists() and not replace:
-            known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS, ELSEWHERE).tenants}
-            refuse_loss(version_folder, known, tenants)
-        branches = write_version(store, tenants, version_folder)
-        write_configs(repository, store.config, options)
-    return Exported(name, len(tenants), len(branches), repository / name)
+    is_new = replace or not (repository / name / "1").exists()
+    branches = write_version(store, tenants, repository / name / "1", replace)
+    write_configs(repository, store.config, options)
+    return Exported(name, len(tenants), len(branches), repository / name, is_new)
 
 
-def write_version(store: Store, tenants: list[TenantFile], version_folder: Path) -> list[Branch]:
+def write_version(store: Store, tenants: list[TenantFile], version_folder: Path, replace: bool = False) -> list[Branch]:
     """Writes what the processes of a server open: the backbone, its tables, and the tenants. Returns the tables."""
-    with _replaced_folder(version_folder) as folder:
+    fresh = version_folder.with_name(f"{version_folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    with written_folder(fresh) as folder:
         (folder / Backbone.RECORDS).mkdir()
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
@@ -78,7 +74,24 @@ def write_version(store: Store, tenants: list[TenantFile], version_folder: Path)
             for file in sorted(table.iterdir()):
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
         write_tenants(folder, branches, [_recorded(store, tenant, uid, folder) for uid, tenant in enumerate(tenants, start=1)])
+    if version_folder.exists() and not replace:
+        try:
+            _check_same(version_folder, fresh)
+        finally:
+            shutil.rmtree(fresh)
+        return branches
+    shutil.rmtree(version_folder, ignore_errors=True)
+    fresh.rename(version_folder)
     return branches
+
+
+def _check_same(folder: Path, fresh: Path) -> None:
+    """Raises if an export has another content than a new one."""
+    if Snapshot.load(folder / Backbone.TENANTS, ELSEWHERE).export != Snapshot.load(fresh / Backbone.TENANTS).export:
+        raise InvalidInput(
+            f"{folder} has another content than this store, and servers and live states may need it: publish the changes with "
+            f"`hplm tenant publish` and `hplm domain update`, {ELSEWHERE}"
+        )
 
 
 def check_export(store: Store, options: ServingOptions) -> None:
@@ -98,16 +111,6 @@ def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
             needed.add(step)
             step = store.table(*step).meta.parent_branch
     return [branch for branch in store.domains() if branch in needed]
-
-
-def refuse_loss(folder: Path, known: Iterable[str], tenants: list[TenantFile]) -> None:
-    """Refuses to drop tenants that the repository serves. `known`: the ids served there now."""
-    lost = sorted(set(known) - {tenant.id for tenant in tenants})
-    if lost:
-        raise InvalidInput(
-            f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
-            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or give --replace to drop them"
-        )
 
 
 def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
@@ -130,35 +133,12 @@ def _refuse_other_kind(repository: Path, config: BackboneConfig) -> None:
 
 
 def _refuse_group(repository: Path, name: str) -> None:
-    """Refuses to export a backbone that one engine computes with others: it would get a second engine beside."""
-    upper = upper_of(repository, name)
-    if upper != upper_name([name]):
+    """Refuses to export into a group's repository: the group would serve all tenants, or have a second engine."""
+    if (repository / name / "1" / FILTER).exists() or upper_of(repository, name) != upper_name([name]):
         raise InvalidInput(
-            f"{repository / upper} computes {name!r} together with others: export into the repository that the group was "
+            f"{repository} is that of a group, which serves a part of {name!r}: export into the repository that the group was "
             "emitted from, and run `hplm place emit` again"
         )
-
-
-def _put_back(folder: Path) -> None:
-    """Puts the old folder back where `_replaced_folder` was killed between its two renames."""
-    old = folder.with_name(folder.name + OLD)
-    if old.exists() and not folder.exists():
-        old.rename(folder)
-
-
-@contextmanager
-def _replaced_folder(folder: Path) -> Generator[Path, None, None]:
-    """Like `written_folder`, but replaces a folder of that name."""
-    fresh = folder.with_name(folder.name + ".new")
-    old = folder.with_name(folder.name + OLD)
-    for left_behind in (fresh, old):
-        shutil.rmtree(left_behind, ignore_errors=True)
-    with written_folder(fresh) as writing:
-        yield writing
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _recorded(store: Store, tenant: TenantFile, uid: int, folder: Path) -> Tenant:

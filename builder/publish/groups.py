@@ -1,35 +1,35 @@
-"""Emits a placement: a model repository for each group, with the backbones, domains and tenants of its units alone.
+"""Emits a placement: a model repository for each group, which serves the tenants of the group's units alone.
 
-A group serves what the repository and its live state serve now, as an export: its own state begins empty. Files that never
-change are hard links, so groups of one machine share them in memory, as placement assumes.
+A group's repository is the export, with a filter and with configurations for the group's devices. All groups read one registry:
+a change reaches the group that serves its tenant. Files that never change are hard links, so groups of one machine share them
+in memory, as placement assumes.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from builder.publish.config_changes import with_backbones, with_parameters, with_stages, with_upper
-from builder.publish.export import copy_file, write_tenants
+from builder.publish.export import check_copies, copy_file
 from builder.publish.model_configs import ALIAS
 from builder.store.store import written_folder
-from hplm.engine.backbone import Backbone
 from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
 from hplm.placement.measuring import cores_of, device_parameters
 from hplm.placement.placement import Group, Placement
-from hplm.plot.forest import assign_addresses
-from hplm.plot.table import Table
+from hplm.placement.units import Unit
 from hplm.registry.store import Place
+from hplm.tenants.filter import FILE, Filter
+from hplm.tenants.listing import served_branches, served_tenants
 from hplm.tenants.models import BACKBONES, upper_config, upper_name
-from hplm.tenants.registry import files_of
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.tables import newest_version
+from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_TENANTS
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
 CONFIG = "config.pbtxt"
@@ -43,55 +43,74 @@ PORTS = 10  # from one group of a machine to the next
 class Emitted:
     group: Group
     repository: Path
-    tenants: int
+    state: Place | None
+    tenants: int  # that it serves now
     place: int  # among the groups of its machine
 
     @property
     def command(self) -> str:
         """The command that starts its server, on its own cores and ports."""
         cores = ",".join(map(str, cores_of(self.group.devices)))
+        state = f" --state {shlex.quote(str(self.state))}" if self.state is not None else ""
         ports = " ".join(f"--{name}-port {port + PORTS * self.place}" for name, port in FIRST_PORTS.items())
-        return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {shlex.quote(str(self.repository))} {ports}"
+        serve = f"hplm serve --repository {shlex.quote(str(self.repository))}{state} {ports}"
+        return f"taskset -c {cores} {serve}" if cores else serve
 
 
 def emit(placement: Placement, repository: Path, folder: Path, state: Place | None = None) -> list[Emitted]:
-    """Writes the repositories of all groups into a new folder, each under its group's name."""
+    """Writes the repositories of all groups into a new folder, each under its group's name. `state`: the live registry."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
     for group in placement.groups:
         for backbone in group.cuts:
-            _check_backbone(group, repository, backbone)
+            _check_backbone(placement, group, repository, backbone)
         _check_runs(placement, group)
     emitted: list[Emitted] = []
     with written_folder(folder) as writing:
         for group in placement.groups:
-            tenants = sum(
-                _emit_backbone(placement, group, repository, backbone, writing / group.name, state) for backbone in group.cuts
-            )
+            tenants = 0
+            for backbone in group.cuts:
+                chosen = _filter(placement, group.units, repository, backbone, state)
+                tenants += _check_tenants(placement, group, backbone, chosen, served_tenants(repository, state, backbone))
+                _emit_backbone(group, repository, backbone, writing / group.name, chosen)
             _emit_upper(placement, group, repository, writing / group.name)
             if (repository / ALIAS).is_dir():
                 _copy_model(repository / ALIAS, writing / group.name / ALIAS)
             place = sum(other.group.machine == group.machine for other in emitted)
-            emitted.append(Emitted(group, folder / group.name, tenants, place))
+            emitted.append(Emitted(group, folder / group.name, state, tenants, place))
     return emitted
 
 
 def gaps(placement: Placement, repository: Path, state: Place | None = None) -> list[str]:
     """Returns a sentence that names the tenants which no group serves; none if there are none."""
-    served = {unit for group in placement.groups for unit in group.units}
-    unserved = [
-        f"{backbone}/{tenant.id}"
-        for backbone in dict.fromkeys(unit.backbone for unit in placement.units)
-        for tenant in Backbone(repository / backbone / "1", state).view.snapshot.tenants
-        if _unit_of(placement, backbone, tenant) not in served
-    ]
+    placed = [unit for group in placement.groups for unit in group.units]
+    unserved: list[str] = []
+    for backbone in dict.fromkeys(unit.backbone for unit in placement.units):
+        chosen = _filter(placement, placed, repository, backbone, state)
+        tenants = served_tenants(repository, state, backbone)
+        unserved += [f"{backbone}/{tenant.id}" for _, tenant in tenants if not chosen.takes(tenant)]
     more = ", ..." if len(unserved) > NAMED else ""
     return [f"no group serves {len(unserved)} tenants: {', '.join(unserved[:NAMED])}{more}"] if unserved else []
 
 
-def _unit_of(placement: Placement, backbone: str, tenant: Tenant) -> str | None:
-    shared = f"{backbone}/{tenant.domain}"
-    return next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
+def _filter(placement: Placement, names: Sequence[str], repository: Path, backbone: str, state: Place | None) -> Filter:
+    """Returns what a server with these units takes of a backbone: also the domains that theirs fall back to."""
+    units = [unit for unit in placement.units if unit.backbone == backbone]
+    own = [unit for unit in units if unit.name in names]
+    parents = {branch["domain"]: branch["parent"] for branch in served_branches(repository, state, backbone)}
+    domains: set[str] = set()
+    for unit in own:
+        step: str | None = unit.domain
+        while step is not None:
+            domains.add(step)
+            step = parents.get(step)
+    hot = [unit for unit in units if unit.tenant is not None]
+    return Filter(frozenset(map(_short, own)), frozenset(map(_short, hot)), frozenset(domains))
+
+
+def _short(unit: Unit) -> str:
+    """Returns a unit's name as filters have it, without its backbone."""
+    return unit.name.removeprefix(f"{unit.backbone}/")
 
 
 def _check_runs(placement: Placement, group: Group) -> None:
@@ -116,12 +135,12 @@ def _check_runs(placement: Placement, group: Group) -> None:
         raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
 
 
-def _check_backbone(group: Group, repository: Path, backbone: str) -> None:
-    """Refuses a backbone that is no encoder of the repository, or that has another number of layers than the group cuts."""
+def _check_backbone(placement: Placement, group: Group, repository: Path, backbone: str) -> None:
+    """Refuses a backbone that is no encoder of the repository, or that is not as the placement says."""
     source = repository / backbone / "1"
-    if not (source / Backbone.TENANTS).is_file():
+    if not (source / EXPORTED_TENANTS).is_file():
         raise InvalidInput(f"{repository} does not have the backbone {backbone!r} of group {group.name!r}: {STALE}")
-    config, cut = BackboneConfig.load(source / Backbone.CONFIG), group.cuts[backbone][-1][1] + 1
+    config, cut = BackboneConfig.load(source / EXPORTED_CONFIG), group.cuts[backbone][-1][1] + 1
     if config.is_decoder:
         raise InvalidInput(
             f"backbone {backbone!r} of group {group.name!r} is a decoder, which placement does not support yet: profile and "
@@ -129,25 +148,41 @@ def _check_backbone(group: Group, repository: Path, backbone: str) -> None:
         )
     if config.upper_layers != cut:
         raise InvalidInput(f"group {group.name!r} cuts {cut} layers of {backbone!r}, which has {config.upper_layers}: {STALE}")
-
-
-def _emit_backbone(
-    placement: Placement, group: Group, repository: Path, backbone: str, target: Path, state: Place | None
-) -> int:
-    """Writes the model folders of a backbone. Returns the number of its tenants in this group."""
-    source = repository / backbone / "1"
-    served = Backbone(source, state)
-    snapshot = served.view.snapshot
-    if snapshot.export != placement.exports[backbone]:
+    if Snapshot.load(source / EXPORTED_TENANTS).export != placement.exports[backbone]:
         raise InvalidInput(f"{source} is another export than the one that was profiled: {STALE}")
-    tenants = _tenants_of(placement, group, backbone, snapshot)
-    _write_version(served, tenants, target / backbone / "1")
+
+
+def _check_tenants(
+    placement: Placement, group: Group, backbone: str, chosen: Filter, served: Sequence[tuple[str, Tenant]]
+) -> int:
+    """Refuses tenants without a unit, and units without tenants. Returns the number of tenants that the group serves."""
+    found: set[str] = set()
+    for _, tenant in served:
+        found.add(unit := chosen.unit_of(tenant))
+        if f"{backbone}/{unit}" not in placement.unit:
+            raise InvalidInput(
+                f"tenant {tenant.id!r} of backbone {backbone!r} and domain {tenant.domain!r} has no unit: {STALE}"
+            )
+    empty = next(iter(chosen.units - found), None)
+    if empty is not None:
+        raise InvalidInput(f"unit '{backbone}/{empty}' of group {group.name!r} has no tenants in the repository: {STALE}")
+    return sum(chosen.takes(tenant) for _, tenant in served)
+
+
+def _emit_backbone(group: Group, repository: Path, backbone: str, target: Path, chosen: Filter) -> None:
+    """Writes the model folders of a backbone."""
+    source, to = repository / backbone / "1", target / backbone / "1"
+    to.mkdir(parents=True)
+    check_copies([source], to)
+    for file in sorted(source.rglob("*")):
+        if file.is_file() and file.name != FILE:
+            copy_file(file, to / file.relative_to(source))
+    chosen.write(to)
     for model in (backbone, f"{backbone}-lookup", f"{backbone}-admin"):
         if not model.endswith("-admin") or (repository / model).is_dir():  # not every export has an admin
             _copy_model(repository / model, target / model)
     ensemble = target / backbone / CONFIG
     ensemble.write_text(with_upper(ensemble.read_text("utf-8"), upper_name([*group.cuts])), "utf-8")
-    return len(tenants)
 
 
 def _emit_upper(placement: Placement, group: Group, repository: Path, target: Path) -> None:
@@ -184,46 +219,6 @@ def _check_alike(group: Group, parameters: Mapping[str, Mapping[str, str]], firs
                 f"group {group.name!r} computes {first} and {other} with one engine, but their {name!r} are {values[0]!r} and "
                 f"{values[1]!r}: give both the same value, or each a group of its own"
             )
-
-
-def _tenants_of(placement: Placement, group: Group, backbone: str, snapshot: Snapshot) -> list[Tenant]:
-    """Returns the tenants of the group's units. Refuses tenants without a unit, and units without tenants."""
-    by_unit: dict[str, list[Tenant]] = {}
-    for tenant in snapshot.tenants:
-        unit = _unit_of(placement, backbone, tenant)
-        if unit is None:
-            raise InvalidInput(
-                f"tenant {tenant.id!r} of backbone {backbone!r} and domain {tenant.domain!r} has no unit: {STALE}"
-            )
-        by_unit.setdefault(unit, []).append(tenant)
-    mine = [name for name in group.units if placement.unit[name].backbone == backbone]
-    empty = next((name for name in mine if name not in by_unit), None)
-    if empty is not None:
-        raise InvalidInput(f"unit {empty!r} of group {group.name!r} has no tenants in the repository: {STALE}")
-    chosen = {tenant.id for name in mine for tenant in by_unit[name]}
-    return [tenant for tenant in snapshot.tenants if tenant.id in chosen]
-
-
-def _write_version(served: Backbone, tenants: list[Tenant], folder: Path) -> None:
-    for file in (Backbone.CONFIG, Backbone.TOKENIZER, Backbone.UPPER):
-        copy_file(served.folder / file, folder / file)
-    tables = _tables(served, tenants)
-    branches = assign_addresses(tables)
-    for table, branch in zip(tables, branches, strict=True):
-        for file in sorted(table.folder.iterdir()):
-            copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
-    for file in sorted(files_of(tenants)):
-        copy_file(served.records.path(file), folder / Backbone.RECORDS / file)
-    write_tenants(folder, branches, tenants)
-
-
-def _tables(served: Backbone, tenants: Iterable[Tenant]) -> list[Table]:
-    """Returns the tables that tenants use, the newest of their domains, and those that these fall back to; the root first."""
-    snapshot, forest = served.view.snapshot, served.view.forest
-    used = {(tenant.domain, tenant.domain_version) for tenant in tenants}
-    used |= {(domain, newest_version(snapshot, domain)) for domain, _ in set(used)}
-    found = {base: table for branch in used for table, base in forest.chain(*branch).links}
-    return [found[base] for base in sorted(found)]
 
 
 def _copy_model(source: Path, target: Path) -> None:

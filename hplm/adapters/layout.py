@@ -115,7 +115,7 @@ class Layout:
             kind, places, function, dtype, *numbers = key.split(",")
             size, hidden, layers, intermediate, query, key_width, gated = map(int, numbers)
         except ValueError:
-            raise Broken(f"{key!r} is no layout of a record: export the repository again") from None
+            raise Broken(f"{key!r} is no layout of a record: export the repository again with --replace") from None
         own = tuple(places.split("+")) if places else ()
         return cls(kind, size, hidden, layers, own, intermediate, function, dtype, query, key_width, bool(gated))
 

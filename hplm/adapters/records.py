@@ -24,7 +24,10 @@ from hplm.errors import Broken
 from hplm.model.tensors import array_of
 
 FORMAT = 1
-WAY_OUT = "restore the state with `hplm restore`, update the tenant with `hplm tenant update`, or export the repository again"
+WAY_OUT = (
+    "restore the state with `hplm restore`, update the tenant with `hplm tenant update`, or export the repository again with "
+    "--replace"
+)
 
 Part = tuple[Layout, Sequence[Mapping[str, Tensor]]]  # with the tensors of each layer
 

@@ -1,4 +1,4 @@
-"""`hplm cluster`: a whole cluster on this machine, to try it: replicas, the files that they follow, and the router."""
+"""`hplm cluster`: a whole cluster on this machine, to try it: replicas that read one state, and the router."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.cluster.pools import LocalPool
-    from hplm.placement.placement import Placement
 
 FOLDER = Path(".hplm/cluster")
 REPLICAS = 2
@@ -26,9 +25,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     up = actions.add_parser(
         "up",
         help="start a cluster and keep it running",
-        description="Start several servers on this machine, each with a copy of the state that it follows, nginx with the "
-        "files of the state, and HAProxy before the servers. Serve until Ctrl-C or SIGTERM; what ends by itself is started "
-        "again. Changes that `hplm tenant` makes with this --state reach all servers. Needs haproxy and nginx.",
+        description="Start several servers on this machine, which read one state, and HAProxy before them. Serve until Ctrl-C "
+        "or SIGTERM; what ends by itself is started again. Changes that `hplm tenant` makes with this --state reach all "
+        "servers. Needs haproxy.",
     )
     up.add_argument("--repository", type=Path, default=Path("model_repository"), metavar="DIR",
                     help="the model repository to serve (default: %(default)s)")  # fmt: skip
@@ -36,7 +35,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     up.add_argument(
         "--cores", type=_cores, default=(), metavar="0,1", help="the cores that the servers divide (default: all share all)"
     )
-    up.add_argument("--state", type=Path, metavar="DIR", help="the state that all servers follow (default: FOLDER/state)")
+    up.add_argument("--state", type=Path, metavar="DIR", help="the state that all servers read (default: FOLDER/state)")
     up.add_argument("--port", type=int, default=8000, help="of the router; 0: any free port (default: %(default)s)")
     up.add_argument(
         "--placement", type=Path, metavar="FILE", help="a pool of servers for each group of tenants, from `hplm place search`"
@@ -69,45 +68,40 @@ def run_up(args: argparse.Namespace) -> None:
     from hplm.cluster.running import Cluster
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
-    pools = _pools(args)
+    state = args.state or args.folder / "state"
+    pools = _pools(args, state)
     try:
-        with Cluster(pools, args.folder, args.port, say) as cluster:
-            for pool in pools:
-                where = f"--repository {shlex.quote(str(pool.repository))} --state {shlex.quote(str(pool.state))}"
-                say(f"{'change':<13} hplm tenant ... {where}")
+        with Cluster(pools, state, args.folder, args.port, say) as cluster:
+            where = f"--repository {shlex.quote(str(args.repository))} --state {shlex.quote(str(state))}"
+            say(f"{'change':<13} hplm tenant ... {where}")
             say(f"Ready at {cluster.address}, for this machine only (loopback). Ctrl-C or SIGTERM stops it.")
             cluster.run()
     except KeyboardInterrupt:
         say("stopped")
 
 
-def _pools(args: argparse.Namespace) -> list[LocalPool]:
+def _pools(args: argparse.Namespace, state: Path) -> list[LocalPool]:
     from hplm.cluster.pools import LocalPool, placed_pools, replicas_of
     from hplm.server.repository import model_names
 
-    state = args.state or args.folder / "state"
     model_names(args.repository)  # a wrong one is refused before anything starts
     if args.placement is None:
         count = REPLICAS if args.replicas is None else args.replicas
-        return [LocalPool("all", args.repository, state, replicas_of(args.repository, count, args.cores))]
+        return [LocalPool("all", args.repository, replicas_of(args.repository, count, args.cores))]
     if args.replicas is not None or args.cores:
         raise InvalidInput("the placement says how many servers there are, on which cores: leave out --replicas and --cores")
+    from builder.publish.groups import emit
     from hplm.placement.placement import Placement
 
-    placement = Placement.read(args.placement)
-    return placed_pools(placement.groups, _emitted(placement, args), state)
-
-
-def _emitted(placement: Placement, args: argparse.Namespace) -> dict[str, Path]:
-    """Returns the repository of each group. Those of an earlier start are used again, because their states belong to them."""
-    from builder.publish.groups import emit
-
+    if any(state.glob("*/*/CURRENT")):
+        raise InvalidInput(f"{state} is of an earlier version, in which each group had a state: name a new --state")
     exported = sorted(args.repository.glob("*/1/tenants.json"))
     content = hashlib.sha256(b"".join(path.read_bytes() for path in (args.placement, *exported))).hexdigest()[:12]
-    folder = args.folder / f"groups-{content}"
+    placement, folder = Placement.read(args.placement), args.folder / f"placed-{content}"
+    pools = placed_pools(placement.groups, {group.name: folder / group.name for group in placement.groups})
     if not folder.exists():
-        emit(placement, args.repository, folder)
-    return {group.name: folder / group.name for group in placement.groups}
+        emit(placement, args.repository, folder, state if any(state.glob("*/CURRENT")) else None)
+    return pools
 
 
 def run_roll(args: argparse.Namespace) -> dict[str, Any]:

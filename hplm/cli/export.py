@@ -20,11 +20,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument(
         "--repository", type=Path, default=Path("model_repository"), help="model repository to write (default: %(default)s)"
     )
-    export.add_argument("--replace", action="store_true", help="remove exported tenants that the store does not have")
-    export.add_argument(
-        "--while-served", action="store_true",
-        help="replace the backbone even though a running server serves it: restart that server at once",
-    )  # fmt: skip
+    text = "write all files anew, also over another export of this backbone, after its servers have stopped"
+    export.add_argument("--replace", action="store_true", help=text)
     export.add_argument(
         "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
         help="precision of the engine; auto measures whether int8 is faster on this machine's CPU, and close enough "
@@ -81,7 +78,6 @@ def run(args: argparse.Namespace) -> dict:
     from builder.store.store import Store
     from hplm.engine.engine import resolve_device
     from hplm.model.eightbit import available
-    from hplm.server.folder_lock import alone
 
     options = ServingOptions(
         dtype=args.dtype,
@@ -104,15 +100,15 @@ def run(args: argparse.Namespace) -> dict:
     eight_bits, store = None, Store(args.store)
     refuse_mixture(args.repository, store.config.name)
     check_export(store, options)
-    with alone(args.repository / store.config.name, args.while_served):  # refused before anything is measured
-        pass
     on_cpu = args.device in ("auto", "cpu") and resolve_device(args.device).type == "cpu"
     if args.dtype == "auto" and on_cpu and available() and not store.config.is_decoder:
         eight_bits = measure_eight_bits(store, args.threads)
         options = replace(options, auto_on_cpu=eight_bits.auto, auto_because=str(eight_bits))
-    exported = export(store, args.repository, options, args.replace, args.while_served)
+    exported = export(store, args.repository, options, args.replace)
     if not args.json:
         print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
+        if not exported.is_new:
+            print("the same content was exported before: only configurations were written; --replace writes all files")
         if eight_bits is not None:
             print(f"{eight_bits}: on a CPU it serves in {eight_bits.other if eight_bits.auto == 'auto' else eight_bits.auto}")
         print(f"next: hplm serve --repository {args.repository}")

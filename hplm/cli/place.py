@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hplm.cli import place_renew, place_search
 from hplm.cli.place_problem import check_target
 from hplm.cli.served import check_state
+from hplm.registry.store import place_of
 
 if TYPE_CHECKING:
     from hplm.placement.profile import Profile
@@ -72,8 +73,8 @@ def _register_emit(actions: argparse._SubParsersAction) -> None:
     command = actions.add_parser(
         "emit",
         help="write a model repository for each group of a placement",
-        description="Write a model repository for each group, with the backbones, domains and tenants of its units alone. The "
-        "files are hard links where the file system allows it.",
+        description="Write a model repository for each group, which serves the tenants of its units alone. The files are hard "
+        "links where the file system allows it. All groups read one state.",
     )
     command.add_argument("--placement", type=Path, required=True, metavar="FILE", help="what `hplm place search` wrote")
     _source_options(command)
@@ -84,7 +85,8 @@ def _register_emit(actions: argparse._SubParsersAction) -> None:
 
 def _source_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="folder that `hplm export` wrote")
-    command.add_argument("--state", type=Path, metavar="DIR", help="the folder of `hplm serve --state`, which holds changes")
+    text = "the folder or the bucket of `hplm serve --state`, which holds changes"
+    command.add_argument("--state", type=place_of, metavar="DIR", help=text)
 
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One replica on this machine: a server that reads the folder of its pool's registry."""
+"""One replica on this machine: a server that reads the cluster's registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _READY = re.compile(r"^Ready", re.MULTILINE)
 
 class LocalReplica:
     def __init__(self, replica: PlannedReplica, folder: Path, state: Path, ports: Ports) -> None:
-        """`state`: of its pool."""
         self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
         self.id = replica.id
         self.ports = ports

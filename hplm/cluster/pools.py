@@ -28,11 +28,10 @@ class PlannedReplica:
 
 @dataclass(frozen=True)
 class LocalPool:
-    """Replicas that serve the same tenants. `state`: the truth about these tenants, which the replicas follow."""
+    """Replicas that serve the same tenants."""
 
     name: str
     repository: Path
-    state: Path
     replicas: tuple[PlannedReplica, ...]
 
 
@@ -51,11 +50,17 @@ def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tupl
     return tuple(PlannedReplica(i + 1, repository, tuple(cores[ends[i] : ends[i + 1]])) for i in range(count))
 
 
-def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], state: Path) -> list[LocalPool]:
+def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path]) -> list[LocalPool]:
     """Returns a pool for each set of units: groups with the same units are its replicas.
 
-    `repositories`: of each group, by its name. Each pool has a truth of its own below `state`.
+    `repositories`: of each group, by its name.
     """
+    machines = sorted({group.machine for group in groups})
+    if len(machines) > 1:
+        raise InvalidInput(
+            f"the placement is for the machines {', '.join(machines)}, but this cluster runs on one: emit it with `hplm place "
+            "emit`, and serve each group on its machine"
+        )
     alike: dict[frozenset[str], list[Group]] = {}
     for group in groups:
         alike.setdefault(frozenset(group.units), []).append(group)
@@ -75,8 +80,7 @@ def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], stat
             replicas.append(
                 PlannedReplica(sum(len(pool.replicas) for pool in pools) + len(replicas) + 1, repositories[group.name], cores)
             )
-        name = alike[units][0].name.lower()
-        pools.append(LocalPool(name, replicas[0].repository, state / name, tuple(replicas)))
+        pools.append(LocalPool(alike[units][0].name.lower(), replicas[0].repository, tuple(replicas)))
     return pools
 
 

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: replicas that read the registries of their pools, and the router before them."""
+"""A whole cluster on this machine: replicas that read one registry, and the router before them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ PORTS = 3  # of a server
 class Cluster:
     """Use it in a `with` statement: at its end all processes end in order, so that each request in flight is answered."""
 
-    def __init__(self, pools: Sequence[LocalPool], folder: Path, port: int, say: Say) -> None:
+    def __init__(self, pools: Sequence[LocalPool], state: Path, folder: Path, port: int, say: Say) -> None:
         self._pools = pools
+        self._state = state.resolve()
         self._folder = folder.resolve()
         self._port = port
         self._say = say
@@ -110,9 +111,10 @@ class Cluster:
 
     def _taken(self, replica: LocalReplica) -> dict[str, tuple[int, int]]:
         """Returns the generation of each backbone that a replica serves, and the newest one. Without changes: nothing."""
-        pool = self._pool_of(replica)
         found: dict[str, tuple[int, int]] = {}
-        for file in sorted(pool.state.glob("*/CURRENT")):
+        for file in sorted(self._state.glob("*/CURRENT")):
+            if not (replica.repository / file.parent.name).is_dir():
+                continue  # its group has no tenants of this backbone
             state = State(file.parent)
             served = [taken.generation for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
             found[file.parent.name] = (min(served, default=0), state.current())
@@ -120,12 +122,12 @@ class Cluster:
 
     def _start(self) -> None:
         for pool in self._pools:
-            for registry in registries_of(pool.repository, pool.state).values():
+            for registry in registries_of(pool.repository, self._state).values():
                 if registry.begin():
                     self._say(f"{'state':<13} {registry.store} is new: nothing was changed since the export")
             for replica in pool.replicas:
                 ports = Ports(*itertools.islice(self._free, PORTS))
-                self._replicas.append(LocalReplica(replica, self._folder, pool.state.resolve(), ports))
+                self._replicas.append(LocalReplica(replica, self._folder, self._state, ports))
         for replica in self._replicas:
             replica.start()
         for replica in self._replicas:
@@ -137,7 +139,8 @@ class Cluster:
 
     def _start_router(self) -> None:
         described, to = self._folder / CLUSTER, self._folder / ROUTER
-        write(described, KIND, FORMAT, {"pools": [self._described(pool) for pool in self._pools]})
+        content = {"state": str(self._state), "pools": [self._described(pool) for pool in self._pools]}
+        write(described, KIND, FORMAT, content)
         route = [*HPLM, "route", "--cluster", str(described), "--to", str(to), "--port", str(self._port), "--stats-port", "0"]
         first = Process("hplm route", route, self._log("route"))
         first.start()
@@ -157,7 +160,6 @@ class Cluster:
         return {
             "name": pool.name,
             "repository": str(pool.repository.resolve()),
-            "state": str(pool.state.resolve()),
             "replicas": [
                 {"id": replica.id, "name": replica.name, "http": replica.http, "grpc": replica.grpc}
                 for replica in self._replicas

@@ -22,6 +22,7 @@ from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.registry import lease
 from hplm.registry.store import Place, Remote, local, not_begun, opened
+from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import SECONDS_BETWEEN_LOOKS as SECONDS_BETWEEN_COPIES
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot
@@ -69,7 +70,7 @@ class Views:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._seen: WeakSet[View] = WeakSet()  # views of requests in flight, and the remembered ones
-        self._exported = Snapshot.load(folder / self.TENANTS)
+        self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
         self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
         self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
         self._read = self._current()  # the generation that CURRENT named last
@@ -161,7 +162,7 @@ class Views:
                 f"state {self.state.folder} belongs to another export of {self.config.name!r} than {self.folder}: "
                 "serve it with the repository that it was made for, or start with an empty --state"
             )
-        return snapshot
+        return filtered(snapshot, self.folder)
 
     def _take(self, snapshot: Snapshot) -> None:
         before = self.view if self._remembered else None

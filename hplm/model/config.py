@@ -83,11 +83,11 @@ class BackboneConfig:
         except ValueError as error:
             raise InvalidInput(f"{path} is not JSON: {error}") from None
         if not isinstance(stored, dict):
-            raise InvalidInput(f"{path} holds no JSON object: export the repository again")
+            raise InvalidInput(f"{path} holds no JSON object: export the repository again with --replace")
         if stored.get("format") not in READABLE:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
-                "export the repository again with this version, or install the version that wrote it"
+                "export the repository again with this version and --replace, or install the version that wrote it"
             )
         known = {field.name: field.type for field in fields(cls)}
         values: dict[str, Any] = {key: value for key, value in stored.items() if key in known}
@@ -110,4 +110,6 @@ class BackboneConfig:
             values["end_ids"] = tuple(values.get("end_ids", ()))
             return cls(**values)
         except MISFITS as error:
-            raise InvalidInput(f"{path} does not describe a backbone ({error}): export the repository again") from None
+            raise InvalidInput(
+                f"{path} does not describe a backbone ({error}): export the repository again with --replace"
+            ) from None

@@ -23,7 +23,7 @@ def members(group: int) -> list[int]:
     """Returns the living processes of the group, without zombies."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
-        state, _, process_group = _status(int(folder.name))
+        state, process_group = _status(int(folder.name))
         if process_group == str(group) and state not in "ZX":
             found.append(int(folder.name))
     return found
@@ -42,11 +42,6 @@ def computed_ns(group: int) -> int:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
     return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-
-def parent(pid: int) -> int:
-    """Returns the process that a living process belongs to; 0: it has ended, or nothing above it is seen from here."""
-    return int(_status(pid)[1] or 0)
 
 
 def arguments(pid: int) -> list[str]:
@@ -95,13 +90,13 @@ def sweep(prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def _status(pid: int) -> tuple[str, str, str]:
-    """Returns the process's state, parent and group."""
+def _status(pid: int) -> tuple[str, str]:
+    """Returns the process's state and group."""
     try:
-        state, parent, group = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+        state, _, group = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
     except (OSError, ValueError):  # it has ended meanwhile
-        return "X", "", ""
-    return state, parent, group
+        return "X", ""
+    return state, group
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: signal.Signals) -> None:

@@ -13,6 +13,7 @@ from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Place, Remote, Store, local, not_begun, opened
 from hplm.tenants.authorize import admit
+from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
@@ -95,7 +96,8 @@ class _Newest:
     """The newest snapshot of one backbone."""
 
     def __init__(self, exported: Path, store: Store | None) -> None:
-        self.snapshot = Snapshot.load(exported)
+        self.snapshot = filtered(Snapshot.load(exported), exported.parent)
+        self._folder = exported.parent
         self._store = store
         self._tag: object = None  # of the CURRENT that was read last
         self.refresh()
@@ -115,7 +117,7 @@ class _Newest:
             newest = Snapshot.read(self._store.get(name), f"{self._store}/{name}", "restore the state")
             if newest.export != self.snapshot.export:
                 raise Broken(f"{self._store} belongs to another export: serve it with the repository that it was made for")
-            self.snapshot = newest
+            self.snapshot = filtered(newest, self._folder)
         self._tag = found[1]
 
 

@@ -27,7 +27,7 @@ from hplm.tenants.keys import Key
 
 log = logging.getLogger(__name__)
 FORMAT = 10
-EXPORT_AGAIN = "export the repository again with `hplm export`"
+EXPORT_AGAIN = "export the repository again with `hplm export` and --replace"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")

@@ -31,7 +31,6 @@ def write(
     options: Annotated[ServingOptions, FLAT] = USUAL,
     resident: int = 20,
     replace: bool = False,
-    while_served: bool = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Writes Triton's model folders.
@@ -41,11 +40,10 @@ def write(
     :param repository: the model repository to write
     :param options: as of `hplm export`
     :param resident: models to keep in memory, of a scheme with a model for each tenant
-    :param replace: remove exported tenants that the store does not have
-    :param while_served: replace the backbone even though a running server serves it: restart that server at once
+    :param replace: write all files anew, also over another export of this backbone, after its servers have stopped
     :param as_json: end with one line of JSON
     """
-    exported = export_scheme(Store(store), repository, options, scheme, resident, replace, while_served)
+    exported = export_scheme(Store(store), repository, options, scheme, resident, replace)
     figures = {"scheme": scheme, "backbone": exported.backbone, "tenants": exported.tenants, "repository": str(repository)}
     shown = f"exported backbone {exported.backbone} as {scheme}: {exported.tenants} tenants"
     print(json.dumps(figures) if as_json else f"{shown}\nnext: hplm serve --repository {repository}")

@@ -16,9 +16,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.publish.export import Exported, export, refuse_loss, refuse_mixture
+from builder.publish.export import Exported, export, refuse_mixture
 from builder.publish.model_configs import ServingOptions, check_options
-from builder.store.store import Store
+from builder.store.store import Store, TenantFile
 from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
 from research.baselines.models import WholeConfig
@@ -44,7 +44,6 @@ def export_scheme(
     scheme: str,
     resident: int = 20,
     replace: bool = False,
-    while_served: bool = False,
 ) -> Exported:
     """Exports a store in another scheme. `resident`: models that a scheme without sharing keeps in memory."""
     if scheme not in NOTES:
@@ -53,18 +52,16 @@ def export_scheme(
         raise InvalidInput(f"--resident {resident}: give 1 or more, because a model must be in memory to run")
     refuse_mixture(repository, store.config.name, scheme)
     if scheme in FLAT:
-        return _export_flat(store, repository, options, scheme, replace, while_served)
+        return _export_flat(store, repository, options, scheme, replace)
     return _export_whole(store, repository, options, scheme, resident, replace)
 
 
-def _export_flat(
-    store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool, while_served: bool
-) -> Exported:
+def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
     repository.mkdir(parents=True, exist_ok=True)
     # The scratch folder is on the repository's file system, for hard links.
     with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:
         flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
-        exported = export(flat, repository, options, replace, while_served)
+        exported = export(flat, repository, options, replace)
     config = repository / exported.backbone / "config.pbtxt"
     with open(config, "a", encoding="utf-8") as file:
         file.write(f'\n# A baseline: {NOTES[scheme]}\nparameters {{ key: "scheme"  value {{ string_value: "{scheme}" }} }}\n')
@@ -81,7 +78,7 @@ def _export_whole(
     _refuse_others(options, scheme)
     served = _served(repository, name)
     if not replace:
-        refuse_loss(repository, served, tenants)
+        _refuse_loss(repository, served, tenants)
     model = pretrained(store)
     if scheme == "compressed":
         model = model.shorter(max(1, model.config.upper_layers // 2))
@@ -93,6 +90,16 @@ def _export_whole(
     for left in {path for path in served.values() if path.name not in groups}:
         shutil.rmtree(left)
     return Exported(name, len(tenants), 0, repository / next(iter(groups)))
+
+
+def _refuse_loss(folder: Path, known: dict[str, Path], tenants: list[TenantFile]) -> None:
+    """Refuses to drop tenants that the repository serves. `known`: those served there now."""
+    lost = sorted(set(known) - {tenant.id for tenant in tenants})
+    if lost:
+        raise InvalidInput(
+            f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
+            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or give --replace to drop them"
+        )
 
 
 def _refuse_others(options: ServingOptions, scheme: str) -> None:

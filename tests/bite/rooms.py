@@ -38,7 +38,6 @@ ROOMS: dict[str, tuple[str, str]] = {
     "training": ("tests/builder/training", "tests/builder/training"),
     "importing": ("tests/builder/importing", "tests/builder/importing"),
     "clients": ("clients/tests", "clients/tests"),
-    "exits": ("tests/server/test_folder_lock.py", "tests/server/test_folder_lock.py"),
 }
 
 

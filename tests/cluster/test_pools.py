@@ -21,16 +21,16 @@ def test_each_replica_gets_as_many_cores(monkeypatch):
     assert [(replica.id, replica.name) for replica in replicas_of(HERE, 2)] == [(1, "replica-1"), (2, "replica-2")]
 
 
-def group(name, *units, devices=("cuda:0",)):
-    return Group(name, "here", devices, 1, {"toy": ((0, 1),)}, units)
+def group(name, *units, devices=("cuda:0",), machine="here"):
+    return Group(name, machine, devices, 1, {"toy": ((0, 1),)}, units)
 
 
 def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
     core = min(os.sched_getaffinity(0))
     groups = [group("A", "toy/a", "toy/b", devices=(f"cpu:{core}",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
     repositories = {name: tmp_path / name for name in "ABC"}
-    first, second = placed_pools(groups, repositories, tmp_path / "state")
-    assert (first.name, first.repository, first.state) == ("a", tmp_path / "A", tmp_path / "state" / "a")
+    first, second = placed_pools(groups, repositories)
+    assert (first.name, first.repository) == ("a", tmp_path / "A")
     assert [(replica.id, replica.repository.name, replica.cores) for replica in first.replicas] == [
         (1, "A", (core,)),
         (2, "B", ()),
@@ -53,8 +53,9 @@ def test_what_cannot_be_divided_is_refused(count, cores, what, monkeypatch):
     [
         ([group("one", "toy/a", "toy/b"), group("two", "toy/b")], "'one' and 'two' both have unit 'toy/b'"),
         ([group("one", "toy/a", devices=("cpu:99999",))], "core 99999"),
+        ([group("one", "toy/a"), group("two", "toy/b", machine="there")], "here, there.*hplm place emit"),
     ],
 )
 def test_groups_that_are_no_pools_are_refused(tmp_path, groups, what):
     with pytest.raises(InvalidInput, match=what):
-        placed_pools(groups, dict.fromkeys(("one", "two"), tmp_path), tmp_path)
+        placed_pools(groups, dict.fromkeys(("one", "two"), tmp_path))

@@ -58,7 +58,7 @@ def engines(monkeypatch):
 
 @pytest.fixture
 def cluster(tmp_path, engines):
-    return Cluster([LocalPool("all", tmp_path, tmp_path / "state", replicas_of(tmp_path, 2))], tmp_path, 0, lambda _: None)
+    return Cluster([LocalPool("all", tmp_path, replicas_of(tmp_path, 2))], tmp_path / "state", tmp_path, 0, lambda _: None)
 
 
 class FailingReplica(SimpleNamespace):

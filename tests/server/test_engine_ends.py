@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,9 +33,16 @@ def engine_of(server, model=None):
     """Returns the process id of an engine of the server, or of that of a model."""
     owners = {stub.pid for stub in stubs(server.pid) if model in (None, stub.model)}
     for pid in process_group.members(server.pid):
-        if "hplm.engine.child" in process_group.arguments(pid) and process_group.parent(pid) in owners:
+        if "hplm.engine.child" in process_group.arguments(pid) and _parent(pid) in owners:
             return pid
     return None
+
+
+def _parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return None
 
 
 def test_every_request_in_flight_is_answered(server):

@@ -118,8 +118,6 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         url = re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
         stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
 
-        assert main(["export", "--store", str(toy.store.folder), *repository, "--dtype", "fp32"]) == 1
-        assert mentions(capsys.readouterr().err, toy.folder.parent, f"process {process.pid}", "--while-served")
         live = Manager.open(toy.repository, state)
         live.add_key("acme")
         assert live.settle_now() == []

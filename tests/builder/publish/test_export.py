@@ -1,4 +1,4 @@
-"""An export: what it writes, that it replaces the old one whole or not at all, its precision, and what it refuses."""
+"""An export: what it writes, that it never overwrites another one, its precision, and what it refuses."""
 
 import re
 import shutil
@@ -59,33 +59,32 @@ def test_all_models_that_answer_list_the_same_outputs(toy):
     assert re.findall(r'output_map \{ key: "(\w+)" +value: "\1"', ensemble) == [name for name, *_ in listed["toy"]]
 
 
-def test_an_export_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path, monkeypatch):
     repository, version = tmp_path / "repository", tmp_path / "repository/toy/1"
     store, fewer = (random_store(tmp_path / str(n), CONFIG, random_tenants(n, 2, 2), corpus_tokens=500) for n in (2, 1))
-    export(store, repository, ServingOptions())
-    inode, rename = (version / "tenants.json").stat().st_ino, Path.rename
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    def killed(path, target):
-        if path.name == "1.new":
-            raise KeyboardInterrupt
-        return rename(path, target)
+    def files():
+        return {path: path.stat().st_ino for path in version.rglob("*")}
 
-    for place, method, error in (("builder.publish.export.records.write", full, OSError), (Path, killed, KeyboardInterrupt)):
-        with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(place, method) if isinstance(place, str) else patch.setattr(place, "rename", method)
-            export(store, repository, ServingOptions())
-        assert version.exists() == (error is OSError)
-    with pytest.raises(InvalidInput, match=mentioning(1, "tenant-1", "--replace")):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+        patch.setattr("builder.publish.export.records.write", full)
+        export(store, repository, ServingOptions())
+    assert not version.exists()
+    export(store, repository, ServingOptions())
+    before = files()
+    with pytest.raises(InvalidInput, match=mentioning(version, "hplm tenant publish", "--repository", "--replace")):
         export(fewer, repository, ServingOptions())
-    assert (version / "tenants.json").stat().st_ino == inode and Backbone(version).view.snapshot.tenants
-    export(store, repository, ServingOptions(policy="fcfs", slots=8))
-    assert (version / "tenants.json").stat().st_ino != inode
-    assert sorted(path.name for path in version.parent.iterdir() if path.is_dir()) == ["1"]
-    assert '"8"' in (repository / "toy-upper/config.pbtxt").read_text()
+    export(store, repository, ServingOptions(policy="fcfs", slots=8))  # the same content with other options
+    assert files() == before and '"8"' in (repository / "toy-upper/config.pbtxt").read_text()
+    assert not export(store, repository, ServingOptions()).is_new
+    (version / "upper.safetensors").unlink()
+    assert export(store, repository, ServingOptions(), replace=True).is_new and files().keys() == before.keys()  # mended
     assert export(fewer, repository, ServingOptions(), replace=True).tenants == 1
+    assert len(Backbone(version).view.snapshot.tenants) == 1
+    assert [path.name for path in version.parent.iterdir() if path.is_dir()] == ["1"]
 
 
 def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch):

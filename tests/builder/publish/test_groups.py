@@ -1,4 +1,4 @@
-"""Emitted groups: their own tenants and tables, linked files, the live state, and what is refused."""
+"""Emitted groups: their own tenants and tables, linked files, one registry for all, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import torch
 
 from builder.publish.config_changes import with_parameters
 from builder.publish.export import export
-from builder.publish.groups import emit
+from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings, read_all
-from hplm.errors import InvalidInput, NoTenant
+from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
+from hplm.tenants.directory import Directory
 from hplm.tenants.manager import Manager
 from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot
@@ -27,7 +29,7 @@ from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat
 from tests.backbones import CUT as BOTH_CUT
 from tests.backbones import WHOLE, make_two, placement_of_two
-from tests.places import knowledge, learn, make_place
+from tests.places import learn, make_place
 from tests.support.message import mentioning
 
 CUT = {"toy": ((0, CONFIG.upper_layers - 1),)}
@@ -60,8 +62,8 @@ def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(toy, refer
             assert torch.equal(own.forward(TEXT, tenant.id), reference.forward(TEXT, tenant.id))
     with pytest.raises(NoTenant):
         two.forward(TEXT, "acme")
-    for name, tables, threads in (("one", ["bio", "root"], "1"), ("two", ["bio", "law", "root"], "2")):
-        assert sorted(path.name for path in (emitted / name / "toy/1/plot").iterdir()) == tables
+    for name, own, tables, threads in (("one", one, ["bio", "root"], "1"), ("two", two, ["bio", "law", "root"], "2")):
+        assert sorted({table.meta.domain for table in own.backbone.view.forest.tables()}) == tables
         assert {path.name for path in (emitted / name).iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
         for file in ("upper.safetensors", "plot/root/1/values"):
             assert os.path.samefile(emitted / name / "toy/1" / file, toy.folder / file)
@@ -87,28 +89,47 @@ def test_a_group_of_several_stages_has_the_layers_of_each_device(toy, tmp_path, 
     assert "stages" not in parameters_of(toy.repository / "toy-upper/config.pbtxt")
 
 
-@pytest.mark.slow
-def test_a_group_has_what_a_live_state_serves_now(tmp_path):
+def test_a_change_of_the_one_registry_reaches_the_group_that_serves_its_tenant(tmp_path):
     store, repository, state = make_place(tmp_path)
-    live = Manager.open(repository, state)
+    live, out = Manager.open(repository, state), tmp_path / "groups"
     add_tenant(live, store, "new-c")
-    learn(store, "tenant-0", 2, seed=9)
-    update_tenant(live, store, "tenant-0")
-    folder, out = repository / "toy/1", tmp_path / "groups"
-    placement = placement_of(folder, group("one", "toy/root"), units=(Unit("toy/root", 3),))
+    groups = (group("one", "toy/root"), group("two", "toy/root/tenant-1"))
+    placement = placement_of(repository / "toy/1", *groups, units=(Unit("toy/root", 2), Unit("toy/root/tenant-1", 1)))
     found = parameters_of(repository / "toy-upper/config.pbtxt")
     placement = replace(placement, precisions={"toy": Settings.read(found).precision.name})
-    emit(placement, repository, out, state)
-    now, emitted = Reference.open(folder, state), Reference.open(out / "one/toy/1")
-    assert {tenant.id for tenant in emitted.backbone.view.snapshot.tenants} == {"tenant-0", "tenant-1", "new-c"}
-    for tenant in emitted.backbone.view.snapshot.tenants:
-        assert torch.equal(emitted.forward(TEXT, tenant.id), now.forward(TEXT, tenant.id))
-    own = Manager.open(out / "one", tmp_path / "own state")  # a state of its own begins empty, and takes changes
-    own.registry.begin()
-    own.add("new-a", knowledge(store, "new-a"))
-    assert Reference.open(out / "one/toy/1", tmp_path / "own state").forward(TEXT, "new-a") is not None
-    (record,) = {one.file for one in emitted.backbone.view.snapshot.find("new-c").records()}
-    assert os.path.samefile(state / "toy/records" / record, out / "one/toy/1/records" / record)  # nobody changes it
+    emitted = emit(placement, repository, out, state)
+    assert [one.tenants for one in emitted] == [2, 1] and f"--state {state} " in emitted[0].command
+
+    def served():
+        for name in ("one", "two"):
+            snapshot = Backbone(out / name / "toy/1", state).view.snapshot
+            (known,) = Directory(out / name, state).snapshots()
+            assert known.tenants == snapshot.tenants
+            yield {tenant.id for tenant in snapshot.tenants}
+
+    assert [*served()] == [{"new-c", "tenant-0"}, {"tenant-1"}]
+    learn(store, "tenant-0", 2, seed=9)
+    update_tenant(live, store, "tenant-0")
+    live.delete("new-c")
+    other = Manager.open(out / "two", state)  # every repository of the export names the same registry
+    add_tenant(other, store, "new-a")
+    assert [*served()] == [{"tenant-0", "new-a"}, {"tenant-1"}] and gaps(placement, repository, state) == []
+    whole, one = Reference.open(repository / "toy/1", state), Reference.open(out / "one/toy/1", state)
+    for tenant in ("tenant-0", "new-a"):
+        assert torch.equal(one.forward(TEXT, tenant), whole.forward(TEXT, tenant))
+    with pytest.raises(NoTenant):
+        one.forward(TEXT, "tenant-1")
+    other.delete("tenant-1")
+    assert [*served()] == [{"tenant-0", "new-a"}, set()]
+
+
+def test_a_filter_that_cannot_be_read_serves_nothing(toy, tmp_path):
+    """Without its filter the group would serve all tenants."""
+    (found,) = emit(placement_of(toy.folder, group("one", "toy/root")), toy.repository, tmp_path / "groups")
+    (found.repository / "toy/1/filter.json").write_text("{}")
+    for opened in (lambda: Backbone(found.repository / "toy/1"), lambda: Directory(found.repository)):
+        with pytest.raises(Broken, match=mentioning(found.repository / "toy/1/filter.json", "hplm place emit")):
+            opened()
 
 
 @pytest.mark.parametrize(
@@ -204,5 +225,5 @@ def test_a_decoder_in_a_group_is_refused(two, tmp_path):
 
 def test_a_store_is_not_exported_into_the_repository_of_a_group(two, toy, tmp_path):
     emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
-    with pytest.raises(InvalidInput, match=mentioning("toy+deep-upper", "'toy'", "hplm place emit")):
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "groups/both", "'toy'", "hplm place emit")):
         export(toy.store, tmp_path / "groups/both", ServingOptions(), replace=True)

@@ -159,7 +159,7 @@ def test_another_store_and_another_export_are_refused(place, tmp_path):
     with pytest.raises(InvalidInput, match=mentioning(other.folder)):
         update_domain(Manager.open(repository, state), other, "bio")
     update_domain(Manager.open(repository, state), store, "bio")
-    export(store, repository, ServingOptions())
+    export(store, repository, ServingOptions(), replace=True)
     with pytest.raises(Broken, match=mentioning(state / "toy")):
         served(repository, state)
     with pytest.raises(Broken, match=mentioning(state / "toy")):
