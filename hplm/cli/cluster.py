@@ -95,9 +95,10 @@ def _pools(args: argparse.Namespace, state: Path) -> list[LocalPool]:
 
     if any(state.glob("*/*/CURRENT")):
         raise InvalidInput(f"{state} is of an earlier version, in which each group had a state: name a new --state")
+    placement = Placement.read(args.placement)
     exported = sorted(args.repository.glob("*/1/tenants.json"))
     content = hashlib.sha256(b"".join(path.read_bytes() for path in (args.placement, *exported))).hexdigest()[:12]
-    placement, folder = Placement.read(args.placement), args.folder / f"placed-{content}"
+    folder = args.folder / f"placed-{content}"
     pools = placed_pools(placement.groups, {group.name: folder / group.name for group in placement.groups})
     if not folder.exists():
         emit(placement, args.repository, folder, state if any(state.glob("*/CURRENT")) else None)

@@ -34,6 +34,14 @@ def test_options_that_cannot_be_are_refused(toy, tmp_path, options, named, capsy
     assert mentions(capsys.readouterr().err, *named)
 
 
+def test_states_of_single_groups_are_refused(toy, tmp_path, capsys):
+    """Without them, tenants that were deleted there would be served again."""
+    (tmp_path / "state/one/toy").mkdir(parents=True)
+    (tmp_path / "state/one/toy/CURRENT").touch()
+    assert up(toy, tmp_path, "--placement", "placement.json") == 1
+    assert mentions(capsys.readouterr().err, tmp_path / "state", "--state")
+
+
 def test_what_is_missing_or_taken_is_refused(toy, tmp_path, capsys, engines):
     def refused(*named, more=()):
         assert up(toy, tmp_path, *more) == 1
