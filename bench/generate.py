@@ -36,7 +36,6 @@ from testing.random_store import random_store, tokenizer_json, words
 
 PROMPTS, PROMPT_TOKENS = 16, 64
 SHARING = 32  # sequences of a step in which tenants are mixed
-TENANTS = 10_000
 NEAR = 0.9  # of a bound
 
 Part = Literal["transformers", "halves", "tenants", "served", "overload"]
@@ -46,27 +45,36 @@ Part = Literal["transformers", "halves", "tenants", "served", "overload"]
 class Case:
     whole: Model
     half: Model
+    tenants: int
     rounds: int
     seconds: float
 
 
-@benchmark(layers=3, seconds=0.5, rounds=1, parts=("halves", "tenants", "overload"))
+@benchmark(size="toy", layers=3, tenants=100, seconds=0.5, rounds=1, parts=("halves", "tenants", "overload"))
 def generate(
-    *, parts: tuple[Part, ...] = get_args(Part), layers: Whole = 30, seconds: Positive = 20.0, rounds: Whole = 3
+    *,
+    parts: tuple[Part, ...] = get_args(Part),
+    size: Literal["smollm2", "toy"] = "smollm2",
+    layers: Whole = 30,
+    tenants: Whole = 10_000,
+    seconds: Positive = 20.0,
+    rounds: Whole = 3,
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
 
     Without a server, and served by Triton. The first third of the layers is in the table of an hGPT.
 
     :param parts: which to measure
+    :param size: of a layer
     :param layers: of the model
+    :param tenants: of the part `tenants`, beside 32
     :param seconds: under overload
     :param rounds: of each part
     """
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
-        whole, half = (Model(Path(scratch), layers, lower) for lower in (0, layers // 3))
+        whole, half = (Model(Path(scratch), size, layers, lower) for lower in (0, layers // 3))
         for part in parts:
-            yield from PARTS[part](Case(whole, half, rounds, seconds))
+            yield from PARTS[part](Case(whole, half, max(tenants, SHARING), rounds, seconds))
 
 
 def _transformers(case: Case) -> Rows:
@@ -130,10 +138,10 @@ def _halves(case: Case) -> Rows:
 
 
 def _tenants(case: Case) -> Rows:
-    """32 sequences at a time, each of another tenant: of 10,000 tenants or of 32."""
-    sources = case.half.tenants(TENANTS)
+    """32 sequences at a time, each of another tenant: of all tenants or of 32."""
+    sources = case.half.tenants(case.tenants)
     chance = np.random.default_rng(0)
-    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (TENANTS, SHARING)}  # those of a step differ
+    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (case.tenants, SHARING)}  # those of a step differ
     prompts, lengths = prompts_of(case.half, 96, 16), lengths_of(96)
     bench = Bench(case.half, SHARING)
 
@@ -141,7 +149,7 @@ def _tenants(case: Case) -> Rows:
         return bench.answer(prompts, lengths, (sources[number] for number in drawn[pool]))
 
     many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, case.rounds).values()
-    yield Row(f"tenants_{TENANTS}_over_{SHARING}", many / some, least=0.92)
+    yield Row(f"tenants_{case.tenants}_over_{SHARING}", many / some, least=0.92)
 
 
 def _overload(case: Case) -> Rows:

@@ -58,7 +58,7 @@ LATEST_S = 20.0  # after the last request: by then all answers are there
 Servers = dict[str, TritonServer]  # by the unit that they serve
 
 
-@benchmark(size="minilm", measured_seconds=1.0, scales=(4.0,), tenants=2, rounds=1)
+@benchmark(shared=True, size="toy", measured_seconds=1.0, scales=(4.0,), tenants=2, rounds=1)
 def place(
     *,
     measured: bool = False,
