@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hplm.errors import HplmError
-from loadtest.grpc_load import GrpcLoad, TextStreams
+from loadtest.grpc_load import GrpcLoad
 from loadtest.load import send
 
 pytestmark = pytest.mark.slow
@@ -18,9 +18,3 @@ def test_failures_are_counted_and_are_no_throughput(server) -> None:
     assert report.failed > 0 and report.answered == report.refused == report.cut_off == 0
     with pytest.raises(HplmError, match="toy"):
         report.expect_success("requests to toy")
-
-
-@pytest.mark.server("chat")
-def test_streams_are_read_to_their_end(server) -> None:
-    (per_second,) = send(TextStreams(server.grpc_url, "chat", "plain", [("ba be", 4), ("be ba", 8)]))
-    assert per_second > 0
