@@ -65,8 +65,7 @@ def accuracy(
     data, general = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}
     if texts == "public":
         further = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}
-        found = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
-        data, general = found.data, found.general
+        data, general = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
     few = FEW_PUBLIC if texts == "public" else FEW
     report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on, few, general)
     if list_studies:
