@@ -50,11 +50,11 @@ class Model:
 
     def __init__(self, folder: Path, size: str, layers: int, lower: int) -> None:
         """`size`: one of `SHAPES`. `lower`: those of the layers that the table replaces."""
-        *shape, kv_heads = SHAPES[size]
+        vocabulary, hidden, heads, inner, kv_heads = SHAPES[size]
         self.config = config = BackboneConfig(
-            size, *shape, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED, UNUSED,
-            Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False, gated=True,
-            rotary_base=100_000.0, start_id=START,
+            size, vocabulary, hidden, heads, inner, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
+            UNUSED, Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False,
+            gated=True, rotary_base=100_000.0, start_id=START,
         )  # fmt: skip
         torch.manual_seed(lower)
         self.upper = UpperStack(config)
