@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,9 +102,7 @@ def _study(known: dict[str, Study], name: str) -> Study:
     return known[name]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run(app, arguments)
-
+main = partial(run, app)
 
 if __name__ == "__main__":
     sys.exit(main())
