@@ -60,7 +60,7 @@ def stored(
         asked = [task for task in TASKS if task.task == "classify"][:count]
         domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in asked}]
         found = [*write_demo_data(folder / "demo", domains, asked, demo).tenants]
-        found += stored_public_data(folder / "public", files, public, WORDS, {}).data.tenants if files else ()
+        found += stored_public_data(folder / "public", files, public, WORDS, {})[0].tenants if files else ()
         write_json(
             folder / TASKS_FILE, {one.id: [one.task, *map(str, (one.train, one.dev, one.test))] for one in found[:count]}
         )

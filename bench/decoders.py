@@ -1,4 +1,4 @@
-"""Decoders with random weights of SmolLM2-135M's shape, and a loop that a benchmark drives step by step."""
+"""Decoders with random weights, and a loop that a benchmark drives step by step."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ LEAST, MEAN, MOST = 8, 40, 128  # generated tokens, geometrically distributed be
 STEP_TOKENS, CACHE_TOKENS = 256, 16_384
 GRAMS = 100_000  # of the table of an hGPT
 RANK = 4
+SHAPES = {"smollm2": (49_152, 576, 9, 1536, 3), "toy": (512, 64, 4, 128, 2)}  # vocabulary, hidden, heads, inner, heads of keys
 
 
 class Model:
-    """A decoder of SmolLM2-135M's shape, with random weights, and its table."""
+    """A decoder with random weights, and its table."""
 
-    def __init__(self, folder: Path, layers: int, lower: int) -> None:
-        """`layers`: SmolLM2-135M has 30. `lower`: those of them that the table replaces."""
+    def __init__(self, folder: Path, size: str, layers: int, lower: int) -> None:
+        """`size`: one of `SHAPES`. `lower`: those of the layers that the table replaces."""
+        vocabulary, hidden, heads, inner, kv_heads = SHAPES[size]
         self.config = config = BackboneConfig(
-            "smollm2", 49_152, 576, 9, 1536, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED, UNUSED,
-            Window(3 if lower else 1, causal=True), kv_heads=3, norm=RMS, pre_norm=True, biases=False, gated=True,
-            rotary_base=100_000.0, start_id=START,
+            size, vocabulary, hidden, heads, inner, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
+            UNUSED, Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False,
+            gated=True, rotary_base=100_000.0, start_id=START,
         )  # fmt: skip
         torch.manual_seed(lower)
         self.upper = UpperStack(config)

@@ -17,7 +17,6 @@ from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
 from bench.turns import alternate_timed
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
-from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.scheduling.simulation.arrivals import Lengths
@@ -101,15 +100,12 @@ def lay_of(name: str, measure: Callable[[int, int], float]) -> Lay:
 
 
 def _eight_bits(runs: LayerRuns, at: str) -> Rows:
-    engines = {
-        name: Engine(random_backbone(runs.config)[1], runs.device, torch.float32, eight_bits=name == INT8)
-        for name in ("fp32", INT8)
-    }
+    ways = {name: LayerRuns(runs.config, runs.device, torch.float32, runs.seconds, name == INT8) for name in ("fp32", INT8)}
     for batch, texts in EIGHT_BITS.items():
-        tokens, attend = texts * EIGHT_BITS_TOKENS, PackedAttention([EIGHT_BITS_TOKENS] * texts, runs.config.heads)
-        timings = runs.time({name: runs.layers(engine, attend, tokens) for name, engine in engines.items()})
+        lengths = np.full(texts, EIGHT_BITS_TOKENS)
+        timings = runs.time({name: way.batches(packed, [lengths]) for name, way in ways.items()})
         for name, took in timings.items():
-            yield Row(f"{at}/{batch}/{name}_ms", took * tokens / 1e3, "ms")
+            yield Row(f"{at}/{batch}/{name}_ms", took * int(lengths.sum()) / 1e3, "ms")
         yield Row(f"{at}/{batch}/int8_over_fp32", timings["fp32"] / timings[INT8])
 
 
@@ -126,19 +122,18 @@ def batches_of(texts: int, variance: int) -> list[np.ndarray]:
 class LayerRuns:
     """The shared upper layers of one size, on one device, in one precision."""
 
-    def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
+    def __init__(
+        self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, seconds: float, eight_bits: bool = False
+    ) -> None:
         """`seconds`: for each run that is timed."""
-        self.config = config
-        self.device = device
-        self.dtype = dtype
-        self.engine = Engine(random_backbone(config)[1], device, dtype)
-        self._seconds = seconds
+        self.config, self.device, self.dtype, self.seconds = config, device, dtype, seconds
+        self.engine = Engine(random_backbone(config)[1], device, dtype, eight_bits)
         self._clock = clock(device)
 
     def time(self, runs: dict[str, Run]) -> dict[str, float]:
         """Returns microseconds a token."""
         with torch.inference_mode():
-            return alternate_timed(runs, self._seconds, warm_up=2)
+            return alternate_timed(runs, self.seconds, warm_up=2)
 
     def batches(self, lay: Lay, batches: list[np.ndarray]) -> Run:
         """Returns a function that runs one of the batches."""
@@ -186,11 +181,6 @@ class LayerRuns:
                 x = out[0] if isinstance(out, tuple) else out
 
         return lambda _: self._timed(run, texts * tokens)
-
-    def layers(self, engine: Engine, attend: PackedAttention, tokens: int) -> Run:
-        """Returns a function that runs the layers of another engine over packed texts with so many tokens together."""
-        x = self._random(tokens, self.config.hidden).to(engine.dtype)
-        return lambda _: self._timed(lambda: engine.through(x, attend), tokens)
 
     def _timed(self, run: Callable[[], object], tokens: int) -> float:
         self._wait()

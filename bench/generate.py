@@ -1,15 +1,14 @@
 """`hplm bench generate`: decoders that generate text, beside transformers and whole models.
 
 A whole model has its embedding as its table. An hGPT has fewer upper layers, and a table of n-grams. Weights are random.
-Variants take turns, and each figure is a ratio of medians from one run, mostly without a server.
+Variants take turns, and each figure is a ratio of medians from one run, without a server.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, repeat
@@ -19,54 +18,55 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from bench.decoders import CACHE_TOKENS, MOST, START, Answered, Bench, Model, in_turn, lengths_of, prompts_of
+from bench.decoders import MOST, START, Answered, Bench, Model, in_turn, lengths_of, prompts_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
 from hplm.errors import DeadlineMissed
 from hplm.generation.settings import Promise
 from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
 from hplm.model.original import Checkpoint
-from hplm.server import TritonServer
-from loadtest.grpc_load import TextStreams
-from loadtest.load import send
-from testing.random_store import random_store, tokenizer_json, words
 
 PROMPTS, PROMPT_TOKENS = 16, 64
 SHARING = 32  # sequences of a step in which tenants are mixed
-TENANTS = 10_000
 NEAR = 0.9  # of a bound
 
-Part = Literal["transformers", "halves", "tenants", "served", "overload"]
+Part = Literal["transformers", "halves", "tenants", "overload"]
 
 
 @dataclass(frozen=True)
 class Case:
     whole: Model
     half: Model
+    tenants: int
     rounds: int
     seconds: float
 
 
-@benchmark(layers=3, seconds=0.5, rounds=1, parts=("halves", "tenants", "overload"))
+@benchmark(size="toy", layers=3, tenants=100, seconds=0.5, rounds=1, parts=("halves", "tenants", "overload"))
 def generate(
-    *, parts: tuple[Part, ...] = get_args(Part), layers: Whole = 30, seconds: Positive = 20.0, rounds: Whole = 3
+    *,
+    parts: tuple[Part, ...] = get_args(Part),
+    size: Literal["smollm2", "toy"] = "smollm2",
+    layers: Whole = 30,
+    tenants: Whole = 10_000,
+    seconds: Positive = 20.0,
+    rounds: Whole = 3,
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
 
-    Without a server, and served by Triton. The first third of the layers is in the table of an hGPT.
+    The first third of the layers is in the table of an hGPT. Nothing is served: Locust's scenario `Chat` asks servers.
 
     :param parts: which to measure
+    :param size: of a layer
     :param layers: of the model
+    :param tenants: of the part `tenants`, beside 32
     :param seconds: under overload
     :param rounds: of each part
     """
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
-        whole, half = (Model(Path(scratch), layers, lower) for lower in (0, layers // 3))
+        whole, half = (Model(Path(scratch), size, layers, lower) for lower in (0, layers // 3))
         for part in parts:
-            yield from PARTS[part](Case(whole, half, rounds, seconds))
+            yield from PARTS[part](Case(whole, half, max(tenants, SHARING), rounds, seconds))
 
 
 def _transformers(case: Case) -> Rows:
@@ -130,10 +130,10 @@ def _halves(case: Case) -> Rows:
 
 
 def _tenants(case: Case) -> Rows:
-    """32 sequences at a time, each of another tenant: of 10,000 tenants or of 32."""
-    sources = case.half.tenants(TENANTS)
+    """32 sequences at a time, each of another tenant: of all tenants or of 32."""
+    sources = case.half.tenants(case.tenants)
     chance = np.random.default_rng(0)
-    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (TENANTS, SHARING)}  # those of a step differ
+    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (case.tenants, SHARING)}  # those of a step differ
     prompts, lengths = prompts_of(case.half, 96, 16), lengths_of(96)
     bench = Bench(case.half, SHARING)
 
@@ -141,7 +141,7 @@ def _tenants(case: Case) -> Rows:
         return bench.answer(prompts, lengths, (sources[number] for number in drawn[pool]))
 
     many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, case.rounds).values()
-    yield Row(f"tenants_{TENANTS}_over_{SHARING}", many / some, least=0.92)
+    yield Row(f"tenants_{case.tenants}_over_{SHARING}", many / some, least=0.92)
 
 
 def _overload(case: Case) -> Rows:
@@ -181,41 +181,9 @@ def _overload(case: Case) -> Rows:
     yield Row("refusal_p99_ms", 1000 * float(np.percentile(refusals, 99)) if refusals else 0.0, "ms", most=20.0)
 
 
-def _served(case: Case) -> Rows:
-    """Streams from a real server, and the same loop alone: an hGPT with weights of the same shape."""
-    count = PROMPTS
-    ids, lengths = prompts_of(case.half, count * (case.rounds + 1), 16), lengths_of(count)
-    vocabulary = words(case.half.config.vocabulary)
-    prompts = [" ".join(vocabulary[number % len(vocabulary)] for number in prompt) for prompt in ids]
-    bench = Bench(case.half, count)
-    tenant = TenantFile("bench", 1, "root", 1, "generate", [], 0)
-    options = ServingOptions(dtype="fp32", max_sequences=count, cache_tokens=CACHE_TOKENS)
-    with _serving(case.half, tenant, options) as (server, backbone):
-
-        def streamed() -> float:
-            new = [prompts.pop() for _ in lengths]  # a server computes a prompt only once
-            return send(TextStreams(server.grpc_url, backbone, tenant.id, list(zip(new, lengths, strict=True))))[0]
-
-        bare = partial(bench.answer, ids, lengths, repeat(None))
-        found = in_turn({"bare": bare, "served": streamed}, case.rounds)
-    yield Row("served_tokens_s", found["served"], "tokens/s")
-    yield Row("served_over_bare", found["served"] / found["bare"], least=0.9)
-
-
-@contextmanager
-def _serving(model: Model, tenant: TenantFile, options: ServingOptions) -> Generator[tuple[TritonServer, str]]:
-    """Serves random weights of the model's shape, and yields the server and the name of the decoder."""
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        store = random_store(Path(folder) / "store", model.config, [tenant], tokenizer=tokenizer_json)
-        backbone = export(store, Path(folder) / "repository", options).backbone
-        with TritonServer(Path(folder) / "repository") as server:
-            yield server, backbone
-
-
 PARTS: dict[str, Callable[[Case], Rows]] = {
     "transformers": _transformers,
     "halves": _halves,
     "tenants": _tenants,
-    "served": _served,
     "overload": _overload,
 }

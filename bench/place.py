@@ -58,7 +58,7 @@ LATEST_S = 20.0  # after the last request: by then all answers are there
 Servers = dict[str, TritonServer]  # by the unit that they serve
 
 
-@benchmark(size="minilm", measured_seconds=1.0, scales=(4.0,), tenants=2, rounds=1)
+@benchmark(shared=True, size="toy", measured_seconds=1.0, scales=(4.0,), tenants=2, rounds=1)
 def place(
     *,
     measured: bool = False,
@@ -84,10 +84,10 @@ def place(
     :param rounds: of the profile, and of the loads of Fig. 2
     """
     if measured or not shared:
-        with _two_cores(size, dtype, tenants, rounds, backbones=1, domains=("law", "medicine")) as cores:
+        with _two_cores(size, dtype, tenants, rounds, 1, "1,2", ("law", "medicine")) as cores:
             yield from _simulators(cores, measured_seconds, scales)
     if shared or not measured:
-        with _two_cores(size, dtype, tenants, rounds, backbones=2) as cores:
+        with _two_cores(size, dtype, tenants, rounds, 2, "1") as cores:
             yield from _fig2(cores, measured_seconds, rounds)
 
 
@@ -146,8 +146,9 @@ class TwoCores:
     """A repository of random weights with two units, and its profile."""
 
     def __init__(
-        self, folder: Path, size: str, dtype: str, tenants: int, rounds: int, backbones: int, domains: Sequence[str]
+        self, folder: Path, size: str, dtype: str, tenants: int, rounds: int, backbones: int, intra: str, domains: Sequence[str]
     ) -> None:
+        """`intra`: numbers of devices in a stage."""
         self._devices = tuple(f"cpu:{core}" for core in sorted(os.sched_getaffinity(0)))
         self._folder, self._config = folder, SIZES[size]
         self._repository = folder / "repository"
@@ -156,7 +157,7 @@ class TwoCores:
             config = replace(self._config, name=f"{size}-{'ab'[seed]}")
             store = random_store(folder / config.name, config, files, domains, seed=seed)
             export(store, self._repository, ServingOptions(dtype=dtype, slots=3 * tenants))
-        self.profile = _profiled(self._repository, folder / "profile.json", self._devices, rounds)
+        self.profile = _profiled(self._repository, folder / "profile.json", self._devices, intra, rounds)
         self._cluster = Cluster((Machine("here", tuple(Device(name, NO_LIMIT) for name in self._devices), NO_LIMIT),))
         self._units = units_of(self.profile)
         self._layers, self.positions = self._config.upper_layers, self._config.positions
@@ -235,13 +236,13 @@ class TwoCores:
 
 @contextmanager
 def _two_cores(
-    size: Size, dtype: EngineDtype, tenants: int, rounds: int, backbones: int, domains: Sequence[str] = ()
+    size: Size, dtype: EngineDtype, tenants: int, rounds: int, backbones: int, intra: str, domains: Sequence[str] = ()
 ) -> Generator[TwoCores]:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise InvalidInput("this machine has one core, but the placements need two: measure on another one")
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder, on_cores(cores):
-        yield TwoCores(Path(folder), size, dtype, tenants, rounds, backbones, domains)
+        yield TwoCores(Path(folder), size, dtype, tenants, rounds, backbones, intra, domains)
 
 
 @contextmanager
@@ -255,9 +256,9 @@ def on_cores(cores: Sequence[int]) -> Generator[None]:
         os.sched_setaffinity(0, mine)
 
 
-def _profiled(repository: Path, file: Path, devices: Sequence[str], rounds: int) -> Profile:
+def _profiled(repository: Path, file: Path, devices: Sequence[str], intra: str, rounds: int) -> Profile:
     command = [sys.executable, "-m", "hplm.cli.main", "place", "profile"]
-    options = ["--devices", ",".join(devices), "--intra", "1,2", "--rounds", str(rounds), "--wire"]
+    options = ["--devices", ",".join(devices), "--intra", intra, "--rounds", str(rounds), "--wire"]
     done = subprocess.run([*command, "--repository", str(repository), *options, "--to", str(file)], stdout=STDERR)
     if done.returncode:
         raise Broken(f"`hplm place profile` ended with code {done.returncode}: see its messages above")

@@ -7,6 +7,7 @@ import inspect
 import json as json_format
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from bench.curves import draw_rows
 from bench.machine import gflops, machine
 from bench.rows import QUICK, Row, Rows
+from bench.turns import threads
 from builder.pictures import check_picture
 from hplm.errors import InvalidInput
 
@@ -44,7 +46,8 @@ def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
         chosen = {**(QUICK[name] if quick else {}), **bound.arguments}
         case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
         before = gflops()
-        rows = [replace(row, least=None, most=None) if quick else row for row in function(**chosen)]
+        with threads(1) if quick else nullcontext():  # on a busy machine, threads wait for each other longer than they compute
+            rows = [replace(row, least=None, most=None) if quick else row for row in function(**chosen)]
         after = gflops()
         print(table_of(rows))
         if picture is not None:

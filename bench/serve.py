@@ -25,7 +25,6 @@ from hplm.engine.engine import INT8, Engine, computed, resolve_device, resolve_p
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.model.checkpoint import random_backbone
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
@@ -203,5 +202,3 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
             yield Row(f"tenants/{count}/disk_mb", sum(layout.weight_bytes for layout in layouts) / MB, "MB")  # of one tenant
     yield Row("most_to_least/req_per_s", rates[counts[-1]] / rates[counts[0]], least=0.92)
     yield Row("most_to_least/start_s", starts[counts[-1]] / starts[counts[0]])
-    parameters = sum(parameter.numel() for half in random_backbone(SIZES[size]) for parameter in half.parameters())
-    yield Row("tenant_to_backbone", sum(layout.layers * layout.layer_size for layout in layouts) / parameters)  # in parameters

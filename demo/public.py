@@ -48,24 +48,19 @@ TASKS = (
 FEW = ("newsgroups", "reuters-52")
 
 
-@dataclass(frozen=True)
-class PublicData:
-    data: DemoData
-    general: dict[str, Path]  # corpora of the root, which reads no domain's text
-
-
 def stored_public_data(
     folder: Path, given: Sequence[Path], sizes: Mapping[str, int], words: int, further: Mapping[str, Path]
-) -> PublicData:
-    """Returns the data in `folder`. Writes them from the packages' files in the `given` folders if they are missing.
+) -> tuple[DemoData, dict[str, Path]]:
+    """Returns the data in `folder`, and the corpora of the root, which reads no domain's text.
 
-    Tasks whose files are not given are left out. `words`: how many of a text a task reads. `further`: corpora for the root.
+    Writes them from the packages' files in the `given` folders if they are missing. Tasks whose files are not given are left
+    out. `words`: how many of a text a task reads. `further`: corpora for the root.
     """
     sources = _Sources(_folders(given))
     tasks = sources.tasks()
     made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in tasks], "format": 2}
     data = stored(folder, made_of, lambda: _written(folder, sources, tasks, sizes, words))
-    return PublicData(data, {"stories": folder / "stories.txt", **further})
+    return data, {"stories": folder / "stories.txt", **further}
 
 
 def published_table(tasks: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Loads over gRPC: requests in flight, and streams of generated text."""
+"""A load over gRPC: requests in flight."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hplm.errors import HplmError
-from hplm_client.aio import AsyncHplmClient
 from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
 
 MESSAGES: Any = service_pb2  # generated code, without types
 A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
 REFUSED_S = 0.1  # the pause after a refusal that does not name one
-LIMIT_S = 600.0  # of streams
 
 
 @dataclass
@@ -117,30 +115,3 @@ def _judged(error: grpc.aio.AioRpcError) -> tuple[str, float]:
         return "cut_off", REFUSED_S
     pause = problem.retry_after_s if isinstance(problem, SafeToRetry) else None
     return "refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed", pause or REFUSED_S
-
-
-@dataclass(frozen=True)
-class TextStreams:
-    """Prompts, and how many tokens follow each. All are sent at once."""
-
-    address: str
-    model: str
-    tenant: str
-    prompts: Sequence[tuple[str, int]]
-    limit_s: float = LIMIT_S
-
-    def run(self) -> float:
-        """Returns the tokens a second of all streams together."""
-        return asyncio.run(self._run())
-
-    async def _run(self) -> float:
-        async with AsyncHplmClient(self.address, protocol="grpc", backbone=self.model) as client:
-
-            async def tokens(prompt: str, most: int) -> int:
-                pieces = client.stream(prompt, tenant=self.tenant, max_tokens=most, temperature=0, ignore_eos=True)
-                return sum([piece.tokens async for piece in pieces])
-
-            await tokens(self.prompts[0][0], 1)  # connects
-            start = time.perf_counter()
-            answers = await asyncio.gather(*(tokens(*prompt) for prompt in self.prompts))
-            return sum(answers) / (time.perf_counter() - start)

@@ -28,10 +28,11 @@ from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
 from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
-from loadtest.server import ServedCopy
+from loadtest.server import QUICK_HELP, ServedCopy, quick
 from loadtest.watch import PUBLISHED_AFTER, ServerCount, Watch, difference
 
 WAYS = OF_TENANT | OF_STRANGERS
+QUICK = "--backbone toy --quiet tenant-0 --noisy tenant-1 --text ba --seconds 1 --streams 100 --flood 4 --ways streams quota"
 QUIET_ADDRESS, QUIET_CONNECTIONS = "127.0.0.2", 64  # enough for answers that take seconds
 BEFORE_S, AFTER_S = 2.0, 3.0  # how long others misbehave before and after the quiet tenant's requests
 LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE, MOST_GROWTH_MB = 0.99, 5.0, 0.01, 50.0  # targets
@@ -40,7 +41,11 @@ IDLE_S = 600.0  # the most time to wait for a server to finish what one way has 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    given = _parser().parse_args(arguments)
+    with quick(arguments, QUICK) as words:
+        _main(_parser().parse_args(words))
+
+
+def _main(given: argparse.Namespace) -> None:
     measured: dict[str, dict[str, Any]] = {}
     error = None
     try:
@@ -50,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         error = str(failed)
     if given.json or measured:
         print(json.dumps(measured) if given.json else _table(measured))
-    if error or not all(way["holds"] for way in measured.values()):
+    if error or not (given.quick or all(way["holds"] for way in measured.values())):
         sys.exit(error or 1)
 
 
@@ -90,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     stranger("--addresses", type=int, default=40, help="addresses of slow_from_many (default: %(default)s)")
     stranger("--body-mb", type=int, default=300, help="size of a huge body (default: %(default)s)")
     stranger("--bodies", type=int, default=4, help="connections that send bodies (default: %(default)s)")
+    add("--quick", action="store_true", help=QUICK_HELP)
     add("--json", action="store_true", help="print one line of JSON")
     return parser
 

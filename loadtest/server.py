@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from typing_extensions import Self
@@ -32,6 +33,7 @@ from hplm.tenants.state import EXPORTED_RECORDS
 
 SERVER, ENGINE = "tritonserver", "engine"
 GUEST = "guest-of-a-test"
+QUICK_HELP = "measure little on a toy that is made for it: the figures mean nothing, and no target is judged"
 START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to end
 
 
@@ -39,6 +41,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
     parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+
+
+@contextmanager
+def quick(arguments: Sequence[str] | None, small: str) -> Iterator[list[str]]:
+    """Gives the words of a command. With --quick, `small` and a toy repository that is made for it come before them."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if "--quick" not in words:
+        yield words
+        return
+    from testing.random_repository import ServingOptions, write
+    from testing.random_store import TOY
+
+    with TemporaryDirectory(prefix="hplm-quick-") as folder:
+        write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
+        yield ["--repository", folder, *small.split(), *words]
 
 
 class Running:

@@ -27,9 +27,10 @@ from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import ServedCopy, add_options
+from loadtest.server import QUICK_HELP, ServedCopy, add_options, quick
 from loadtest.texts import standard_library
 
+QUICK = "--minutes 0.1 --share 0.1"
 CONNECTIONS = 64
 CAPACITY_SECONDS = 10.0
 CHURN_SECONDS = 5.0  # between a tenant's coming and its going
@@ -41,11 +42,17 @@ Sample = dict[str, tuple[int, int]]
 
 
 def main(arguments: list[str] | None = None) -> int:
+    with quick(arguments, QUICK) as words:
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="loadtest.soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default: 30)")
     parser.add_argument("--share", type=float, default=0.8, help="share of the capacity (default: 0.8)")
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
     add_options(parser)
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(words)
     try:
         found = run(args)
     except HplmError as error:

@@ -14,7 +14,7 @@ JSON = Parameter("--json", negative=())
 FLAT = Parameter(name="*")
 
 
-def run(app: App, arguments: Sequence[str] | None) -> int:
+def run(app: App, arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit status."""
     words = apart(sys.argv[1:] if arguments is None else arguments)
     name = app.name[0].rpartition(".")[2]

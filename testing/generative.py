@@ -11,13 +11,12 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import Layer, activation
 from hplm.model.stacks import UpperStack
-from testing.reference import Reference, adapters_of
+from testing.reference import Reference, adapters_of, normed
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,16 @@ class GenerativeReference:
             x = x + upper.positions.weight[: len(x)]
         for layer, adapted in zip(upper.layers, adapters_of(self.backbone, tenant.adapter, config.upper_layers), strict=True):
             x = self._through(layer, x, adapted)
-        return _norm(x, upper.final_norm) @ upper.next_token.weight.T
+        return normed(x, upper.final_norm) @ upper.next_token.weight.T
 
     def _through(self, layer: Layer, x: Tensor, adapted: Callable[[str, Tensor, Tensor], Tensor]) -> Tensor:
         config = self.backbone.config
-        read = _norm(x, layer.attention_norm)
+        read = normed(x, layer.attention_norm)
         query, key, value = layer.qkv(read).split([config.query_width, config.key_width, config.key_width], dim=1)
         query, key = adapted("query", read, query), adapted("key", read, key)
         seen = self._attention(query, key, adapted("value", read, value))
         x = x + adapted("attention_out", seen, layer.attention_out(seen))
-        read = _norm(x, layer.ffn_norm)
+        read = normed(x, layer.ffn_norm)
         inner, function = layer.ffn_in(read), activation(config.activation)
         if config.gated:
             gate, inner = inner.chunk(2, dim=1)
@@ -111,10 +110,3 @@ class GenerativeReference:
         angles = torch.outer(torch.arange(len(x)).double(), base ** (-torch.arange(half).double() / half))
         turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(torch.ones_like(angles), angles)
         return torch.cat([turned.real, turned.imag], dim=1).float()
-
-
-def _norm(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
-    if isinstance(norm, nn.LayerNorm):
-        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-    assert norm.eps is not None
-    return x / (x.square().mean(dim=1, keepdim=True) + norm.eps).sqrt() * norm.weight

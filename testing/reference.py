@@ -132,16 +132,16 @@ class Reference:
         adapters = adapters_of(self.backbone, tenant.adapter, len(upper.layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
-        x = _norm(x, upper.norm)
+        x = normed(x, upper.norm)
         if (left := self._at_exit(0, x, tenant, read)) is not None:
             return left
         for number, (layer, own) in enumerate(zip(upper.layers, adapters, strict=True), start=1):
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
             seen = _attention(query, key, value, config.heads)
-            x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
+            x = normed(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
-            x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
+            x = normed(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
             if (left := self._at_exit(number, x, tenant, read)) is not None:
                 return left
 
@@ -293,6 +293,8 @@ def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return (rows / scales).round(), scales
 
 
-def _norm(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
-    assert isinstance(norm, nn.LayerNorm)  # as an encoder's are
-    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+def normed(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+    if isinstance(norm, nn.LayerNorm):
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    assert norm.eps is not None
+    return x / (x.square().mean(dim=1, keepdim=True) + norm.eps).sqrt() * norm.weight

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,8 +65,7 @@ def accuracy(
     data, general = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}
     if texts == "public":
         further = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}
-        found = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
-        data, general = found.data, found.general
+        data, general = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
     few = FEW_PUBLIC if texts == "public" else FEW
     report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on, few, general)
     if list_studies:
@@ -103,9 +102,7 @@ def _study(known: dict[str, Study], name: str) -> Study:
     return known[name]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run(app, arguments)
-
+main = partial(run, app)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,20 +3,20 @@
 whole.json      the scheme and its tenants
 backbone.json   sizes; `upper_layers` are the layers that every tenant has for itself
 tokenizer.json
-bodies/  heads/     safetensors, one file for each tenant
+bodies/  heads/     a file for each tenant: of `research.baselines.body`, and safetensors
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.tasks import TextAnswer, find_task
-from research.baselines.body import BodyFile, Slot
+from research.baselines.body import Slot
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,11 @@ class WholeConfig:
     tenants: tuple[WholeTenant, ...]
 
     def save(self, folder: Path) -> None:
-        (folder / self.FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+        (folder / self.FILE).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> WholeConfig:
-        stored = json.loads((folder / cls.FILE).read_text("utf-8"))
-        tenants = tuple(WholeTenant(**{**tenant, "labels": tuple(tenant["labels"])}) for tenant in stored["tenants"])
-        return cls(stored["scheme"], stored["note"], tenants)
+        return msgspec.json.decode((folder / cls.FILE).read_bytes(), type=cls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +88,8 @@ class WholeModels:
         self._device = device
         self._tenants = {tenant.id: tenant for tenant in tenants}
         self._tokenizer = Tokenizer((folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
-        file = BodyFile.of(self._body(tenants[0]))
         count = min(resident, len(self._tenants))
-        self._free = [Slot(self.config, file, device, dtype) for _ in range(count)]
+        self._free = [Slot(self.config, device, dtype) for _ in range(count)]
         self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
         if count == len(self._tenants):  # all models fit: they are loaded now, so that no first request has to wait
             for tenant in tenants:
@@ -186,16 +183,17 @@ class WholeModels:
         if slot is None:
             slot = self._free.pop() if self._free else self._held.popitem(last=False)[1]
             try:
-                head = self._folder / "heads" / f"{tenant.weights}.safetensors"
-                slot.fill(self._body(tenant), head)
+                slot.fill(*files_of(self._folder, tenant.weights))
             except BaseException:
                 self._free.append(slot)
                 raise
         self._held[tenant.id] = slot
         return slot
 
-    def _body(self, tenant: WholeTenant) -> Path:
-        return self._folder / "bodies" / f"{tenant.weights}.safetensors"
+
+def files_of(folder: Path, weights: str) -> tuple[Path, Path]:
+    """Returns the files of a body and its head."""
+    return folder / "bodies" / weights, folder / "heads" / f"{weights}.safetensors"
 
 
 Respond = Callable[["list[TextAnswer] | HplmError"], None]

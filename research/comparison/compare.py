@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -220,9 +220,7 @@ def compare(
     return int(bool(found["missed"]))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_command(app, arguments)
-
+main = partial(run_command, app)
 
 if __name__ == "__main__":
     sys.exit(main())

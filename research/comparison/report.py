@@ -204,4 +204,4 @@ def report(*, results: Path = Path("results"), to: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(app, None))
+    sys.exit(run(app))

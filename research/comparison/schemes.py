@@ -19,7 +19,7 @@ from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.model.config import BackboneConfig
 from hplm.tenants.snapshot import Snapshot
-from research.baselines.models import WholeConfig
+from research.baselines.models import WholeConfig, files_of
 from research.schemes.export import FLAT, WHOLE, export_scheme
 from testing.random_repository import LABELS
 from testing.random_store import random_store, random_tenants
@@ -46,8 +46,7 @@ class ExportedScheme:
         folder = self.repository / self.backbone / "1"
         mapped = sum(file.stat().st_size for file in (folder / Backbone.TABLES).rglob("*") if file.is_file())
         if self.scheme in WHOLE:
-            weights = WholeConfig.load(folder).tenants[0].weights
-            files = (folder / kind / f"{weights}.safetensors" for kind in ("bodies", "heads"))
+            files = files_of(folder, WholeConfig.load(folder).tenants[0].weights)
             shared, each = 0.0, sum(file.stat().st_size for file in files) / MB
             swapped = each
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -49,9 +49,7 @@ def write(
     print(json.dumps(figures) if as_json else f"{shown}\nnext: hplm serve --repository {repository}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run(app, arguments)
-
+main = partial(run, app)
 
 if __name__ == "__main__":
     sys.exit(main())

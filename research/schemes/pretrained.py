@@ -28,6 +28,12 @@ class Pretrained:
     lower: LowerStack
     upper: UpperStack
 
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights of `research.baselines.body.Body`."""
+        upper = {f"upper.{name}": tensor for name, tensor in self.upper.state_dict().items()}
+        return upper | {"words.weight": self.lower.words.weight}
+
     def shorter(self, layers: int) -> Pretrained:
         """Returns a model of evenly chosen layers, the usual start of a distilled student (DistilBERT)."""
         chosen = evenly(self.config.upper_layers, layers)

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-import torch
-
 from builder.publish.export import copy_file
 from builder.publish.model_configs import MAX_TEXTS
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.model.weights import save_weights
-from research.baselines.body import Body, weights_of_linear
-from research.baselines.models import WholeConfig, WholeTenant
+from research.baselines.body import save_body
+from research.baselines.models import WholeConfig, WholeTenant, files_of
 from research.schemes.pretrained import Pretrained
 
 _CONFIG = Template("""\
@@ -71,26 +69,18 @@ def write_whole(
         model.config.save(folder / "backbone.json")
         copy_file(store.folder / "tokenizer.json", folder / "tokenizer.json")
         for tenant in tenants:
-            own = folder / "bodies" / f"{tenant.id}.safetensors"
+            own, own_head = files_of(folder, tenant.id)
             if body is None:
-                save_weights(_body_weights(model), own)
+                save_body(model.config, model.weights, own)
             else:
                 copy_file(body, own)
             body = body or own
             _, head = store.tenant_weights(tenant)
-            save_weights({name: tensor.float() for name, tensor in head.items()}, folder / "heads" / own.name)
+            save_weights({name: tensor.float() for name, tensor in head.items()}, own_head)
         listed = tuple(
             WholeTenant(one.id, one.version, one.task, tuple(one.labels), one.head_function, one.id) for one in tenants
         )
         WholeConfig(about.scheme, about.note, listed).save(folder)
         values = {"name": target.name, "scheme": about.scheme, "note": about.note, "max_texts": MAX_TEXTS, **parameters}
         (written / "config.pbtxt").write_text(_CONFIG.substitute(values), "utf-8")
-    return target / "1" / "bodies" / f"{tenants[0].id}.safetensors"
-
-
-def _body_weights(model: Pretrained) -> dict[str, torch.Tensor]:
-    weights = {f"upper.{name}": tensor for name, tensor in model.upper.state_dict().items()}
-    weights["words.weight"] = model.lower.words.weight
-    with torch.device("meta"):
-        turned = weights_of_linear(Body(model.config))
-    return {name: (tensor.t() if name in turned else tensor).float() for name, tensor in weights.items()}
+    return files_of(target / "1", tenants[0].id)[0]

@@ -17,31 +17,36 @@ from bench.rows import EngineDtype, Size
 from hplm.cli.main import main
 from hplm.options import ENGINE_DTYPES
 from hplm.tenants.directory import Directory
-from loadtest import isolation
+from loadtest import isolation, soak
 from research.comparison import compare
 from research.papers import __main__ as papers
+from research.papers import tabi
 from testing import random_repository
 from testing.random_store import SIZES
 from tests.research.schemes.checkpoints import save_bert
 from tests.support.message import mentions
 
-MAINS = {"papers": papers.main, "comparison": compare.main, "isolation": isolation.main, "random": random_repository.main}
+MAINS = {
+    "papers": papers.main, "comparison": compare.main, "isolation": isolation.main, "soak": soak.main,
+    "random": random_repository.main,
+}  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
     "bench adapters": "t128/16/grouped_us; t128/16/to_loop",
     "bench cascade --model bert": "work; tenants/stdlib-area/points_lost; one_client/over_full; served/as_expected",
-    "bench cluster --only proxy": "proxy_over_direct; hop_p50_ms",
+    "bench cluster": "proxy_over_direct; hop_p50_ms",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
-    "bench generate --parts halves": "decode_ratio",
+    "bench generate": "decode_ratio; tenants_100_over_32; refusal_p99_ms",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/on_time",
-    "bench place --shared --size toy": "fig2_skew; mean_ms/poisson",
+    "bench place": "fig2_skew; mean_ms/poisson",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
     "bench training": "tables_ms; share_of_whole",
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
-    "comparison --scenario burst": "p50_ms/dedicated_inprocess/5",
+    "isolation": "streams/alone/in_time_share; streams/beside/in_time_share; quota/in_time_by_server",
+    "soak": "answered; guests; memory_growth/engine; files_growth/toy-lookup",
     "papers alpaserve --picture a.svg": "; ".join(
         f"curves/{title}/search"
         for title in ("Table 2: in time by deadline", *(f"Fig. {n}: in time by CV" for n in (12, 13, 17)))
@@ -78,6 +83,11 @@ def test_a_command_ends_with_its_figures(command: str, capsys: pytest.CaptureFix
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
     assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
+    if "cascade" in command:  # whose store and exits Tabi's other ways use
+        assert status("papers tabi --quick --json") == 0
+        ways = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
+        assert ways.keys() == {*tabi.WAYS, "words pruned"}
+        assert all(0 <= one["work"] <= 1.2 for way in ways.values() for one in way.values())
 
 
 def test_only_the_named_benchmark_is_imported_and_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from bench import curves, overload
+from bench import curves, overload, place
 from bench.adapters import variants
+from bench.decoders import Bench, Model
+from bench.noop import ticket_bytes
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
+from bench.server import texts_of
+from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import Lookup, Reading
+from hplm.errors import DeadlineMissed
+from hplm.generation.settings import Promise
 from loadtest.load import Report
 
 
@@ -26,6 +35,28 @@ def test_all_variants_of_an_adapter_compute_the_same() -> None:
         assert not torch.equal(results[name], rows.after), name
     for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if with_peft else [])):
         torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
+
+
+def test_an_idle_model_passes_on_as_many_bytes_as_ours(toy) -> None:
+    backbone = Backbone(toy.folder)
+    of_request, of_text = ticket_bytes(12)
+    for count in (1, 3):
+        reading = Reading(backbone.view, backbone.view.snapshot.find("acme"), texts_of(toy.store.config, [12] * count))
+        (found,) = Lookup(backbone).read([reading], 10_000)
+        assert abs(len(found) - (of_request + count * of_text)) < 16  # names differ in length
+
+
+def test_a_request_to_a_decoder_counts_from_when_it_was_due(tmp_path) -> None:
+    """It was due during a step, and is offered after it."""
+    bench, due = Bench(Model(tmp_path, "toy", 3, 1)), time.perf_counter() - 2.0
+    answered = bench.ask([5], 2, promise=Promise(10**9, 10**9), due=due)
+    bench.run()
+    assert answered.asked == due and isinstance(answered.error, DeadlineMissed)
+
+
+def test_requests_without_an_answer_are_not_in_time() -> None:
+    trace = SimpleNamespace(timeout_ns=np.full(4, 10**8))  # the fourth request has no answer
+    assert place.in_time(trace, report([0, 2, 1], [200, 200, 503], [0.05, 0.2, 0.01])) == 1
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
+from io import BytesIO
 
 import pytest
 
 from hplm.errors import HplmError
 from loadtest import isolation, noise
+from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import MOST_GROWTH_MB, judged, main
+from loadtest.load import send
 from loadtest.noise import LARGEST_ALLOWED, OF_STRANGERS
 from loadtest.watch import Watch
 from tests.deploy.door import require_haproxy
@@ -88,6 +92,16 @@ def test_every_request_of_both_tenants_is_accounted_for(server, capsys) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.server("toy")
+def test_failures_over_grpc_are_counted_and_are_no_throughput(server) -> None:
+    load = GrpcLoad(server.grpc_url, "toy", "nobody", ["ba"], in_flight=4, seconds=1.0)
+    (report,) = send(load)
+    assert report.failed > 0 and report.answered == report.refused == report.cut_off == 0
+    with pytest.raises(HplmError, match="toy"):
+        report.expect_success("requests to toy")
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_quota_limits_the_noisy_tenant_of_a_server_that_is_started(toy, capsys) -> None:
     ways = ["--ways", "quota", "no_quota", "--quota-rate", "2"]
@@ -120,6 +134,16 @@ def test_strangers_are_refused_and_the_quiet_tenant_is_answered(toy, capsys, mon
     assert said["slow"]["open_at_the_end"] <= OF_ONE_ADDRESS and said["slow"]["refused"] > 0
     assert OF_ONE_ADDRESS < said["slow_from_many"]["open_at_the_end"] <= SLOW
     assert set(said["unknown"]) <= {"404", "503", "reset"} and said["unknown"]["404"] > 0  # cut off where it is fast
+
+
+@pytest.mark.parametrize(("waiting", "raises"), [("3", True), ("0", False)])
+def test_a_server_that_stays_busy_ends_the_measurement(monkeypatch, waiting: str, raises: bool) -> None:
+    """Otherwise the next figures of the quiet tenant would not be of it alone."""
+    page = f'hplm_waiting_texts{{model="toy"}} {waiting}\n'.encode()
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: BytesIO(page))
+    monkeypatch.setattr(isolation, "IDLE_S", 0.1)
+    with pytest.raises(HplmError, match="still busy") if raises else nullcontext():
+        isolation._wait_until_idle("127.0.0.1:1")
 
 
 def test_busy_processes_and_ended_ones_are_told_apart_and_growth_is_the_most() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hplm.errors import HplmError
-from loadtest import load
+from loadtest import load, server
 from loadtest.load import send
 
 
@@ -42,3 +42,12 @@ def test_a_load_that_fails_or_does_not_end_ends_the_others(what: str, named: str
     monkeypatch.setattr(load, "START_S", 0.1 if what == "hangs" else 3600.0)
     with pytest.raises(HplmError, match=named):
         send(Doing("hangs", limit_s=0.1), Doing(what, limit_s=0.1))
+
+
+@pytest.mark.parametrize(
+    ("command", "start_s", "named"), [("doctor", 0.0, "not ready within"), ("luck", 600.0, "does not start")]
+)
+def test_a_server_that_is_never_ready_is_stopped_and_named(tmp_path, monkeypatch, command, start_s, named) -> None:
+    monkeypatch.setattr(server, "START_S", start_s)
+    with pytest.raises(HplmError, match=named):
+        server.Running([command], tmp_path / "output", "^Ready")

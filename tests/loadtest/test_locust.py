@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from csv import DictReader
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -112,13 +114,15 @@ def test_answers_of_a_decoder_are_streamed_and_the_times_of_tokens_listed(server
     assert f"by the server's: {requests} " in done.stderr
 
 
-def test_a_trace_keeps_its_priorities_and_a_rung_is_fixed(tmp_path) -> None:
+def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_without_metrics(tmp_path) -> None:
+    """The metrics answer at the beginning, and are gone at the end."""
     rows = [{"arrival": 0, "text": "a b c"}, {"arrival": 0, "text": "a b c", "priority": 3}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with SmallServer() as server:
+    with SmallServer() as server, HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as metrics:
+        Thread(target=lambda: (metrics.handle_request(), metrics.server_close())).start()
         fake = SimpleNamespace(http_url=f"127.0.0.1:{server.port}", grpc_url="127.0.0.1:1", repository="")
-        options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "--rung", "2", "Replay")
-        outcomes, done = headless(fake, tmp_path, *options)
+        options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "--rung", "2")
+        outcomes, done = headless(fake, tmp_path, *options, "--metrics", f"127.0.0.1:{metrics.server_port}", "Replay")
         assert outcomes["Replay"]["requests"] == 2, done.stderr
         heads = [json.JSONDecoder().raw_decode(body.decode("latin-1"))[0] for body in server.bodies]
     assert sorted(head["parameters"]["hplm_priority"] for head in heads) == [0, 3]

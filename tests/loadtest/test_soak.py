@@ -1,6 +1,7 @@
 """The soak compares what processes take at the beginning and at the end, and a short run on a real server ends well."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,6 +49,17 @@ def test_a_run_that_cannot_be_watched_or_changed_or_is_too_short_is_no_result(mo
     monkeypatch.setattr(soak, "send", lambda load: [REPORT])
     with pytest.raises(HplmError, match=named):
         soak._beside_guests(served, Load("", [b""]), seconds)
+
+
+def test_refusals_are_no_capacity(monkeypatch):
+    """They are quick: of a thousand requests in ten seconds, a hundred were answered."""
+    statuses, offered = np.array([200] * 100 + [503] * 900), []
+    full = Report(10.0, 0.0, np.arange(1000), statuses, np.zeros(1000), 0.0)
+    monkeypatch.setattr(soak, "send", lambda load: [full])
+    monkeypatch.setattr(soak, "standard_library", lambda: ["text"])
+    monkeypatch.setattr(soak, "_beside_guests", lambda _, load, seconds: offered.append(load.rate) or ([REPORT], [{}], 0))
+    served = SimpleNamespace(open_tenants=lambda: ["acme"], backbone="toy", address="")
+    assert soak._soak(served, 60.0, 0.8)["rate_per_s"] == 8.0 == pytest.approx(offered[0])
 
 
 @pytest.mark.slow

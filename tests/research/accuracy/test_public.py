@@ -10,7 +10,6 @@ from demo.public import stored_public_data
 from research.accuracy.report import named_options
 from research.accuracy.studies import TIERS
 from research.result_file import ResultFile
-from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
 
 RESULTS = Path(__file__).parents[3] / "research/results/accuracy.jsonl"
 SIZES = {"train": 12, "dev": 4, "test": 6}
@@ -49,9 +48,9 @@ def lines_of(path):
 
 def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(files, tmp_path):
     further = {"docstrings": tmp_path / "docstrings.txt"}
-    found = stored_public_data(tmp_path / "data", [files], SIZES, 8, further)
-    assert [task.id for task in found.data.tenants] == ["reuters-52"]
-    task, corpus = found.data.tenants[0], lines_of(found.data.domains[0].corpus)
+    data, general = stored_public_data(tmp_path / "data", [files], SIZES, 8, further)
+    assert [task.id for task in data.tenants] == ["reuters-52"]
+    task, corpus = data.tenants[0], lines_of(data.domains[0].corpus)
     parts = {part: [json.loads(line) for line in lines_of(getattr(task, part))] for part in SIZES}
     assert {part: len(rows) for part, rows in parts.items()} == SIZES
     assert task.labels == ("acq", "earn", "rare") and {row["label"] for row in parts["test"]} <= set(task.labels)
@@ -60,10 +59,10 @@ def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(files, tmp_path)
     assert not begun["train"] & begun["dev"]
     assert not any(line.startswith(("testx", *begun["dev"])) for line in corpus)
     assert sum(line.startswith("trainx") for line in corpus) == 30 - sum(text.startswith("trainx") for text in begun["dev"])
-    assert list(found.general) == ["stories", "docstrings"] and "Monica" not in found.general["stories"].read_text()
-    assert all("nothing to tell" in line for line in lines_of(found.general["stories"]))
+    assert list(general) == ["stories", "docstrings"] and "Monica" not in general["stories"].read_text()
+    assert all("nothing to tell" in line for line in lines_of(general["stories"]))
     before = task.train.stat().st_mtime_ns
-    assert stored_public_data(tmp_path / "data", [files], SIZES, 8, further) == found
+    assert stored_public_data(tmp_path / "data", [files], SIZES, 8, further) == (data, general)
     assert task.train.stat().st_mtime_ns == before
     stored_public_data(tmp_path / "data", [files], SIZES, 9, further)
     assert len(json.loads(lines_of(task.train)[0])["text"].split()) == 9

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
-from hplm.engine.packing import end_to_end
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.model.sizes import rounded_up
 from hplm.scheduling.columns import Columns
@@ -139,23 +138,6 @@ def test_where_sizes_should_be_few_the_number_of_rows_is_rounded_up(kitchen):
     (sheet,) = kitchen.serve(None, orders, few_sizes=True)[0].sheets
     tokens = sum(len(kitchen.text(*order).addresses) for order in orders)
     assert tokens < len(sheet.sums) == rounded_up(tokens)
-
-
-@given(
-    packing=packings, texts=st.lists(st.tuples(whole(1, 64), whole(OUTSIDE, 9)), min_size=1, max_size=40), handed=st.booleans()
-)
-@settings(deadline=None)
-def test_every_text_has_a_place_once(packing, texts, handed):
-    lengths, box = np.array(texts).T
-    arrangements = packing.lay(lengths, Places(box, box) if handed else None) if packing else [end_to_end(lengths)]
-    assert sorted(np.concatenate([a.texts for a in arrangements]).tolist()) == list(range(len(lengths)))
-    for arrangement in arrangements:
-        assert (arrangement.lengths == lengths[arrangement.texts]).all()
-        assert (arrangement.rooms >= arrangement.lengths).all()
-        if isinstance(arrangement, Rows):  # no text continues in the next row
-            begin, end = arrangement.starts, arrangement.starts + arrangement.lengths - 1
-            assert (begin // arrangement.width == end // arrangement.width).all()
-            assert arrangement.rows % arrangement.width == 0
 
 
 @given(

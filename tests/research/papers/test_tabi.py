@@ -1,21 +1,15 @@
-"""Tabi's ways on made-up answers, where it is known what each does, and the command on tenants that learn for a moment."""
+"""Tabi's ways on made-up answers, where it is known what each does. `tests/bench/test_commands.py` has the command."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 
-from bench.cascade_material import Part, stored
+from bench.cascade_material import Part
 from builder.exits.build import DROPS
 from builder.exits.thresholds import Answered
 from hplm.model.attention import PackedAttention
-from research.papers.__main__ import main
-from research.papers.tabi import WAYS, Looked, cheapest, ensemble, oracle, several, vote
-from tests.research.schemes.checkpoints import save_bert
+from research.papers.tabi import Looked, cheapest, ensemble, oracle, several, vote
 
 TEXTS = 1000
 
@@ -65,14 +59,3 @@ def test_words_that_are_looked_at_stay() -> None:
     assert torch.allclose(looked(0, query, key, value), PackedAttention([3, 4], 1)(0, query, key, value))
     tokens, lengths = looked.most(0.5)
     assert tokens.tolist() == [0, 2, 3, 5] and lengths == [2, 2]
-
-
-@pytest.mark.slow
-def test_the_command_compares_all_ways(tmp_path: Path, capsys) -> None:
-    """It builds a store and trains."""
-    save_bert(tmp_path / "bert")
-    stored(tmp_path / "folder", str(tmp_path / "bert"), (), 1, 320, 1, 0.05, 0.01)
-    assert main(["tabi", "--folder", str(tmp_path / "folder"), "--dtype", "fp32", "--json"]) == 0
-    ways = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
-    assert ways.keys() == {*WAYS, "words pruned"}
-    assert all(0 <= one["work"] <= 1.2 for way in ways.values() for one in way.values())

@@ -13,13 +13,16 @@ import torch
 
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, TenantFile
 from hplm.errors import Draining, InvalidInput, QueueFull
+from hplm.model.checkpoint import load_checkpoint, split
 from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
+from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
+from tests.research.schemes.checkpoints import save_bert
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -28,6 +31,21 @@ CPU = torch.device("cpu")
 OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
 RNG = random.Random(5)
 TEXTS = [random_text(RNG, 40) for _ in range(24)]
+TENANTS = [
+    TenantFile("acme", 1, "root", 1, "classify", ["red", "green", "blue"], 4),
+    TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 0),
+    TenantFile("city", 1, "root", 1, "classify", ["no", "yes"], 0, head_function="tanh"),
+    TenantFile("dune", 1, "root", 1, "multilabel", ["a", "b", "c"], 0),
+]
+
+
+def make_store(folder: Path, model: Path) -> Store:
+    checkpoint = load_checkpoint(str(model), "tiny", 2, 2)
+    store = Store.create(folder, str(model), checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
+    random_table(store, "root", 1, None, 2000, 1)
+    for seed, tenant in enumerate(TENANTS):
+        random_tenant(store, tenant, 0.3, seed)
+    return store
 
 
 @pytest.fixture(scope="module")

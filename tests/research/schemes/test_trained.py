@@ -1,4 +1,4 @@
-"""The schemes beside hPLMs: the whole BERT equals the original, and each scheme tunes only its own part."""
+"""The schemes beside hPLMs: the whole BERT equals the original, each tunes only its own part, and students have teachers."""
 
 import json
 import random
@@ -19,7 +19,9 @@ from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes
+from research.schemes.distilled import states_of
+from research.schemes.pretrained import evenly
+from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes, train_scheme, whole_body
 from tests.builder.stores import build, some_lines
 from tests.builder.training.small_tenants import classified, paired, write
 from tests.research.schemes.checkpoints import save_bert
@@ -140,3 +142,26 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
     other.write_text(other.read_text().replace("left", "up"))
     with pytest.raises(InvalidInput, match=mentioning(other, "'own'")):
         compared(train_file=other)
+
+
+@pytest.mark.parametrize("name", ["distil", "tiny-half", "tiny-third"])
+def test_a_student_has_fewer_layers_and_is_scored_as_others(store, data, name):
+    own = TrainingOptions(epochs=1, rank=4)
+    trained = train_scheme(store, data, name, own, show_progress=False)
+    assert len(trained.body.layers) == max(1, round(SCHEMES[name].kept * 4)) < 4
+    assert 0 <= trained.scores.main <= 1 and not trained.model.adapters
+    assert options_of(name, own) == options_of("dedicated", own)
+
+
+def test_a_student_starts_from_its_teachers_layers(store, data):
+    teacher = whole_body(store).eval()
+    pack = data.reader.pack(data.train, np.arange(len(data.train.texts)), CPU, False)
+    with torch.no_grad():
+        assert torch.equal(teacher.with_layers(range(4))(pack, None), teacher(pack, None))
+        upper = teacher.with_layers([0, 1])
+        read = states_of(teacher, pack)[2][pack.reading]
+        assert torch.allclose(upper(pack, None), read, atol=1e-5)
+    assert (evenly(6, 3), evenly(6, 2), evenly(12, 4)) == ([0, 2, 4], [1, 4], [1, 4, 7, 10])
+    before = teacher.layers[0].qkv.weight.clone()
+    upper.layers[0].qkv.weight.data.zero_()
+    assert torch.equal(teacher.layers[0].qkv.weight, before)
