@@ -58,6 +58,7 @@ def test_every_request_in_flight_is_answered(server):
         said = Counter(answer.result(timeout=PATIENCE) for answer in answers)
     assert said.total() == IN_FLIGHT and set(said) <= {expected, True} and said[True] > 0
     eventually(lambda: ask(0) == ask(1) == expected)
+    assert stocks[0].ask([TEXT], "acme", outputs=("LABEL",), model="deep")["LABEL"].size  # the engine's other backbone
     assert engine_of(server.server) not in (None, killed)
 
 
