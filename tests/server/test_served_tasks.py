@@ -15,12 +15,29 @@ from builder.publish.live import update_tenant
 from builder.store.calibrations import Calibrated, save_calibrated
 from hplm.levels.calibration import Calibration
 from hplm_client import HplmClient
-from tests.confidence import CALIBRATIONS
+from tests.confidence import CALIBRATIONS, of_logits, of_passage
+from tests.server.stock import LIBRARIES
 from tests.tasks import TENANTS, question
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 OUTPUTS = ("LABEL", "LOGITS", "CONFIDENCE")
+
+
+@pytest.mark.parametrize("model", ["tasks", "hplm"])
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_every_task_has_the_confidence_of_its_logits(server, protocol, model):
+    stock, reference, rng = server.stock(protocol), server.reference("tasks"), random.Random(protocol)
+    for tenant in TENANTS:
+        texts, pairs = zip(*(question(rng, tenant.task) for _ in range(4)), strict=True)
+        answer = stock.ask(texts, tenant.id, pairs if pairs[0] is not None else None, OUTPUTS, model)
+        assert answer["CONFIDENCE"].shape == (4, 1) and answer["CONFIDENCE"].dtype == np.float32
+        for i, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
+            labels = [label.decode() for label in answer["LABEL"][i]]
+            expected = of_logits(tenant.id, labels, answer["LOGITS"][i])  # -1 without a calibration
+            near = 1e-6 if expected is not None else 1e-3
+            expected = of_passage(reference.windows(text, tenant.id, pair)) if expected is None else expected
+            assert answer["CONFIDENCE"][i, 0] == pytest.approx(expected, abs=near)
 
 
 def test_a_new_calibration_is_served_at_once(server):
