@@ -1,22 +1,11 @@
 """Shared servers: what a test leaves behind is named, and the next test gets a server that answers."""
 
 import pytest
-from tritonclient.utils import InferenceServerException
 
 from hplm.server.held import Held
 from tests.support.servers import CONFIGS, Servers, server_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
-
-
-def test_a_tenant_is_a_tests_own_with_its_keys_and_limits(server):
-    tenant = server.tenant(keyed=True, in_flight=7)
-    with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-        server.stock().ask(["a"], tenant.id)
-    assert server.stock().ask(["a"], tenant.id, headers=tenant.headers)["VERSION"].tolist() == [[b"1"]]
-    (own,) = (one for one in server.manager().current().tenants if one.id == tenant.id)
-    assert own.in_flight == 7
-    assert server.ill() == "" and own.id not in [one.id for one in server.manager().current().tenants]
 
 
 def test_requests_that_nobody_waits_for_are_named(server, monkeypatch):

@@ -1,15 +1,10 @@
-"""An unchanged tritonserver serves an exported repository, with the image's files and the documented flags."""
+"""What the image has, and how it is started. `test_published` starts a server of it."""
 
 import re
-import urllib.error
-import urllib.request
 from itertools import pairwise
-
-import pytest
 
 from hplm.cli.main import main, parser
 from hplm.server.flags import contract_flags
-from testing.toy import TENANTS
 from tests.deploy.image import (  # fmt: skip
     DEPLOY,
     ROOT,
@@ -18,39 +13,12 @@ from tests.deploy.image import (  # fmt: skip
     docker_run,
     dockerfile_copies,
     dockerfile_variables,
-    started,
 )
-from tests.server.stock import Stock
-from tests.support.answers import Comparison
-
-pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def served(toy, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("image")
+def test_docker_run_and_compose_start_the_same_in_the_same_way(toy, tmp_path):
     begin = [word.replace("/models", str(toy.repository)) for word in docker_run("begin")[1]]
-    assert main([word.replace("/state", str(folder / "state")) for word in begin]) == 0
-    with started(folder, toy.repository, HPLM_STATE=str(folder / "state")) as addresses:
-        yield addresses
-
-
-def test_answers_equal_the_reference_and_only_the_admin_secret_manages_models(served, reference):
-    for protocol in ("http", "grpc"):
-        stock, comparison = Stock(served, protocol), Comparison()
-        for tenant in TENANTS:
-            logits = stock.ask(["a few words"], tenant.id)["LOGITS"][0]
-            comparison.add(tenant.id, logits, reference.forward("a few words", tenant.id).numpy())
-        comparison.assert_equal("fp32")
-    request = urllib.request.Request(f"http://{served.http_url}/v2/repository/index", data=b"{}", method="POST")
-    with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(request, timeout=10)
-    request.add_header("hplm-admin", SECRET)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert b'"toy-upper"' in answer.read()
-
-
-def test_docker_run_and_compose_start_the_same_in_the_same_way():
+    assert main([word.replace("/state", str(tmp_path / "state")) for word in begin]) == 0
     docker, command = docker_run()
     service = compose_service()
     assert command == service["command"] and set(contract_flags(SECRET)) <= set(command)

@@ -5,37 +5,18 @@ import json
 
 import pytest
 
-from builder.store.store import TenantFile
-from hplm.tenants.keys import new_key
 from hplm_client import AsyncHplmClient, ConnectionLost, Forbidden, HplmClient, InvalidInput, NoTenant
 from hplm_openai.__main__ import parser
-from testing.toy import make_chat
 from tests.deploy.door import haproxy, require_haproxy
 from tests.deploy.image import DEPLOY, compose_service
 from tests.support.message import mentions
-from tests.support.servers import cancelled, gateway_before, held, serving
+from tests.support.servers import SECRET, cancelled
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
 COMPLETIONS = "/v1/completions"
-OPEN, KEYED, SINGLE = (TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("open", "keyed", "single"))
-SECRET, KEY = new_key()
-SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    require_haproxy()
-    toy = make_chat(tmp_path_factory.mktemp("chat"), [OPEN, KEYED, SINGLE], settings=SETTINGS)
-    with serving(toy.repository) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gateway(server):
-    with gateway_before(server.grpc_url) as address:
-        yield address
+OPEN = ["lora", "plain", "single", "wide"]  # tenants without keys
 
 
 def open_door(server, folder, **settings):
@@ -44,15 +25,17 @@ def open_door(server, folder, **settings):
 
 
 @pytest.fixture(scope="module")
-def door(server, gateway, tmp_path_factory):
-    with open_door(server, tmp_path_factory.mktemp("door"), HPLM_OPENAI=gateway) as door:
+def door(servers, tmp_path_factory):
+    require_haproxy()
+    server = servers.get("chat")
+    with open_door(server, tmp_path_factory.mktemp("door"), HPLM_OPENAI=server.gateway) as door:
         eventually(lambda: door.send("GET", "/v1/models").status == 200)
         yield door
     assert "Lua" not in door.log.read_text(errors="replace"), "the filter failed"
 
 
 def body_of(**fields):
-    given = {"model": "open", "prompt": "some words", "temperature": 0, "max_tokens": 24, "ignore_eos": True, **fields}
+    given = {"model": "plain", "prompt": "some words", "temperature": 0, "max_tokens": 24, "ignore_eos": True, **fields}
     return json.dumps(given).encode()
 
 
@@ -74,7 +57,7 @@ def test_completions_keys_and_errors_get_through(door):
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
     assert text == json.loads(whole.body)["choices"][0]["text"]
     bearer = {"authorization": f"Bearer {SECRET}"}
-    for headers, status, ids in (({}, 401, ["open", "single"]), (bearer, 200, ["keyed", "open", "single"])):
+    for headers, status, ids in (({}, 401, OPEN), (bearer, 200, ["keyed", *OPEN])):
         assert door.post(COMPLETIONS, body_of(model="keyed"), **headers).status == status
         listed = door.send("GET", "/v1/models", **headers)
         assert [model["id"] for model in json.loads(listed.body)["data"]] == ids
@@ -87,11 +70,11 @@ def test_a_decoder_answers_whole_by_infer_of_the_model_hplm(door):
     settings = json.dumps({"temperature": 0, "max_tokens": 24, "ignore_eos": True})
     given = {"text_input": "some words", "sampling_parameters": settings}
     inputs = [{"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [text]} for name, text in given.items()]
-    answer = door.post("/v2/models/hplm/infer", json.dumps({"parameters": {"tenant": "open"}, "inputs": inputs}).encode())
+    answer = door.post("/v2/models/hplm/infer", json.dumps({"parameters": {"tenant": "plain"}, "inputs": inputs}).encode())
     (text,) = (one["data"][0] for one in json.loads(answer.body)["outputs"] if one["name"] == "text_output")
     assert text == "some words" + json.loads(door.post(COMPLETIONS, body_of()).body)["choices"][0]["text"]
 
-    refused = door.post("/v2/models/hplm/generate", json.dumps({"tenant": "open", "text_input": "some words"}).encode())
+    refused = door.post("/v2/models/hplm/generate", json.dumps({"tenant": "plain", "text_input": "some words"}).encode())
     assert refused.status == 400 and mentions(refused.error, "text_input")
     flag = {"name": "return_finish_reason", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
     assert door.post("/v2/models/hplm/infer", json.dumps({"inputs": [flag]}).encode()).status == 400
@@ -109,7 +92,7 @@ def test_the_limits_are_those_of_other_requests(door):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", COMPLETIONS), ("POST", "/v1/models"), ("GET", "/v1/models/open"), ("POST", "/v1/embeddings"), ("GET", "/v1"),
+        ("GET", COMPLETIONS), ("POST", "/v1/models"), ("GET", "/v1/models/plain"), ("POST", "/v1/embeddings"), ("GET", "/v1"),
         ("POST", "/v1/completions/"), ("GET", "/health"), ("POST", "/v1//completions"),
     ],
 )  # fmt: skip
@@ -127,7 +110,7 @@ def test_a_client_that_goes_frees_its_place(door, server):
             connection.sendall(head + long)
             if stream:
                 assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-            eventually(lambda: held(server) == 1)
+            eventually(lambda: server.held == 1)
             assert door.post(COMPLETIONS, body_of(model="single")).status == 429
         eventually(lambda: cancelled(server) == before + 1)  # noqa: B023
         assert door.post(COMPLETIONS, body_of(model="single")).status == 200

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from testing.random_store import random_store, random_table, random_tenant
+from testing.reference import Reference
 from testing.toy import CONFIG
 from tests.deploy.documented import commands_of_pages
-from tests.deploy.image import copy_files, python_of_the_image, started
+from tests.deploy.image import SECRET, copy_files, python_of_the_image, started
 from tests.deploy.manifests import BUCKET, container, find, rendered, words
 from tests.deploy.programs import debian_program, run
-from tests.server.stock import Stock
+from tests.server.stock import LIBRARIES, Stock
+from tests.support import bucket as support
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
 ADDRESS = "s3://bucket/hplm"  # of the pages
+TEXT = "a few words"
 ACME = TenantFile("acme", 1, "bio", 1, "classify", ["x", "y"], 4)
 
 
@@ -52,20 +56,14 @@ class Place:
 @pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """The variables of a bucket that this process plays."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    for method, path in (("POST", "moto-api/reset"), ("PUT", "bucket")):  # all servers of a process have the same buckets
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{path}", method=method), timeout=30).close()
-    rights = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
-    yield {**rights, "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true"}
-    server.stop()
+    with support.bucket() as server:
+        yield server.environment
 
 
 @pytest.fixture
 def place(tmp_path, bucket) -> Place:
-    store = random_store(tmp_path / "store", CONFIG, [replace(ACME, id="old")], ("bio",), corpus_tokens=1000)
-    export(store, tmp_path / "repository", ServingOptions())
+    store = random_store(tmp_path / "store", CONFIG, [replace(ACME, id="old")], ("bio",), corpus_tokens=1000, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
     random_tenant(store, ACME, 0.3, seed=1)
     python = python_of_the_image(tmp_path / "python", copy_files(tmp_path / "opt")) / "python"
     home = {"HOME": str(tmp_path), "HPLM_MIRROR": str(tmp_path / "mirror")}
@@ -98,22 +96,32 @@ def test_tenants_domains_and_keys_are_changed_in_a_bucket_and_the_router_knows_t
 
 
 def test_a_server_of_the_image_answers_for_a_tenant_that_a_laptop_publishes(place, bucket, tmp_path):
+    """Its answers are the reference's, and only who has the administrator's secret manages its models."""
     place.run(*documented("begin"))
     folder = tmp_path / "server"
     folder.mkdir()
     with started(folder, place.repository, HPLM_STATE=ADDRESS, HPLM_MIRROR=str(folder / "mirror"), **bucket) as addresses:
-        assert answer(addresses, "old") == 1 and answer(addresses, "acme") is None
+        expected = Reference.open(place.repository / CONFIG.name / "1").forward(TEXT, "old").numpy()
+        for protocol in LIBRARIES:
+            np.testing.assert_allclose(answer(addresses, "old", protocol)["LOGITS"][0], expected, atol=1e-3)
+        assert not answer(addresses, "acme")
         place.run(*documented("tenant", "publish", "acme", "--store", "store"))
-        eventually(lambda: answer(addresses, "acme") == 1)
+        eventually(lambda: answer(addresses, "acme"))
+        request = urllib.request.Request(f"http://{addresses.http_url}/v2/repository/index", data=b"{}", method="POST")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request, timeout=10)
+        request.add_header("hplm-admin", SECRET)
+        with urllib.request.urlopen(request, timeout=10) as index:
+            assert b'"toy-upper"' in index.read()
 
 
-def answer(addresses: Any, tenant: str) -> int | None:
-    """Returns the version of the tenant that answers, or None if the server does not know it."""
+def answer(addresses: Any, tenant: str, protocol: str = "http") -> dict[str, Any]:
+    """Returns nothing if the server does not know the tenant."""
     try:
-        return int(Stock(addresses, "http").ask(["a few words"], tenant, outputs=("VERSION",))["VERSION"].flat[0])
+        return Stock(addresses, protocol).ask([TEXT], tenant)
     except InferenceServerException as error:
         assert "[no_tenant]" in error.message(), error
-        return None
+        return {}
 
 
 def check_router(place: Place, folder: Path) -> None:

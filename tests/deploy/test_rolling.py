@@ -21,10 +21,9 @@ from testing.toy import CONFIG, DOMAINS, TENANTS, random_text
 from tests.deploy.door import StockAtDoor, command, haproxy, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.server.asking import Asking
-from tests.support.servers import serving
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 NAMES = [tenant.id for tenant in TENANTS if tenant.task == "classify"]
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
@@ -48,10 +47,10 @@ def new(changed, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(toy, new):
+def expected(servers, new):
     """The answers of the old and of the new backbone."""
     known = []
-    for folder in (toy.folder, new / "toy" / "1"):
+    for folder in (servers.get("toy").model_folder(), new / "toy" / "1"):
         reference = Reference.open(folder)
         known.append({(name, text): reference.forward(text, name).numpy() for name in NAMES for text in TEXTS})
     for asked, old in known[0].items():  # otherwise nobody could tell them apart
@@ -94,34 +93,24 @@ def like(known):
     return seen
 
 
-def test_no_request_fails_while_another_backbone_takes_over(toy, new, expected, tmp_path):
-    """Twice: one server is taken out of the door, and the other is stopped at once. It starts four servers."""
+def test_no_request_fails_while_another_backbone_takes_over(server, new, expected, tmp_path):
+    """Twice: one server is taken out of the door, and later the other is stopped at once."""
     require_haproxy()
     documented = (DEPLOY.parent / "docs" / "operating.md").read_text("utf-8")
     assert DRAIN in documented and STATE in documented
-    ports, door_socket = free_ports(4), tmp_path / "socket"
-    urls = [f"127.0.0.1:{port}" for port in ports]
-    settings = {"HPLM_HTTP_2": urls[2], "HPLM_GRPC_2": urls[3], "HPLM_DOOR_SOCKET": door_socket}
-    first_ports, second_ports = ({"http_port": http, "grpc_port": grpc} for http, grpc in (ports[:2], ports[2:]))
+    (http, grpc), door_socket = free_ports(2), tmp_path / "socket"
+    settings = {"HPLM_HTTP_2": f"127.0.0.1:{http}", "HPLM_GRPC_2": f"127.0.0.1:{grpc}", "HPLM_DOOR_SOCKET": door_socket}
     is_old, is_new = map(like, expected)
-    with (
-        TritonServer(toy.repository, **first_ports) as old,
-        haproxy(tmp_path / "door", *urls[:2], "toy", **settings) as door,
-        ExitStack() as ending,
-    ):
+    with haproxy(tmp_path / "door", server.http_url, server.grpc_url, "toy", **settings) as door, ExitStack() as ending:
         with Asking(lambda protocol: StockAtDoor(door, protocol), NAMES, TEXTS, CLIENTS) as load:
             load.wait_for(is_old, MANY)
-            second = ending.enter_context(TritonServer(new, **second_ports))
+            second = ending.enter_context(TritonServer(new, http_port=http, grpc_port=grpc))
             load.wait_for(is_new, MANY)  # both serve
             assert not command(door_socket, DRAIN)
             eventually(lambda: not in_progress(door_socket, "one"))
-            old.stop()
             check_taken_over(load, is_old, is_new)
         assert not command(door_socket, DRAIN.replace("drain", "ready"))
-        with (
-            serving(toy.repository, **first_ports),
-            Asking(lambda protocol: PatientStock(door, protocol), NAMES, TEXTS, CLIENTS) as load,
-        ):
+        with Asking(lambda protocol: PatientStock(door, protocol), NAMES, TEXTS, CLIENTS) as load:
             load.wait_for(is_old, MANY)
             second.stop()
             check_taken_over(load, is_new, is_old)

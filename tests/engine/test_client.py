@@ -25,7 +25,7 @@ from testing.toy import WORDS
 from tests.engine.client import Client
 from tests.support.message import mentioning
 from tests.support.message import mentions as names_of
-from tests.support.wait import eventually, stop
+from tests.support.wait import PATIENCE, eventually, stop
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +48,17 @@ def test_requests_that_were_answered_together_get_their_own_answers(client):
 
 
 def test_requests_of_an_engine_that_is_killed_are_answered_and_the_next_engine_serves(client):
+    """Before the system has ended it: a process that waits for a driver or a disk outlives SIGKILL."""
     before = client.wait(client.ask("acme", [WORDS[0]]))
-    pid = client.pid
+    pid, ended, late, process = client.pid, threading.Event(), [], client.workers.current.process
+    wait = process.wait
+    process.wait = lambda timeout=None: late.append(not ended.wait(PATIENCE)) or wait(timeout)
     stop(pid)
     held = [client.ask("acme", [WORDS[0]] * 3) for _ in range(40)]
     os.kill(pid, signal.SIGKILL)
     told = [answer for answer in map(client.wait, held) if not isinstance(answer, dict)]
+    assert not late, "they waited for the end of the process"
+    ended.set()
     assert told and all(status == Draining.status and "[draining]" in message for status, message in told)
     after = client.ask_until_served("acme", [WORDS[0]])
     np.testing.assert_array_equal(after["LABEL"], before["LABEL"])
@@ -109,26 +114,6 @@ def test_what_fails_while_an_engine_is_ended_does_not_end_the_thread_that_starts
     os.kill(engine.process.pid, signal.SIGKILL)
     client.ask_until_served("acme", [WORDS[0]])
     assert client.workers.current is not engine
-
-
-def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
-    """A process that waits for a driver or a disk outlives SIGKILL."""
-    client.wait(client.ask("acme", [WORDS[0]]))
-    ended, process = threading.Event(), client.workers.current.process
-    wait = process.wait
-
-    def wait_for_the_driver(timeout=None):
-        assert ended.wait(300)
-        return wait(timeout)
-
-    process.wait = wait_for_the_driver
-    stop(process.pid)
-    asked = client.ask("acme", [WORDS[0]])
-    os.kill(process.pid, signal.SIGKILL)
-    status, message = client.wait(asked)
-    assert status == Draining.status and "[draining]" in message
-    ended.set()
-    client.ask_until_served("acme", [WORDS[0]])
 
 
 def test_who_receives_sleeps_until_something_comes(client):

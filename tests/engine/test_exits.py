@@ -19,7 +19,7 @@ from hplm.engine.engine import Engine, resolve_precision
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
 from hplm.engine.packing import read_packing
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, Internal
 from hplm.levels.calibration import INTERVAL, UNKNOWN, Calibration
 from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS
@@ -167,7 +167,7 @@ def test_after_an_error_texts_that_have_left_keep_their_answers(small, expected,
     is_failure = not isinstance(error, torch.OutOfMemoryError)  # else the rest is computed in halves
     assert not errors and [isinstance(answer, HplmError) for answer in answers] == [False, is_failure, is_failure]
     world.has_failed.add("kernel")
-    world.hurt |= {stayer, both}
+    world.hurt |= {stayer: {Internal}, both: {Internal}}
     world.finish()
     world.end()
 

@@ -85,18 +85,16 @@ class Desk:
         return [answers[0] for answers in self.answers.values()]
 
 
-def test_what_has_waited_for_half_of_its_time_is_not_read():
+@pytest.mark.parametrize("characters", [1, AT_ONCE + 1], ids=["by who brings it", "by the thread"])
+def test_what_has_waited_for_half_of_its_time_is_not_read(characters):
     """The engine could not answer it in time, and others would wait for it."""
     lookup = Gated()
-    desk = Desk(lookup)
-    desk.submit("acme")
-    assert lookup.waits.wait(30)
-    now, minute = time.monotonic_ns(), 60 * 10**9
-    desk.submit("acme", received_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
-    desk.submit("acme", received_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
-    lookup.may_read.release(3)
-    first, late, in_time = desk.close()
-    assert first is FOUND and isinstance(late, DeadlineMissed) and in_time is FOUND
+    lookup.may_read.release(9)
+    desk, now, minute = Desk(lookup), time.monotonic_ns(), 60 * 10**9
+    desk.submit("acme", characters, received_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
+    desk.submit("acme", characters, received_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
+    late, in_time = desk.close()
+    assert isinstance(late, DeadlineMissed) and in_time is FOUND and len(lookup.read_of) == 1
 
 
 def test_nothing_is_read_while_too_many_are_ahead_and_what_expires_is_answered():
@@ -265,14 +263,3 @@ def test_a_refusal_leaves_when_a_request_is_looked_up_and_a_forwarded_one_at_onc
     assert isinstance(desk.answers[kept][0], QueueFull)
     lookup.may_read.release()
     desk.close()
-
-
-def test_what_is_late_is_not_read_by_the_thread_that_brings_it_either():
-    lookup = Gated()
-    lookup.may_read.release(9)
-    desk = Desk(lookup)
-    now, minute = time.monotonic_ns(), 60 * 10**9
-    desk.submit("acme", characters=1, received_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
-    desk.submit("acme", characters=1, received_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
-    late, in_time = desk.close()
-    assert isinstance(late, DeadlineMissed) and in_time is FOUND and len(lookup.read_of) == 1

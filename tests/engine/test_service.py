@@ -10,7 +10,7 @@ from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine
 from hplm.engine.request import Text
-from hplm.errors import Draining, InvalidInput, OutOfCapacity
+from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.plot import rows as rows_module
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Tenant
@@ -139,12 +139,3 @@ def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypat
     answers = [asker.wait(number) for number in [asker.ask(tenant, [WORDS[0]]) for tenant in ("acme", "city", "acme", "beta")]]
     assert [isinstance(answer, OutOfCapacity) for answer in answers] == [True, False, True, False]
     assert mentions(answers[0], "'acme'")
-
-
-def test_threads_serve_what_was_accepted_before_they_end(toy):
-    asker = Asker(toy.folder, stages=stages_of(0, 1), slots="6", batch_tokens="64")
-    numbers = [asker.ask("acme", [WORDS[i]]) for i in range(30)]
-    asker.close()
-    assert all(asker.wait(number)[0].labels for number in numbers)
-    with pytest.raises(Draining):
-        asker.ask("acme", [WORDS[0]])

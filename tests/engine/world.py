@@ -42,7 +42,7 @@ class World:
         self.answers: list[list] = []
         self.fault: str | None = None
         self.has_failed: set[str] = set()
-        self.hurt: set[int] = set()  # requests whose texts were in a batch that failed
+        self.hurt: dict[int, set[type[HplmError]]] = {}  # the errors of requests whose texts were in a batch that failed
         self._halved: set[tuple[int, int]] = set()  # texts for which there was no memory in a larger batch
         self.taken = 0  # requests that have not left
         self._served_until = 0  # requests that were taken before it closed
@@ -82,7 +82,9 @@ class World:
         if fault.startswith("memory") and len(own) > 1 and not own & self._halved:
             self._halved |= own  # they are computed in halves, and nobody hears of it
         else:
-            self.hurt |= {number for number, _ in own}
+            kinds = (OutOfCapacity,) if fault.startswith("memory") else (Internal, Broken)
+            for number, _ in own:
+                self.hurt.setdefault(number, set()).update(kinds)
 
     def _device_failed(self) -> None:
         """The process would end now. Those in a batch are the suspects."""
@@ -208,7 +210,7 @@ class World:
             *[DeadlineMissed] * (due_ms > 0),
             *[InvalidInput] * (top_k > 0),
             *[Draining] * (self.closed and number >= self._served_until),
-            *[Internal, Broken, OutOfCapacity] * (number in self.hurt),
+            *self.hurt.get(number, ()),
         )
 
     def end(self) -> None:

@@ -16,12 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
 from hplm.engine.channel import Channel, End, Ready
 from hplm.errors import Broken, HplmError, Internal
 from hplm.scheduling.policy import policy
-from hplm.server import TritonServer
 from loadtest.traffic import lengths_of
 from tests.refusals.contract import ODD
 from tests.refusals.mutations import NAMES, bad
@@ -131,11 +128,3 @@ def test_a_channel_whose_sender_was_killed_gives_its_whole_messages(end, pieces,
         ends += 9 + struct.unpack_from("<Q", stream, ends)[0]
         whole += ends <= end
     assert got == [*sent[:whole], None]
-
-
-def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
-    export(toy.store, tmp_path, ServingOptions())
-    config = tmp_path / "toy/1/backbone.json"
-    config.write_text(re.sub(r'"format": \d+', '"format": 99', config.read_text()))
-    with pytest.raises(HplmError, match=mentioning("backbone.json", 99, 2)):
-        TritonServer(tmp_path).start()

@@ -53,14 +53,6 @@ def test_a_refusal_says_how_long_the_request_would_take():
     scheduler.offer([_text(now + 5 * FULL, now=now)], now)
 
 
-def test_a_request_is_admitted_completely_or_not_at_all():
-    scheduler, now = _busy(waiting=1)
-    before = len(scheduler)
-    with pytest.raises(DeadlineMissed):
-        scheduler.offer([_text(now + 8 * FULL, now=now), _text(now + FULL, now=now)], now)
-    assert len(scheduler) == before
-
-
 def test_admission_admits_only_as_many_texts_as_fit_before_the_deadline():
     scheduler, now = _busy(waiting=0)
     admitted = 0
@@ -71,11 +63,6 @@ def test_admission_admits_only_as_many_texts_as_fit_before_the_deadline():
         except DeadlineMissed:
             pass
     assert 20 <= admitted <= 30  # the running batch, then three
-
-
-def test_requests_without_a_deadline_are_never_refused_for_time():
-    scheduler, now = _busy(waiting=10)
-    scheduler.offer([_text(0, now=now)], now)
 
 
 def test_texts_that_cannot_be_in_time_are_dropped_before_their_deadline():

@@ -34,16 +34,17 @@ def run(scheduler, batch, now, took, stages_ns=()):
     return now + took
 
 
-def test_the_earliest_deadline_goes_first_then_the_oldest_text():
+def test_the_highest_priority_goes_first_then_the_earliest_deadline_then_the_oldest_text():
     scheduler = scheduler_of()
     scheduler.offer([text(0, arrival=1)], 1)
     scheduler.offer([text(1, arrival=2)], 2)
-    scheduler.offer([text(1, arrival=3, deadline=10**12)], 3)
+    scheduler.offer([text(1, arrival=3, deadline=10**12), text(1, arrival=3, priority=1)], 3)
     scheduler.offer([text(0, arrival=4, deadline=10**11)], 4)
+    scheduler.offer([text(0, arrival=5, deadline=10**13, priority=1)], 5)
     order = []
-    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 5):
-        order.append((batch.backbone, batch.texts[0].deadline_ns))
-    assert [backbone for backbone, _ in order] == [0, 1, 0, 1]
+    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 6):
+        order.append((batch.backbone, batch.texts[0].priority, batch.texts[0].deadline_ns))
+    assert order == [(0, 1, 10**13), (1, 1, 0), (0, 0, 10**11), (1, 0, 10**12), (0, 0, 0), (1, 0, 0)]
 
 
 @pytest.mark.parametrize("deadline_ms, priority", [(0, 0), (60, 0), (60, 1)])
@@ -208,14 +209,3 @@ def test_stages_have_shares_of_their_own_for_each_backbone():
     scheduler.started(first, now)
     scheduler.offer([text(1, 53, now)], now)
     assert scheduler.choose_at(now) == pytest.approx(now + 0.75 * first.expected_ns, rel=0.1)  # the first stage is free
-
-
-def test_the_highest_priority_goes_before_the_earliest_deadline():
-    scheduler = scheduler_of()
-    scheduler.offer([text(0, arrival=1, deadline=10**11)], 1)
-    scheduler.offer([text(1, arrival=2, priority=1), text(1, arrival=2, deadline=10**10)], 2)
-    scheduler.offer([text(0, arrival=3, deadline=10**12, priority=1)], 3)
-    order = []
-    while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 4):
-        order.append((batch.backbone, batch.texts[0].priority))
-    assert order == [(0, 1), (1, 1), (1, 0), (0, 0)]

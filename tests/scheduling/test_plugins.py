@@ -57,18 +57,28 @@ def test_a_broken_package_is_named_and_our_policies_are_not_replaced(installed):
         policy("unknown")
 
 
-@pytest.mark.parametrize(
-    "chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, "no numbers", [[0], [1]]], ids=str
-)
+CHOICES = [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], [[0], [1]]]
+ROWS = [[0], [0, 1, -2], [0.0, 1.0, 2.0], [[0, 1, 2]], [True, False, True]]
+FORBIDDEN = {
+    **{str(chosen): lambda chosen=chosen: np.array(chosen) for chosen in CHOICES},
+    "None": lambda: None,
+    "no numbers": lambda: np.array("no numbers", int),
+    **{f"row {row}": lambda row=row: Selection(np.arange(3), Places(np.array(row))) for row in ROWS},
+    **{f"slot {row}": lambda row=row: Selection(np.arange(3), Places(np.arange(3), np.array(row))) for row in ROWS},
+}
+
+
+@pytest.mark.parametrize("chosen", FORBIDDEN.values(), ids=FORBIDDEN)
 def test_a_forbidden_choice_of_a_policy_loses_no_text(chosen, caplog):
     class Unsound:
         def select(self, columns, start_ns, capacity, cost):
-            return chosen if chosen is None else np.array(chosen, None if isinstance(chosen, list) else int)
+            return chosen()
 
     scheduler = Scheduler(Unsound(), Limits(100, 10**6))
     texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
     scheduler.offer(texts, 0)
-    assert scheduler.choose(Capacity(100, 100, 100), 0).texts == texts  # in order of arrival
+    batch = scheduler.choose(Capacity(100, 100, 100), 0)
+    assert batch.texts == texts and batch.places is None  # in order of arrival
     assert [record.exc_info is not None for record in caplog.records] == [True] and not len(scheduler)
 
 
@@ -78,21 +88,6 @@ def test_a_policy_of_another_package_hands_rows_over(installed):
     batch = scheduler.choose(Capacity(100, 9, 9), 0)
     assert [text.tokens for text in batch.texts] == [10, 40, 25, 20]
     assert batch.places.row.tolist() == [0, OUTSIDE, 1, 0] and batch.places.slot is None
-
-
-@pytest.mark.parametrize("row", [[0], [0, 1, -2], [0.0, 1.0, 2.0], [[0, 1, 2]], [True, False, True]], ids=str)
-@pytest.mark.parametrize("of_slots", [False, True])
-def test_forbidden_places_of_a_policy_lose_no_text(row, of_slots, caplog):
-    class Unsound:
-        def select(self, columns, start_ns, capacity, cost):
-            return Selection(np.arange(3), Places(np.arange(3), np.array(row)) if of_slots else Places(np.array(row)))
-
-    scheduler = Scheduler(Unsound(), Limits(100, 10**6))
-    texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
-    scheduler.offer(texts, 0)
-    batch = scheduler.choose(Capacity(100, 100, 100), 0)
-    assert batch.texts == texts and batch.places is None
-    assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("given, named", [("timely:horizon=2.5", ["horizon=2.5", 255]), ("lifo", ["'lifo'"])])

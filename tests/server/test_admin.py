@@ -2,8 +2,6 @@
 
 import base64
 import json
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,12 +12,11 @@ from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
 from hplm.registry.folder import Folder
-from hplm.server import TritonServer, probing, process_group
+from hplm.server import probing
 from hplm.server.held import holders
 from testing.random_store import random_weights
 from testing.toy import WORDS
 from tests.server.asking import Asking
-from tests.server.stock import Stock
 from tests.support.message import mentions
 from tests.support.servers import ADMIN_KEY
 from tests.support.wait import PATIENCE, eventually
@@ -145,43 +142,3 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
             admin(command, **given)
         assert mentions(refused.value, *named)
     assert admin("tenant.list")["tenants"] == before
-
-
-class OnReadOnlyState(TritonServer):
-    """Sees the state through a read-only mount of its own, like a replica with a read-only volume."""
-
-    MOUNT = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && '
-
-    def _command(self, folder):
-        in_its_own_view = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{self.MOUNT} exec "$@"']
-        return [*in_its_own_view, str(self._state), *super()._command(folder)]
-
-
-def _may_mount(folder):
-    """Whether the machine allows the mount that the test needs. Otherwise the test is skipped."""
-    folder.mkdir()
-    shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    tried = subprocess.run([*shell, f'{OnReadOnlyState.MOUNT} ! touch "$0/file"', str(folder)], capture_output=True, text=True)
-    return tried.returncode == 0 and "Read-only" in tried.stderr
-
-
-def test_another_server_sees_each_change_of_the_state_and_where_it_can_through_a_read_only_mount(server, acme, tmp_path):
-    """Takes long: a start of Triton."""
-    text, reader = [TEXT], tmp_path / "reader"
-    shutil.copytree(server.repository, reader, ignore=shutil.ignore_patterns("toy-admin", "tasks*"))
-    Admin(server)("tenant.add", **trained(server, acme))
-    with (OnReadOnlyState if _may_mount(tmp_path / "tried") else TritonServer)(reader, state=server.state) as replica:
-        stock = Stock(replica, "http")
-        first = stock.ask(text, acme)
-        assert np.allclose(first["LOGITS"], server.stock().ask(text, acme)["LOGITS"], atol=1e-5)
-        changes = [("update", trained(server, acme, 2, seed=8), b"2"), ("rollback", {"id": acme}, b"1")]
-        for command, more, version in changes:
-            assert Admin(server)(f"tenant.{command}", **more)["late"] == []
-            # The manager does not wait for a reader that may not write.
-            eventually(lambda version=version: stock.ask(text, acme)["VERSION"][0, 0] == version)
-        Admin(server)("tenant.delete", id=acme)
-        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-            eventually(lambda: stock.ask(text, acme) is None)
-        assert Admin(server)("tenant.compact")["bytes"] >= 0
-        stock.ask(text, "echo")
-        process_group.kill(replica.pid)

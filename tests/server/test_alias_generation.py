@@ -8,21 +8,16 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.publish.export import export
-from builder.publish.model_configs import ALIAS, ServingOptions
-from builder.store.store import TenantFile
+from builder.publish.model_configs import ALIAS
 from hplm_client import HplmClient
-from testing.random_store import random_store
-from testing.toy import CHAT, WORDS
-from tests.server.generating import GREEDY, RETURN, Asked, post, text_of
+from testing.toy import WORDS
+from tests.server.generating import GREEDY, RETURN, Asked, post
 from tests.server.stock import LIBRARIES
 from tests.support.message import mentioning
 from tests.support.metrics import Scraped
-from tests.support.servers import serving
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
-on_chat = pytest.mark.server("chat")
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
 PATIENCE = 120
 AT_ONCE = 16  # prompts that the alias forwards
@@ -48,7 +43,6 @@ def ask(stock, given, tenant="plain", headers=None, timeout=None, **parameters):
     return stock.client.infer(ALIAS, given, parameters={"tenant": tenant, **parameters}, timeout=timeout, headers=headers)
 
 
-@on_chat
 def test_times_count_from_the_arrival_at_the_front_door(stock):
     arrived = {"hplm-arrived": str(time.time_ns() // 1000 - 20_000_000)}
     for late in ({"headers": arrived, "first_token_ms": 15_000}, {"timeout": 1}):
@@ -57,7 +51,6 @@ def test_times_count_from_the_arrival_at_the_front_door(stock):
     ask(stock, {"text_input": "a"}, headers=arrived, first_token_ms=600_000)
 
 
-@on_chat
 @pytest.mark.parametrize("given", [{"text_input": "some words"}, {"messages": TALK}])
 def test_a_prompt_is_answered_whole_with_the_outputs_of_the_decoder(server, stock, given):
     for more in ({}, {"exclude_input_in_output": True, **RETURN}):
@@ -70,7 +63,6 @@ def test_a_prompt_is_answered_whole_with_the_outputs_of_the_decoder(server, stoc
         assert sorted(one["name"] if isinstance(one, dict) else one.name for one in found) == sorted(direct)
 
 
-@on_chat
 @pytest.mark.parametrize(
     "body",
     [
@@ -93,7 +85,6 @@ def test_generate_gives_what_the_decoder_gives(server, body):
     assert {**answer, "model_name": ""} == {**direct, "model_name": ""}
 
 
-@on_chat
 def test_a_client_may_ask_the_alias(server):
     talk = {"messages": json.loads(TALK), "tenant": "plain", **GREEDY, "n": 2}
     with HplmClient(server.http_url) as chat, HplmClient(server.http_url, backbone=ALIAS) as alias:
@@ -102,7 +93,6 @@ def test_a_client_may_ask_the_alias(server):
             assert other.generate(**talk) == alias.generate(**talk) == chat.generate(**talk)
 
 
-@on_chat
 @pytest.mark.parametrize(
     ("given", "tenant", "named"),
     [
@@ -120,7 +110,6 @@ def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, na
         stock.client.infer(ALIAS, [two], parameters={"tenant": "plain"})
 
 
-@on_chat
 @pytest.mark.parametrize(
     ("given", "tenant", "own", "foreign"),
     [("TEXT", "acme", "LABEL", "text_output"), ("text_input", "plain", "text_output", "LABEL")],
@@ -134,7 +123,6 @@ def test_only_outputs_of_the_tenants_backbone_are_returned(stock, given, tenant,
         stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})
 
 
-@on_chat
 def test_a_flood_of_prompts_holds_up_no_text_and_once_cancelled_no_other_tenant(server):
     """The flood would take minutes. In which order tenants are forwarded: `test_alias_lanes.py`."""
     stock, told = server.stock("grpc"), queue.SimpleQueue()
@@ -156,14 +144,3 @@ def _prompts_in(server):
     """Returns how many prompts the decoder has."""
     scraped = Scraped(server)
     return scraped.of("hplm_running_sequences") + scraped.of("hplm_waiting_sequences")
-
-
-def test_the_alias_is_exported_with_a_decoder_alone(tmp_path):
-    """Other configurations of Triton's than with an encoder beside it, so the server is the test's own."""
-    writers = [TenantFile("plain", 1, "root", 1, "generate", [], 0)]
-    store = random_store(tmp_path / "store", CHAT, writers, corpus_tokens=500, spread=0.3)
-    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", cache_tokens=2048))
-    with serving(tmp_path / "repository") as server:
-        expected = text_of(Asked(server, "some words", "plain", stream=True).pieces())
-        sent = {"tenant": "plain", "text_input": "some words", "sampling_parameters": SETTINGS}
-        assert post(server, "generate", ALIAS, **sent)[1]["text_output"] == "some words" + expected

@@ -16,7 +16,6 @@ from hplm.engine.backbone import Backbone
 from hplm.metrics.names import METRICS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited, process_group
-from hplm.server.probing import State
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.server.supervisor import Supervisor
 from testing.generative import GenerativeReference
@@ -91,14 +90,6 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
     status, events = post(server, "generate_stream", **body, sampling_parameters=json.dumps(GREEDY), stream=True)
     assert status == 200 and len(events) > 1
     assert "".join(event["text_output"] for event in events) == expected
-
-
-def test_several_choices_come_side_by_side(server):
-    sampling = {"max_tokens": 8, "n": 3, "seed": 5, "ignore_eos": True}
-    (whole,) = Asked(server, "ab", "plain", sampling, exclude_input_in_output=True, **RETURN).pieces()
-    assert whole["text_output"].shape == (3,) and whole["num_output_tokens"].tolist() == [8, 8, 8]
-    pieces = Asked(server, "ab", "plain", sampling, stream=True).pieces()
-    assert [b"".join(piece["text_output"][i] for piece in pieces) for i in range(3)] == whole["text_output"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -191,12 +182,6 @@ def test_a_stream_whose_client_has_gone_frees_what_it_held(server, way):
         asked.client.stop_stream(cancel_requests=True)
     eventually(lambda: cancelled(server) == before + 1)
     assert len(Asked(server, "a", "single").pieces()) == 1
-
-
-def test_a_probe_is_answered_without_a_tenant(server):
-    control = server.server.control()
-    assert control.probe("chat", control.probes(["chat"])["chat"], PATIENCE).state is State.WORKS
-    assert post(server, "generate", text_input="", hplm_probe=True)[1]["text_output"] == "ok"
 
 
 def test_a_model_that_drains_refuses_and_ends_what_it_has(server):

@@ -1,23 +1,18 @@
 """A group of a placement on a real Triton: one engine answers for two backbones, also while tenants change and if it ends."""
 
-import http.client
-import os
 import random
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
-from hplm.errors import error_in
 from hplm.server.stubs import stubs
 from hplm_client import HplmClient
 from testing.toy import TENANTS, WORDS
 from tests.backbones import NAMES
 from tests.server.asking import Asking
-from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_engine_ends import engine_of
+from tests.server.stock import LIBRARIES
 from tests.support.answers import Comparison
 from tests.support.servers import published
 from tests.support.wait import eventually
@@ -58,7 +53,7 @@ def test_one_engine_of_two_stages_answers_for_both_backbones_and_for_no_tenant_o
                 stocks[0].ask([TEXT], tenant, model=model)
 
 
-def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_their_engine(server):
+def test_a_tenant_is_added_to_one_while_the_other_is_asked(server):
     stock = server.stock()
     with Asking(server.stock, ["gaia"], [TEXT], clients=1) as load:
         new = server.tenant("deep", file=TenantFile("new", 1, "root", 1, "classify", ["x", "y"], 4)).id
@@ -70,20 +65,5 @@ def test_a_tenant_is_added_to_one_while_the_other_is_asked_and_both_survive_thei
 
         compare()
         load.wait_for(lambda *answer: True, 3)
-        assert not load.failures()
-        killed = engine_of(server.server)
-        os.kill(killed, signal.SIGKILL)
-        eventually(lambda: all(_answers(stock, name) for name in NAMES))
-        assert engine_of(server.server) not in (None, killed)
-        load.wait_for(lambda tenant, text, answer: not isinstance(answer, Exception), 3)
-    assert {error_in(str(error)).word for error in load.failures()} <= {"crashed", "draining"}
-    compare()
-    compared(server, [(("toy", "gaia", TEXT), answer["LOGITS"][0]) for _, _, answer in load.answers
-                      if not isinstance(answer, Exception)])  # fmt: skip
-
-
-def _answers(stock: Stock, name: str) -> bool:
-    try:
-        return stock.ask([TEXT], "acme", outputs=("LABEL",), model=name)["LABEL"].size > 0
-    except (InferenceServerException, OSError, http.client.HTTPException):
-        return False
+    assert not load.failures()
+    compared(server, [(("toy", "gaia", TEXT), answer["LOGITS"][0]) for _, _, answer in load.answers])

@@ -12,9 +12,8 @@ from testing.reference import Reference
 from testing.toy import random_text
 from tests.server.asking import Asking
 from tests.support.answers import Comparison
-from tests.support.metrics import settled
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("precisions")]
 
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
 
@@ -24,7 +23,6 @@ def version_of(answer):
     return min(2, int(answer["VERSION"][0, 0]))
 
 
-@pytest.mark.server("precisions")
 def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(server):
     """The server was started on a state that had changed before."""
     store, live = server.built.stores["live"], server.manager("live")
@@ -65,20 +63,3 @@ def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(server):
     for tenant in tenants:
         for text in TEXTS:  # otherwise the comparison could not distinguish the versions
             assert np.abs(both[tenant.id, 1, text] - both[tenant.id, 2, text]).max() > 0.01
-
-
-@pytest.mark.server("toy")
-def test_hits_are_counted_by_table_and_length(server):
-    chain = server.reference().backbone.view.forest.chain("bio", 1)
-    before, stock = settled(server, {}), server.stock()
-    for text in TEXTS:
-        stock.ask([text], "acme")
-    name = "hplm_plot_windows_total"
-    scraped = settled(server, {name: sum(len(text.split()) + 2 for text in TEXTS)}, before)
-    expected = {"domain": 0, "root": 0, "2-gram": 0, "1-gram": 0}
-    tokenizer = server.built.stores["toy"].tokenizer()
-    for text in TEXTS:
-        hits = chain.lookup(tokens := tokenizer.encode(text).tokens, np.array([len(tokens)]))
-        for level, link in zip(hits.levels.tolist(), hits.links.tolist(), strict=True):
-            expected[("domain", "root")[link] if level == 0 else f"{3 - level}-gram"] += 1
-    assert {level: scraped.of(name, backbone="toy", domain="bio", level=level) for level in expected} == expected

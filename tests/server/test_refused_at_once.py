@@ -1,77 +1,46 @@
 """Requests that the model `hplm` has forwarded are refused at once when lookup's line is full, others later."""
 
-import shutil
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import os
+import time
 
-import pytest
-from tritonclient.utils import InferenceServerException
-
-import backends
-from builder.publish.model_configs import ALIAS
-from hplm.server.held import holders
-from hplm.tenants.arrival import FORWARDED
+from hplm.engine import lookup_service
+from hplm.engine.lookup import Lookup
+from hplm.engine.lookup_service import A_TEXT, AT_ONCE
+from hplm.request.form import Form
+from hplm.scheduling.limits import Limits
+from hplm.tenants.arrival import FORWARDED, Mark
 from testing.toy import WORDS
-from tests.server.stock import LIBRARIES, Stock
-from tests.support.servers import serving
-from tests.support.wait import PATIENCE, eventually
-
-pytestmark = pytest.mark.slow
+from tests.support.fake_triton import Request, model_of
+from tests.support.servers import server_environment
+from tests.support.wait import Hold
 
 PLACES, REFUSED = 2, 4
 FORGED = ["", "1", "0" * 64, True, 1]  # the real one is 32 random bytes in hexadecimal
-# Follows the code of lookup. Its line is short, it reads nothing while a file is there, and keeps refusals until it reads.
-GATED = """
-from hplm.engine import lookup_service
-from hplm.scheduling.limits import Limits
-
-lookup_service.WAITING = Limits(items={places}, work=1 << 20)
-lookup_service.LEAST_PAUSE = lookup_service.LONGEST_PAUSE = 1e6
-HeldBy.count = property(lambda self: lookup_service.MOST_AHEAD if Path({gate!r}).exists() else 0)
-"""
 
 
-@pytest.fixture(scope="module")
-def gate(tmp_path_factory):
-    return tmp_path_factory.mktemp("gated") / "gate"
+def test_forwarded_requests_are_refused_before_a_request_is_looked_up(toy, monkeypatch):
+    """Refusals to others are kept until requests are looked up: a client that asks again at once gains nothing."""
+    hold, read = Hold(), Lookup.read
+    monkeypatch.setattr(Lookup, "read", lambda *given: hold.pass_through() or read(*given))
+    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=PLACES, work=1 << 20))
+    for pause in ("LEAST_PAUSE", "LONGEST_PAUSE"):  # seconds until a kept refusal is sent although nothing was looked up
+        monkeypatch.setattr(lookup_service, pause, 1e6)
+    with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model, hold:
 
+        def ask(texts=1, **parameters):
+            request = Request({"TEXT": [WORDS[0]] * texts}, {"tenant": "acme", **parameters})
+            model.execute([request])
+            return request
 
-@pytest.fixture(scope="module")
-def server(toy, gate):
-    gated = shutil.copytree(Path(backends.__file__).parent, gate.with_name("backends"))
-    with open(gated / "hplm_lookup/model.py", "a") as lookup:
-        lookup.write(GATED.format(places=PLACES, gate=str(gate)))
-    with serving(toy.repository, backends=gated) as server:
-        yield server
-
-
-@pytest.mark.parametrize("protocol", LIBRARIES)
-def test_forwarded_requests_are_refused_before_a_request_is_looked_up(server, gate, protocol):
-    stock = Stock(server, protocol)
-
-    def ask(model="toy", **parameters):
-        try:
-            return stock.ask([WORDS[0]], "acme", outputs=("LABEL",), model=model, **parameters)["LABEL"].shape
-        except InferenceServerException as error:
-            assert "[queue_full]" in error.message(), error
-            return "refused"
-
-    def in_lookup():
-        return sum(holder.held for holder in holders(server.id) if holder.model == "toy-lookup")
-
-    gate.touch()
-    answered = ask()  # the thread that looks up had begun to wait for it before the file was there
-    with ThreadPoolExecutor(32) as pool:
-        try:
-            waiting = [pool.submit(ask) for _ in range(PLACES)]
-            eventually(lambda: in_lookup() == PLACES)
-            kept = [pool.submit(ask) for _ in range(REFUSED)] + [pool.submit(ask, **{FORWARDED: forged}) for forged in FORGED]
-            eventually(lambda: in_lookup() == len(waiting + kept))
-            forwarded = [pool.submit(ask, ALIAS, **parameters) for parameters in [{}] * REFUSED + [{FORWARDED: "1"}]]
-            assert {one.result(PATIENCE) for one in forwarded} == {"refused"}
-            assert not any(one.done() for one in waiting + kept)
-            eventually(lambda: in_lookup() == len(waiting + kept))  # an answer is counted when it was sent
-        finally:
-            gate.unlink()
-        assert {one.result(PATIENCE) for one in waiting} == {answered}
-        assert {one.result(PATIENCE) for one in kept} == {"refused"}
+        served = [ask(texts=AT_ONCE // A_TEXT + 1)]  # too much for the thread that brings it
+        hold.until_reached()
+        served += [ask() for _ in range(PLACES)]
+        kept = [ask() for _ in range(REFUSED)] + [ask(**{FORWARDED: forged}) for forged in FORGED]
+        for forwarded in [ask(**Mark(os.getppid()).parameters(0)) for _ in range(REFUSED)]:
+            assert forwarded.next().startswith("[queue_full]")
+        assert not any(one.is_answered for one in served + kept)
+        asked_ns = time.monotonic_ns()
+        hold.open()
+        for one in served:  # deadlines count from when Triton handed it over, not from when lookup got round to it
+            assert Form(bytearray(one.next()["TICKET"])).head.arrival_ns < asked_ns
+        assert all(one.next().startswith("[queue_full]") for one in kept)

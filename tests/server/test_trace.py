@@ -1,9 +1,6 @@
 """A request is found under the client's id in our journal and in Triton's own trace."""
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ import tritonclient.http
 
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
@@ -54,34 +51,3 @@ def _models(server, request):
             continue
         found |= {entry["model_name"] for entry in entries if entry.get("request_id") == request}
     return found
-
-
-def test_a_request_that_waits_for_lookup_has_arrived(server):
-    """Deadlines count from the time at which Triton handed a request over, not from the time at which lookup got round to it.
-
-    Requests of one tenant are looked up in order, so that most of these have arrived before the one ahead is looked up.
-    """
-    stock, parameters = server.stock(), {"tenant": "acme", "truncate": True}
-    long = [" ".join(np.random.default_rng(seed).choice(WORDS, 300)) for seed in range(400)]
-    requests = {f"long-{number}": long for number in range(7)} | {f"short-{number}": long[:1] for number in range(3)}
-    connected = threading.Barrier(len(requests))
-
-    def ask(name):
-        text = stock.tensor("TEXT", np.array([[text.encode()] for text in requests[name]], dtype=object))
-        stock.client.is_server_live()
-        connected.wait(PATIENCE)
-        stock.client.infer("toy", [text], request_id=name, parameters=parameters, timeout=600_000_000)
-
-    with ThreadPoolExecutor(len(requests)) as pool:
-        list(pool.map(ask, requests))
-
-    def entries():
-        *lines, _ = (server.folder / "journal.jsonl").read_text("utf-8").split("\n")
-        return [found for found in map(json.loads, lines) if found.get("request") in requests]
-
-    eventually(lambda: len(entries()) == len(requests))
-    in_order = sorted(entries(), key=lambda entry: entry["taken"])
-    before = sum(entry["arrived"] < ahead["taken"] for ahead, entry in pairwise(in_order))
-    assert before > len(requests) / 2, in_order
-    for entry in in_order:
-        assert entry["outcome"] == ("on_time" if entry["answered"] <= entry["deadline"] else "late")

@@ -81,6 +81,11 @@ class Request:
     def next(self) -> Any:
         return self._sent.get(timeout=PATIENCE)
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether a response is there that nobody has read."""
+        return not self._sent.empty()
+
 
 def _values(given: str | bool | list[str]) -> np.ndarray:
     if isinstance(given, bool):
