@@ -15,6 +15,7 @@ from pathlib import Path
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from demo.building import (
+    BACKBONE,
     SIZES,
     SMALL,
     Size,
@@ -27,7 +28,7 @@ from demo.building import (
     say,
 )
 from demo.data import MANIFEST, stored_demo_data
-from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, live_server, megabytes
+from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server, megabytes
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.server import TritonServer
@@ -79,6 +80,7 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
     gc.disable()  # syntax trees have no cycles, and the search for them takes a third of the time
     data = stored_demo_data(folder / "data", size.texts)
     gc.enable()
+    replace = is_ours(repository / BACKBONE / "1", {tenant.id for tenant in data.tenants})
     store = build_demo_root(folder / "store", model, [domain.corpus for domain in data.domains], size, device)
     with ExitStack() as stack:
         server: TritonServer | None = None
@@ -98,7 +100,7 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
         say(f"asking each of {len(data.tenants)} tenants {QUESTIONS} questions of its test texts, one at a time")
         scores = evaluate(data.tenants, server.http_url, server.grpc_url)
     say(f"exporting all tenants to {repository}")
-    export(store, repository, ServingOptions())
+    export(store, repository, ServingOptions(), replace)
     shutil.rmtree(live)
     draw(scores, megabytes(store, scores), picture := demos / f"{size.name}.svg")
     return scores, picture

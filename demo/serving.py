@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,12 @@ from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from demo.data import DemoTenant
 from demo.picture import draw_bars
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
 from hplm.server import TritonServer
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import registries_of
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClient
 
 QUESTIONS = 200  # of each tenant's test file
@@ -125,3 +127,13 @@ def draw(scores: Sequence[Score], sizes: dict[str, float], path: Path) -> None:
         },
     }
     draw_bars(panels, path, log=True)
+
+
+def is_ours(exported: Path, tenants: Set[str]) -> bool:
+    """Whether an earlier demo, maybe of another size, has written the export that is there. Raises if somebody else has."""
+    file = exported / EXPORTED_TENANTS
+    if not file.exists():
+        return False
+    if others := {tenant.id for tenant in Snapshot.load(file).tenants} - tenants:
+        raise InvalidInput(f"{exported} has the tenant {min(others)!r}, which is not the demo's: name another --repository")
+    return True

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from demo.building import fingerprint
 from demo.data import DemoTenant
-from demo.serving import add_live, draw, evaluate, first_answer, live_server, megabytes
+from demo.serving import add_live, draw, evaluate, first_answer, is_ours, live_server, megabytes
+from hplm.errors import InvalidInput
+from testing.random_repository import write
 from testing.random_store import TOY, random_store, random_table, random_tenant, random_tenants
+from tests.support.message import mentioning
 
 
 @pytest.mark.parametrize(("package", "counts"), [("numpy", True), ("pytest", False), ("hypothesis", False)])
@@ -21,6 +25,14 @@ def test_only_packages_that_the_demo_reads_count(monkeypatch: pytest.MonkeyPatch
     assert before != fingerprint("other settings", further=False)
     monkeypatch.setattr("importlib.metadata.version", lambda name: f"{version(name)}{'.9' if name == package else ''}")
     assert (fingerprint("settings", further=False) != before) == counts
+
+
+def test_a_demo_of_another_size_replaces_its_own_export_only(tmp_path: Path) -> None:
+    assert not is_ours(tmp_path / "none", set())
+    exported = write(tmp_path, TOY, 2, ServingOptions()) / "1"
+    assert is_ours(exported, {"tenant-0", "tenant-1", "tenant-2"})
+    with pytest.raises(InvalidInput, match=mentioning(exported, "tenant-1", "--repository")):
+        is_ours(exported, {"tenant-0"})
 
 
 @pytest.mark.slow
