@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tritonclient.http
-from hypothesis import given
-from hypothesis import strategies as some
-from tritonclient.utils import deserialize_bytes_tensor
 
-from hplm_client import NoBackbone, Row, UnexpectedAnswer, wire
+from hplm_client import NoBackbone, UnexpectedAnswer, wire
 
 
 class Result:
@@ -33,13 +29,6 @@ def decoded(rows, columns=2, asked=(), **changed):
     }
     question = wire.Question(["x"] * len(rows), "acme", **dict.fromkeys(asked, True))
     return wire.decode(Result(**{**tensors, **changed}), question)
-
-
-@given(some.lists(some.text(alphabet=some.characters(codec="utf-8")), min_size=1, max_size=5))
-def test_texts_are_sent_unchanged(texts):
-    inputs = wire.encode(wire.Question(texts, "acme"), tritonclient.http)["inputs"]
-    body, json_bytes = tritonclient.http.InferenceServerClient.generate_request_body(inputs)
-    assert [text.decode() for text in deserialize_bytes_tensor(body[json_bytes:])] == texts
 
 
 def test_logits_go_to_the_rows_that_have_some():
@@ -80,13 +69,6 @@ def test_confidences_and_levels_go_to_their_texts():
 def test_an_answer_of_another_shape_is_refused(changed):
     with pytest.raises(UnexpectedAnswer):
         decoded([[("A", 0.5, (0, 1))]] * 2, **changed)
-
-
-def test_padding_is_dropped_and_words_without_a_label_are_kept():
-    first, second, third = decoded([[("A", 0.5, (0, 1))], [("", 0.0, (0, 2)), ("B", 0.25, (3, 4))], []])
-    assert first.rows == (Row("A", 0.5, (0, 1)),)
-    assert second.rows == (Row("", 0.0, (0, 2)), Row("B", 0.25, (3, 4)))
-    assert third.rows == () and third.label is None and third.score is None and third.labels == ()
 
 
 def test_backbones_are_models_with_both_halves_ready():
