@@ -142,6 +142,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
         (http("200 OK", b"data: 7\n"), UnexpectedAnswer),
         (http("502 Bad Gateway", b"<html>proxy</html>"), Unavailable),
         (http("502 Bad Gateway", b"[]"), Unavailable),
+        pytest.param(http("502 Bad Gateway", b"[" * 10_000), Unavailable, id="a deep error page"),
         (b"\0\0\0\4\0\0\0\0\0 not HTTP at all\r\n\r\n", ConnectionLost),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ncut", ConnectionLost),
     ],
