@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builder.importing.heads import IMPORTED
-from builder.tasks.tasks import TRAINING_TASKS, training_task
+from builder.tasks.tasks import training_task
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
 from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, check_backbone, find_task, windows_of
@@ -15,13 +14,6 @@ from tests.support.message import mentioning
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
 PIECES = np.array([[0, 0, 0], [4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)  # of a passage, after the first row
-
-
-def test_every_task_is_served_and_trained():
-    assert list(TRAINING_TASKS) == ["classify", "multilabel", "tag", "regress", "span"]
-    assert list(TASKS) == [*TRAINING_TASKS, "generate"]
-    assert all(training_task(name).served is find_task(name) for name in TRAINING_TASKS)
-    assert set(IMPORTED) < set(TASKS)
 
 
 def test_a_head_has_an_output_for_each_label_or_those_of_its_task():
@@ -39,19 +31,10 @@ def test_encoders_do_not_generate_and_decoders_do_nothing_else():
             check_backbone(task, config)
 
 
-def test_a_tenant_that_generates_answers_nothing_else():
-    with pytest.raises(InvalidInput, match="generate"):
-        TASKS["generate"].rows("text", None, None)
-
-
-def test_an_unknown_task_is_named():
-    with pytest.raises(InvalidInput, match="'guess'"):
-        find_task("guess")
-    with pytest.raises(InvalidInput, match="'guess'"):
-        training_task("guess")
-
-
-def test_a_task_without_a_training_side_is_served_only(monkeypatch):
+def test_an_unknown_task_or_one_without_a_training_side_is_named(monkeypatch):
+    for find in (find_task, training_task):
+        with pytest.raises(InvalidInput, match="'guess'"):
+            find("guess")
     monkeypatch.setitem(TASKS, "guess", replace(TASKS["classify"], name="guess"))
     with pytest.raises(InvalidInput, match="'guess'"):
         training_task("guess")

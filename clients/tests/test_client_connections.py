@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-import tritonclient.grpc
 from client_fakes import (
     Canned,
     Cutter,
@@ -64,10 +63,10 @@ def before(certificate):
 def test_an_absent_server_is_not_connected(way, monkeypatch):
     pauses = []
     before_each_pause(monkeypatch, lambda: pauses.append(1))
-    for backbone in ("minilm", None):
+    for backbone, ask in (("minilm", infer), (None, infer), ("minilm", read)):
         pauses.clear()
         with pytest.raises(NotConnected, match=r"127\.0\.0\.1:"):
-            way.call(f"127.0.0.1:{free_port()}", infer, backbone=backbone, retries=2)
+            way.call(f"127.0.0.1:{free_port()}", ask, backbone=backbone, retries=2)
         assert len(pauses) == 3, "two attempts more, and the decision against a third"
     with pytest.raises(NotConnected, match=r"nosuch\.invalid"):
         way.call("nosuch.invalid:8000", infer, backbone="minilm", retries=0)
@@ -143,6 +142,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
         (http("200 OK", b"data: 7\n"), UnexpectedAnswer),
         (http("502 Bad Gateway", b"<html>proxy</html>"), Unavailable),
         (http("502 Bad Gateway", b"[]"), Unavailable),
+        pytest.param(http("502 Bad Gateway", b"[" * 10_000), Unavailable, id="a deep error page"),
         (b"\0\0\0\4\0\0\0\0\0 not HTTP at all\r\n\r\n", ConnectionLost),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ncut", ConnectionLost),
     ],
@@ -161,18 +161,6 @@ def test_a_server_that_does_not_list_its_models_wants_a_name(is_async, status, w
         with Canned(http(status, json.dumps({"error": why}).encode())) as door, pytest.raises(NoBackbone) as caught:
             Way("http", is_async).call(door.url, ask)
         assert status[:3] == "404" or why in str(caught.value)
-
-
-def test_a_stream_that_has_failed_before_its_request_gives_its_own_error(monkeypatch):
-    send = tritonclient.grpc.InferenceServerClient.async_stream_infer
-
-    def late(client, *arguments, **more):
-        eventually(lambda: not client._stream._active)
-        send(client, *arguments, **more)
-
-    monkeypatch.setattr(tritonclient.grpc.InferenceServerClient, "async_stream_infer", late)
-    with HplmClient(f"127.0.0.1:{free_port()}", "grpc", "minilm", retries=0) as client, pytest.raises(NotConnected):
-        list(client.stream("a", tenant="acme"))
 
 
 def test_the_port_of_the_other_protocol_is_not_connected(way, server):

@@ -136,17 +136,6 @@ def test_a_deadline_is_positive(deadline):
         attempts(deadline_ms=deadline)
 
 
-def test_work_that_takes_too_long_is_cancelled():
-    async def run():
-        work = asyncio.create_task(asyncio.Event().wait())
-        with pytest.raises(asyncio.TimeoutError):
-            await within(work, 0)
-        await asyncio.wait({work})
-        assert work.cancelled()
-
-    asyncio.run(run())
-
-
 def test_a_cancelling_that_comes_with_the_result_is_not_lost():
     """A stream whose next part has just come must end too when its reader is cancelled."""
 

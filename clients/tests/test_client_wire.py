@@ -1,15 +1,85 @@
-"""Encoding and decoding, without a server."""
+"""Without a server: a client refuses wrong settings and inputs before it sends anything, and decodes answers."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
 import tritonclient.http
-from hypothesis import given
-from hypothesis import strategies as some
-from tritonclient.utils import deserialize_bytes_tensor
 
-from hplm_client import NoBackbone, Row, UnexpectedAnswer, wire
+from hplm_client import AsyncHplmClient, HplmClient, InvalidInput, NoBackbone, UnexpectedAnswer, wire
+from hplm_client.settings import Settings
+
+
+@pytest.mark.parametrize("kind", [HplmClient, AsyncHplmClient])
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        *(({"url": url}, url.removeprefix("https://")) for url in (
+            "http://127.0.0.1:8000", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:8000/path", "https://door/path", "https://door:x",
+            "HTTPS:door:443",
+        )),
+        ({"url": "https://"}, ""),
+        ({"protocol": "https"}, "'https'"),
+        *(({"api_key": key}, "ASCII") for key in ("two\nlines", "schlüssel", "")),
+        ({"network_timeout": 0}, "network_timeout 0"),
+        ({"network_timeout": float("inf")}, "network_timeout inf"),
+        ({"retries": -1}, "retries -1"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused_at_once(kind, settings, named):
+    with pytest.raises(InvalidInput, match=re.escape(named)) as caught:
+        kind(**{"url": "127.0.0.1:8000", **settings})
+    assert "schl" not in str(caught.value), "a key does not belong into a message"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_file_that_holds_no_certificate_is_refused_at_once(protocol, tmp_path):
+    no_certificate = tmp_path / "key.pem"
+    no_certificate.write_text("-----BEGIN PRIVATE KEY-----\n")
+    for path in (tmp_path / "missing.pem", no_certificate, tmp_path):
+        for kind in (HplmClient, AsyncHplmClient):
+            with pytest.raises(InvalidInput, match=re.escape(str(path))):
+                kind("127.0.0.1:443", protocol, ca_file=path)
+
+
+def test_https_has_a_usual_port_and_a_key_is_not_shown():
+    given = ("https://door.example.com", "https://door.example.com:8443", "https://[::1]", "127.0.0.1:8000")
+    known = [Settings(url, api_key="s3cret") for url in given]
+    assert [one.address for one in known] == ["door.example.com:443", "door.example.com:8443", "[::1]:443", "127.0.0.1:8000"]
+    assert [one.context is not None for one in known] == [True, True, True, False]
+    assert "s3cret" not in repr(known)
+
+
+def question(texts=("a",), tenant="acme", pairs=None):
+    return wire.encode(wire.Question(texts, tenant, pairs), tritonclient.http)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"texts": []}, []),
+        ({"texts": "abc"}, ["str"]),
+        ({"pairs": "b"}, ["str"]),
+        ({"tenant": ""}, ["tenant"]),
+        ({"tenant": "acme\0x"}, ["tenant", "NUL"]),
+        ({"texts": ["a", "b"], "pairs": ["c"]}, ["2", "1"]),
+        ({"texts": ["a", b"b"]}, ["TEXT 1", "bytes"]),
+        ({"pairs": [None]}, ["TEXT_PAIR 0", "NoneType"]),
+        ({"texts": ["\ud800"]}, ["TEXT 0", "UTF-8"]),
+    ],
+)
+def test_wrong_inputs_are_refused_before_they_are_sent(given, named):
+    with pytest.raises(InvalidInput) as caught:
+        question(**given)
+    assert all(re.search(rf"\b{thing}\b", str(caught.value)) for thing in named)
+
+
+@pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])
+def test_a_name_that_is_no_value_of_a_header_is_not_sent_in_one(tenant):
+    key = {"authorization": "Bearer K3Y"}
+    assert Settings("a:1", api_key="K3Y").headers_for({"tenant": tenant} if tenant is not None else {}) == key
 
 
 class Result:
@@ -33,13 +103,6 @@ def decoded(rows, columns=2, asked=(), **changed):
     }
     question = wire.Question(["x"] * len(rows), "acme", **dict.fromkeys(asked, True))
     return wire.decode(Result(**{**tensors, **changed}), question)
-
-
-@given(some.lists(some.text(alphabet=some.characters(codec="utf-8")), min_size=1, max_size=5))
-def test_texts_are_sent_unchanged(texts):
-    inputs = wire.encode(wire.Question(texts, "acme"), tritonclient.http)["inputs"]
-    body, json_bytes = tritonclient.http.InferenceServerClient.generate_request_body(inputs)
-    assert [text.decode() for text in deserialize_bytes_tensor(body[json_bytes:])] == texts
 
 
 def test_logits_go_to_the_rows_that_have_some():
@@ -80,13 +143,6 @@ def test_confidences_and_levels_go_to_their_texts():
 def test_an_answer_of_another_shape_is_refused(changed):
     with pytest.raises(UnexpectedAnswer):
         decoded([[("A", 0.5, (0, 1))]] * 2, **changed)
-
-
-def test_padding_is_dropped_and_words_without_a_label_are_kept():
-    first, second, third = decoded([[("A", 0.5, (0, 1))], [("", 0.0, (0, 2)), ("B", 0.25, (3, 4))], []])
-    assert first.rows == (Row("A", 0.5, (0, 1)),)
-    assert second.rows == (Row("", 0.0, (0, 2)), Row("B", 0.25, (3, 4)))
-    assert third.rows == () and third.label is None and third.score is None and third.labels == ()
 
 
 def test_backbones_are_models_with_both_halves_ready():

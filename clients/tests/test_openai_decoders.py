@@ -164,16 +164,3 @@ def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to(cloc
         return old, await ask(decoders)
 
     assert use(act, y=["a"])[0] == (ANSWER, ANSWER)
-
-
-def test_closing_ends_the_renewing_of_the_list():
-    async def act(decoders, _):
-        await decoders.close()  # nothing has begun
-        waiting = asyncio.create_task(ask(decoders))
-        await asyncio.sleep(0)
-        await decoders.close()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    assert use(act, y=["a"])[0] == []

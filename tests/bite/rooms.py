@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "levels": ("tests/levels", ""),
     "model": ("tests/model", "tests/model"),
     "metrics": ("tests/metrics", ""),
-    "cli": ("tests/cli", ""),
+    "cli": ("tests/cli", "tests/cli/test_state.py"),
     "placement": ("tests/placement", ""),
     "server": (
         "tests/server tests/faults tests/refusals",
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "publish": ("tests/builder/publish", "tests/builder/publish"),
     "builder": (
         "tests/builder/store tests/builder/tables tests/builder/training tests/builder/importing",
-        "tests/builder/store",
+        "tests/builder/store tests/builder/tables/test_domain.py",
     ),
     "training": ("tests/builder/training", "tests/builder/training"),
     "importing": ("tests/builder/importing", "tests/builder/importing"),

@@ -1,4 +1,4 @@
-"""Two tiny BERTs, saved as Hugging Face does."""
+"""Two tiny BERTs, saved as Hugging Face does, documents whose words they can guess, and comparisons of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
-from testing.random_store import tokenizer_json
+from testing.random_store import random_documents, tokenizer_json
 
 VOCABULARY = 90  # of `save_bert`
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -60,3 +60,20 @@ def save_bert(folder: Path, with_head: bool = False) -> Path:
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "made.json").write_text(tokenizer_json(vocabulary))
     PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **SPECIAL).save_pretrained(folder)
+
+
+def chained(config, tokens, length, seed):
+    """Each word determines the next one, so that masked words can be predicted."""
+    documents = random_documents(config, tokens, length, seed)
+    for document in documents:
+        for place in range(2, length - 1):
+            document[place] = 5 + (document[place - 1] * 7 + 3) % (VOCABULARY - 5)
+    return documents
+
+
+def weights(*stacks):
+    return {f"{i}.{name}": tensor.clone() for i, stack in enumerate(stacks) for name, tensor in stack.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -124,15 +124,15 @@ def test_a_better_placement_is_written_and_then_stays(crowded, capsys):
     assert not kept["written"] and kept["gain_points"] < 1 and not (crowded / "next.json").exists()
 
 
-def _journal(folder, tenants, deleted_at=(), late_at=()):
+def _journal(folder, tenants, late_at=()):
     """Writes the problem's requests as a journal: of b0/a and b1/a, and of each of these tenants every tenth of a second.
 
-    Requests of b0/deleted come at the given seconds before that, those of b0/late at the given seconds.
+    Those of b0/late come at the given seconds.
     """
     rows = [json.loads(line) for line in (folder / "t.jsonl").read_text().splitlines()]
     asked = [(row["arrival"], f"{row['unit'].split('/')[0]}/a", row["tokens"]) for row in rows]
     asked += [(tenth / 10, name, 64) for name in tenants for tenth in range(80)]
-    asked += [(-float(at), "b0/deleted", 64) for at in deleted_at] + [(at, "b0/late", 64) for at in late_at]
+    asked += [(at, "b0/late", 64) for at in late_at]
     lines = [{"clock": 0.0, "wall": 1e9, "backbone": "b0"}]
     for at, name, tokens in sorted(asked):
         backbone, tenant = name.split("/")
@@ -142,17 +142,6 @@ def _journal(folder, tenants, deleted_at=(), late_at=()):
     return "--trace", str(folder / "journal.jsonl")
 
 
-def test_requests_of_tenants_that_the_profile_does_not_know_are_left_out_and_named(crowded, capsys):
-    without = _told(capsys, *RENEW, *_journal(crowded, []))
-    assert without["left_out"] == {"requests": 0, "tenants": 0, "most": []}
-    trace = _journal(crowded, ["b0/new", "gone/x"])
-    renewed = _told(capsys, *RENEW, *trace)
-    assert renewed["left_out"] == {"requests": 160, "tenants": 2, "most": ["b0/new", "gone/x"]}
-    assert renewed["found"] == without["found"] and renewed["searched"] == without["searched"]
-    (line,) = [line for line in _place(capsys, *RENEW, *trace)[1].out.splitlines() if "left out" in line]
-    assert mentions(line, "160", "b0/new", "gone/x")
-
-
 @pytest.mark.parametrize(
     "tenants, late, named",
     [
@@ -160,16 +149,10 @@ def test_requests_of_tenants_that_the_profile_does_not_know_are_left_out_and_nam
         ([], [7.9 - number / 200 for number in range(200)], ["b0/late"]),  # few of all, but all in the seconds held out
     ],
 )
-def test_too_many_requests_of_unknown_tenants_are_refused(crowded, capsys, tenants, late, named):
+def test_requests_of_unknown_tenants_are_left_out_and_named_and_too_many_are_refused(crowded, capsys, tenants, late, named):
+    _, few = _place(capsys, *RENEW, *_journal(crowded, ["b0/new"]))
+    assert [mentions(line, 80, "b0/new") for line in few.out.splitlines() if "left out" in line] == [True]
     (crowded / "next.json").write_text(yesterday := (crowded / "now.json").read_text())
     status, printed = _place(capsys, *RENEW, *_journal(crowded, tenants, late_at=late))
     assert status == 1 and mentions(printed.err, *named) and "b0/new-8" not in printed.err
     assert (crowded / "next.json").read_text() == yesterday
-
-
-def test_only_requests_of_the_time_that_is_used_count(crowded, capsys):
-    """A journal keeps the requests of deleted tenants, until it is cut."""
-    trace = _journal(crowded, [], deleted_at=range(100, 3000))
-    assert _told(capsys, *RENEW, *trace)["left_out"]["requests"] == 0
-    status, printed = _place(capsys, "simulate", "now.json", *PROBLEM, "--slo-scale", "3", *trace)
-    assert status == 1 and mentions(printed.err, "b0/deleted")

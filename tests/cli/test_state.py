@@ -12,7 +12,6 @@ from builder.publish.learned import knowledge_of
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from hplm.cli.main import main
 from hplm.registry.folder import Folder
 from hplm.registry.store import Absent
 from hplm.tenants.manager import Manager
@@ -172,11 +171,3 @@ def test_existing_backups_and_states_other_exports_and_small_disks_are_refused(c
     for command in (["backup", "--to", folder / "again", *places], ["restore", "--from", saved, *other]):
         assert mentions(refused(capsys, *command), "GB", "free")
     assert {path for path in folder.rglob("*") if path.is_file() and ".writing" not in str(path)} == before
-
-
-def test_an_error_of_the_system_is_one_line(live, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    places = [*map(str, [*live][1][:3]), str(tmp_path / "file")]
-    assert main(["restore", "--from", str(tmp_path / "file"), *places]) == 1
-    assert capsys.readouterr().err == f"hplm restore: Not a directory: {tmp_path}/file/backup.json\n"
-    assert mentions(refused(capsys, "begin", *places), tmp_path / "file/toy", "Not a directory")

@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForMaskedLM
 
 from hplm.cli.main import main
-from testing.random_store import tokenizer_json, words
+from testing.random_store import words
+from tests.builder.checkpoints import save_tokenizer
 from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
 from tests.support.servers import serving
@@ -33,9 +34,7 @@ def material(tmp_path_factory):
         max_position_embeddings=64, initializer_range=0.2,
     )  # fmt: skip
     BertForMaskedLM(config).save_pretrained(folder / "bert")
-    (folder / "tokenizer.json").write_text(tokenizer_json(200))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special).save_pretrained(folder / "bert")
+    save_tokenizer(folder / "bert", 200)
     examples = [(kind, rng.sample(text, len(text))) for kind in ("fruit", "metal") * 150 for text in [_text(rng, kind)]]
     (folder / "corpus.txt").write_text("\n".join(" ".join(text) for _, text in examples) + "\n")
     classify = [json.dumps({"text": " ".join(text), "label": kind}) for kind, text in examples]

@@ -52,20 +52,23 @@ def test_the_container_image_has_no_known_holes():
     assert open_in(release_of(release)) == []
 
 
-def test_an_old_release_is_a_problem_on_an_open_address():
-    assert checks.triton("2.51.0", is_open=True).status == PROBLEM
-    finding = checks.triton("2.51.0", is_open=False)
-    assert finding.status == WARNING and mentions(finding.says, "24.10", len(ADVISORIES)) and mentions(finding.do, "26.06")
-    assert checks.triton("26.06", is_open=True).status == OK
-    assert checks.triton(None, is_open=True).status == checks.triton("x", is_open=True).status == UNKNOWN
+INF = resource.RLIM_INFINITY
+FOUND = [  # a check, what it looks at, its status, and what it names
+    (checks.triton, ["2.51.0", True], PROBLEM, []),
+    (checks.triton, ["2.51.0", False], WARNING, ["24.10", len(ADVISORIES), "26.06"]),
+    (checks.triton, ["26.06", True], OK, []),
+    *((checks.triton, [unknown, True], UNKNOWN, []) for unknown in (None, "x")),
+    *((checks.open_files, [(1024, hard)], status, []) for hard, status in ((1024, PROBLEM), (65536, WARNING))),
+    *((checks.open_files, [(limit, limit)], OK, []) for limit in (65536, INF)),
+    (checks.reply_buffers, [212992, 8 << 20, 768], WARNING, [f"{212992 // 768:,}", 8 << 20]),
+    (checks.reply_buffers, [8 << 20, 8 << 20, 768], OK, [f"{(8 << 20) // 768:,}"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "status"),
-    [(1024, 1024, PROBLEM), (1024, 65536, WARNING), (65536, 65536, OK), (resource.RLIM_INFINITY, resource.RLIM_INFINITY, OK)],
-)
-def test_few_open_files_are_a_problem(soft, hard, status):
-    assert checks.open_files((soft, hard)).status == status
+@pytest.mark.parametrize(("check", "given", "status", "named"), FOUND)
+def test_a_check_says_how_bad_it_is_and_names_it(check, given, status, named):
+    finding = check(*given)
+    assert finding.status == status and mentions(f"{finding.says} {finding.do}", *named)
 
 
 @pytest.mark.parametrize(("mb", "free_mb", "status"), [(64, 64, PROBLEM), (2048, 100, PROBLEM), (2048, 2000, OK)])
@@ -85,7 +88,7 @@ def test_locked_memory_must_suffice_for_hot_rows(toy, tmp_path):
     assert checks.locked_memory(tmp_path, None, needed - 1, 0).status == PROBLEM
     assert checks.locked_memory(tmp_path, None, needed, 0).status == OK
     assert checks.locked_memory(tmp_path, None, 0, 1 << 14).status == OK, "root"
-    assert checks.locked_memory(tmp_path, None, resource.RLIM_INFINITY, 0).status == OK
+    assert checks.locked_memory(tmp_path, None, INF, 0).status == OK
 
 
 @pytest.mark.parametrize(("mode", "status"), [(0o600, OK), (0o400, OK), (0o640, PROBLEM), (0o644, PROBLEM)])
@@ -165,13 +168,6 @@ def test_a_server_that_restricts_nothing_is_a_problem():
         finding = checks.restricted(f"127.0.0.1:{server.server_port}")
         server.shutdown()
     assert finding.status == PROBLEM and "/v2/repository/index" in finding.says
-
-
-@pytest.mark.parametrize(("size", "status"), [(212992, WARNING), (8 << 20, OK)])
-def test_small_reply_buffers_are_told(size, status):
-    finding = checks.reply_buffers(size, enough=8 << 20, answer=768)
-    assert finding.status == status and mentions(finding.says, f"{size // 768:,}")
-    assert mentions(finding.do, 8 << 20) == (status == WARNING)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "serving.example"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from builder.evaluation.fitting import Cases, fit_temperature, fitted
 from builder.evaluation.reliability import Bin, bins_of, calibration_error, debiased_error
 from hplm.levels.calibration import BINS, DIRICHLET, UNKNOWN, Calibration, confidences
-from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
+from hplm.levels.evidence import Evidence, of_first_row
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
 NUMBERS = Calibration(BINS, delta=0.5, edges=(1.0, 2.0), shares=(0.9, 0.5, 0.2))
@@ -55,18 +54,6 @@ def test_a_dirichlet_map_gives_the_probability_of_the_answered_label_even_if_ano
 
 def test_a_number_has_the_share_of_its_bin():
     assert [NUMBERS.confidence(of_first_row(np.array([[at]]))) for at in (-3.0, 1.0, 1.9, 2.0)] == [0.9, 0.5, 0.5, 0.2]
-
-
-def test_the_least_certain_word_and_label_count():
-    rows = np.log(np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]))
-    evidence = of_least_certain_row(rows, np.array([True, True, False]))
-    assert evidence is not None
-    assert (evidence.about, evidence.chosen.tolist()) == (1, [1]) and Calibration().confidence(evidence) == pytest.approx(0.6)
-    assert of_least_certain_row(rows, np.array([False] * 3)) is None
-    for logit in (1.0, -1.0):  # whether the label is in the answer or not
-        evidence = of_least_certain_label(np.array([[3.0, logit, -2.0]]))
-        assert (evidence.about, evidence.chosen.tolist()) == (1, [int(logit > 0)])
-        assert Calibration(temperature=2.0).confidence(evidence) == pytest.approx(1 / (1 + np.exp(-0.5)))
 
 
 def test_many_texts_at_once_get_what_each_would_get():
@@ -116,11 +103,6 @@ def test_the_debiased_error_is_freed_of_chance():
         )
     true, off, plain = np.mean(errors, axis=0)
     assert true == pytest.approx(0, abs=3e-4) and off == pytest.approx(0.01, abs=1e-3) and plain > 0.05
-
-
-@pytest.mark.parametrize("calibration", [Calibration(temperature=1.7), MAP, NUMBERS], ids=lambda one: one.kind)
-def test_a_calibration_is_read_as_it_was_written(calibration):
-    assert Calibration.read(json.loads(json.dumps(asdict(calibration)))) == calibration
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,45 @@
-"""Counting, publishing, and the choice of tenants with series of their own."""
+"""Counting, publishing, the choice of tenants with series of their own, and requests by what their clients got."""
 
 import threading
+import weakref
 
 import pytest
 
+from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS, Busiest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
+from hplm.metrics.outcomes import BUSIEST, Outcomes
 from hplm.metrics.publisher import Publisher
 from tests.support.wait import eventually
 
 SEEN, LEVEL = Metric("seen_total", COUNTER, "what was seen", ("kind",)), Metric("level", GAUGE, "how high")
+SLACK = Histogram("slack", "what is left", signed=True, bounds=(0.1, 1.0))
 
 
 class Family:
-    """Stands in for Triton's MetricFamily."""
+    """A fake of Triton's MetricFamily. Triton shows a series as long as its object lives."""
 
     COUNTER, GAUGE = "c", "g"
     all: dict
 
     def __init__(self, name, description, kind):
         assert name not in self.all, "a family is made once"
-        self.name, self.kind, self.series = name, kind, {}
+        self.kind, self.series = kind, weakref.WeakValueDictionary()
         self.all[name] = self
 
     def Metric(self, labels):
-        return Series(self, labels)
+        self.series[tuple(labels.values())] = made = Series(self, labels)
+        return made
 
 
 class Series:
     def __init__(self, family, labels):
         self.family, self.value, self.labels = family, 0, labels
-        family.series[tuple(labels.items())] = self
 
     def increment(self, value):
-        if value < 0 and self.family.kind == "c":
-            raise RuntimeError("a counter was decremented")  # as Triton does
+        if self.labels.get("kind") == "refused" or (value < 0 and self.family.kind == "c"):
+            raise RuntimeError("this series is refused")  # as Triton does when a counter is decremented
         self.value += value
 
     def set(self, value):
@@ -44,8 +48,14 @@ class Series:
 
 
 @pytest.fixture
-def family():
+def family(monkeypatch):
+    monkeypatch.setattr("hplm.metrics.publisher.SECONDS", 0.01)
     return type("Fresh", (Family,), {"all": {}})
+
+
+def shown(family):
+    """Returns the values that Triton shows, by the name of the metric and its labels."""
+    return {(name, *labels): one.value for name, made in family.all.items() for labels, one in made.series.items()}
 
 
 def test_counts_are_taken_once_and_levels_stay():
@@ -72,83 +82,54 @@ def test_a_histogram_counts_each_value_in_every_bucket_above_it():
     assert counts[count, ()] == 4
 
 
-def test_the_sum_of_signed_times_is_a_gauge(family):
-    meter, slack = Meter(), Histogram("slack", "what is left", signed=True, bounds=(0.1, 1.0))
-    publisher = Publisher(family, meter, "toy")
-    meter.observe(slack, [0.05, -2.0])
-    meter.observe(slack, [-1.0])
-    meter.add(SEEN, 1, "after")
-    publisher.close()
-    values = {name: [series.value for series in made.series.values()] for name, made in family.all.items()}
-    assert values["slack_sum"] == [pytest.approx(-2.95)]
-    assert values["slack_count"] == [3]
-    assert values["slack_bucket"] == [3, 3, 3], "what is below 0 is below every bound"
-    assert values["seen_total"] == [1]
-
-
-def test_sums_of_processes_that_follow_each_other_add_up_as_their_counts_do(family):
-    """An engine that is started again begins with nothing."""
-    slack, published = Histogram("slack", "what is left", signed=True, bounds=(0.1, 1.0)), Meter()
+def test_sums_of_signed_times_are_shown_and_those_of_engines_that_follow_each_other_add_up(family):
+    """A counter cannot fall. An engine that is started again begins with nothing."""
+    published = Meter()
     publisher = Publisher(family, published, "toy")
     for _ in range(2):
         engine = Meter()
         for value in (-2.0, 0.5):
-            engine.observe(slack, [value])
+            engine.observe(SLACK, [value])
             counts, levels = engine.take()
             published.add_all(counts)
             published.set_all(levels)
     publisher.close()
-    (total,), (count,) = (family.all[f"slack_{part}"].series.values() for part in ("sum", "count"))
-    assert (total.value, count.value) == (-3.0, 4)
+    found = shown(family)
+    assert (found["slack_sum", "toy"], found["slack_count", "toy"]) == (-3.0, 4)
+    assert [found["slack_bucket", "toy", bound] for bound in ("0.1", "1", "+Inf")] == [2, 4, 4]
 
 
-def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog, monkeypatch):
-    def increment(self, value):
-        if self.labels["kind"] == "refused":
-            raise RuntimeError("this series is refused")
-        self.value += value
-
-    monkeypatch.setattr(Series, "increment", increment)
+def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog):
     meter = Meter()
     meter.add(SEEN, 2, "refused")
     meter.add(SEEN, 1, "taken")
     meter.set(LEVEL, 7)
-    Publisher(family, meter, "toy").close()
-    values = {labels: series.value for made in family.all.values() for labels, series in made.series.items()}
-    assert values[("backbone", "toy"), ("kind", "taken")] == 1
-    assert values[(("backbone", "toy"),)] == 7
+    publisher = Publisher(family, meter, "toy")
+    publisher.close()
+    assert shown(family) == {("seen_total", "toy", "taken"): 1, ("seen_total", "toy", "refused"): 0, ("level", "toy"): 7}
     assert "seen_total" in caplog.text and "refused" in caplog.text
     meter.add(SEEN, 3, "refused")
     assert meter.take()[0] == {(SEEN, ("refused",)): 5}, "the refused count is still there"
 
 
-def test_closing_publishes_the_last_counts_and_unused_series_end(family):
-    meter, looked = Meter(), []
-    publisher = Publisher(family, meter, "toy", before=lambda: looked.append(1), keeps=lambda series: series[1] != ("gone",))
-    meter.add(SEEN, 3, "a")
-    meter.add(SEEN, 1, "gone")
-    meter.set(LEVEL, 2)
-    publisher.close()
-    assert looked
-    assert family.all["seen_total"].series[("backbone", "toy"), ("kind", "a")].value == 3
-    assert family.all["level"].series[(("backbone", "toy"),)].value == 2
-    assert set(publisher._metrics) == {(SEEN, ("a",)), (LEVEL, ())}
-
-
-def test_the_publisher_continues_after_a_failure(family, monkeypatch):
-    meter, failed = Meter(), threading.Event()
+def test_after_a_failure_the_last_counts_are_published_and_unused_series_end(family):
+    failed, meter, who = threading.Event(), Meter(), Metric("shown", GAUGE, "who is shown", ("who",))
 
     def before():
         if not failed.is_set():
             failed.set()
             raise OSError("the server is busy")
 
-    monkeypatch.setattr("hplm.metrics.publisher.SECONDS", 0.01)
-    publisher = Publisher(family, meter, "toy", before)
-    assert failed.wait(10)
-    meter.set(LEVEL, 1)
+    meter.set_only(who, 1, "a")
+    publisher = Publisher(family, meter, "toy", before, keeps=lambda series: series[1] != ("gone",))
+    eventually(lambda: ("shown", "toy", "a") in shown(family))
+    assert failed.is_set()
+    meter.add(SEEN, 3, "a")
+    meter.add(SEEN, 1, "gone")
+    meter.set(LEVEL, 2)
+    meter.set_only(who, 2, "b")
     publisher.close()
-    assert family.all["level"].series[(("backbone", "toy"),)].value == 1
+    assert shown(family) == {("seen_total", "toy", "a"): 3, ("level", "toy"): 2, ("shown", "toy", "b"): 2}
 
 
 def test_the_busiest_tenants_are_shown_by_name():
@@ -158,24 +139,36 @@ def test_the_busiest_tenants_are_shown_by_name():
     busiest.choose()
     assert busiest.chosen == {"b", "c"}
     assert [busiest.name(tenant) for tenant in "abc"] == [OTHERS, "b", "c"]
-    for _ in range(5):
-        busiest.choose()
-    assert not busiest._asked, "who does not ask is forgotten"
     busiest = Busiest(3)
     busiest.name("a")
     busiest.choose()
     assert busiest.name("b") == "b" and "b" in busiest.chosen, "shown at once if a name is free"
 
 
-def test_of_a_metric_with_one_series_the_ones_before_end(family, monkeypatch):
-    shown = Metric("shown", GAUGE, "who is shown", ("who",))
-    monkeypatch.setattr("hplm.metrics.publisher.SECONDS", 0.01)
-    meter = Meter()
-    meter.set(LEVEL, 7)
-    meter.set_only(shown, 1, "a")
-    publisher = Publisher(family, meter, "toy")
-    eventually(lambda: (shown, ("a",)) in publisher._metrics)
-    meter.set_only(shown, 2, "b")
-    publisher.close()
-    assert meter.take()[1] == {(LEVEL, ()): 7, (shown, ("b",)): 2}
-    assert set(publisher._metrics) == {(LEVEL, ()), (shown, ("b",))}, "Triton shows a series as long as its object lives"
+@pytest.fixture
+def outcomes():
+    return Outcomes(Meter())
+
+
+def counted(outcomes, ended, deadlines):
+    outcomes.count([("law", tenant, outcome) for tenant, outcome in ended], deadlines)
+    outcomes.settle()
+    return outcomes.meter.take()[0]
+
+
+def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
+    ended = [("acme", outcome) for outcome in ("on_time", "deadline", "draining", "answered")]
+    counts = counted(outcomes, ended, [0.05, 0.15, 0.15])
+    bucket, total, number = names.DEADLINE_SECONDS.parts
+    assert counts[number, ()] == 3 and counts[total, ()] == pytest.approx(0.35)
+    assert [counts[bucket, (bound,)] for bound in ("0.02", "0.05", "0.1", "0.2", "+Inf")] == [0, 1, 1, 3, 3]
+    assert counts[names.REQUESTS, ("law", "on_time")] == counts[names.TENANT_REQUESTS, ("acme", "answered")] == 1
+    assert [names.outcome(deadline_ns, 5) for deadline_ns in (0, 5, 4)] == ["answered", "on_time", "late"]
+
+
+def test_only_the_busiest_tenants_have_series(outcomes):
+    counts = counted(outcomes, [(f"t{number}", "answered") for number in range(BUSIEST + 2)], [])
+    assert counts[names.TENANT_REQUESTS, ("", "answered")] == 2 and counts[names.REQUESTS, ("law", "answered")] == BUSIEST + 2
+    of_tenants = [names.TENANT_REQUESTS, ("t0", "answered")], [names.EXIT_AGREEMENT, (f"t{BUSIEST}", "1")]
+    assert [outcomes.keeps((metric, labels)) for metric, labels in of_tenants] == [True, False]
+    assert outcomes.keeps((names.REQUESTS, ("law", "answered"))) and outcomes.keeps((names.TENANT_REQUESTS, ("", "answered")))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, linear
-from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
 from builder.learning.limits import Budget
 from builder.learning.teacher import Teacher
@@ -15,16 +15,9 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.windows import Window
-from testing.random_store import SPECIAL, tokenizer_json, words
+from testing.random_store import SPECIAL, words
+from tests.builder.checkpoints import save_tokenizer
 from tests.support.message import mentioning, mentions
-
-
-@pytest.fixture
-def tokenizer(tmp_path):
-    path = tmp_path / "made.json"
-    path.write_text(tokenizer_json(90))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 
 
 def _config(layers=5, **changes):
@@ -35,14 +28,14 @@ def _config(layers=5, **changes):
 
 @pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM])
 @pytest.mark.parametrize("file", ["safetensors", "bin"])
-def test_the_teacher_equals_transformers(tmp_path, tokenizer, kind, file):
+def test_the_teacher_equals_transformers(tmp_path, kind, file):
     folder = tmp_path / "My-BERT"
     model = kind(_config()).eval()
     model.save_pretrained(folder)
     if file == "bin":
         (folder / "model.safetensors").unlink()
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(folder, 90)
     checkpoint = load_checkpoint(str(folder), lower=2)
     assert (checkpoint.config.name, checkpoint.config.lower_layers, checkpoint.config.upper_layers) == ("my-bert", 2, 3)
     assert (checkpoint.config.cls_id, checkpoint.config.sep_id) == (2, 3)
@@ -57,10 +50,10 @@ def test_the_teacher_equals_transformers(tmp_path, tokenizer, kind, file):
     assert torch.allclose(x, expected.last_hidden_state[0], atol=1e-5)
 
 
-def test_layers_between_the_halves_are_taken_from_below(tmp_path, tokenizer):
+def test_layers_between_the_halves_are_taken_from_below(tmp_path):
     model = BertModel(_config(6))
     model.save_pretrained(tmp_path / "m")
-    tokenizer.save_pretrained(tmp_path / "m")
+    save_tokenizer(tmp_path / "m", 90)
     lower, upper = split(load_checkpoint(str(tmp_path / "m"), lower=3, upper=2))
     assert len(lower.layers) == 3 and len(upper.layers) == 2
     assert torch.equal(upper.layers[0].ffn_in.weight, model.encoder.layer[3].intermediate.dense.weight)
@@ -75,9 +68,9 @@ def test_layers_between_the_halves_are_taken_from_below(tmp_path, tokenizer):
         (5, {"model_type": "deberta"}, {}, ["'deberta'", "roberta", "gpt2"]),
     ],
 )
-def test_what_cannot_be_split_or_computed_is_refused(tmp_path, tokenizer, saved, config, options, named):
+def test_what_cannot_be_split_or_computed_is_refused(tmp_path, saved, config, options, named):
     BertModel(_config(saved)).save_pretrained(tmp_path / "m")
-    tokenizer.save_pretrained(tmp_path / "m")
+    save_tokenizer(tmp_path / "m", 90)
     path = tmp_path / "m/config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     with pytest.raises(InvalidInput, match=mentioning(*named)):
@@ -229,10 +222,3 @@ def test_missing_tensors_and_another_use_are_refused(tmp_path):
         load_checkpoint(model, window=Window(5))
     with pytest.raises(InvalidInput, match="--minutes 0"):
         Teacher(load_checkpoint(model, lower=2, upper=3))
-
-
-def test_a_plain_bert_is_not_taken_for_a_skipbert(tmp_path):
-    plain = {name: value for name, value in CONFIG.items() if name != "num_full_hidden_layers"}
-    BertModel(BertConfig(**plain)).save_pretrained(tmp_path / "m")
-    (tmp_path / "m" / "vocab.txt").write_text("\n".join([*SPECIAL, *words(90)]) + "\n", "utf-8")
-    assert not load_checkpoint(str(tmp_path / "m")).skipbert

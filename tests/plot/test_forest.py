@@ -219,12 +219,3 @@ def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(forests, lengths,
     with patch.object(summing, "PIECE", 2), patch.object(torch, "get_num_threads", lambda: threads):
         together = Gatherer(CPU, torch.bfloat16).sums(forest, np.concatenate(addresses), both)
     assert torch.equal(together, torch.cat(alone))
-
-
-@needs_kernel
-def test_texts_that_do_not_match_their_lengths_are_refused(forests):
-    chain = forests(Window(3), "fp16").chain("d0", 1)
-    with pytest.raises(ValueError, match=mentioning(3, 4)):
-        chain.lookup(np.zeros(3, np.int64), np.array([4]))
-    with pytest.raises(ValueError, match=mentioning(3, 4)):
-        Gatherer(CPU, torch.float32).sums(forests(Window(3), "fp16"), np.ones(3, np.int64), np.array([4]))

@@ -32,13 +32,6 @@ def test_keys_pack_windows_without_loss(window, vocabulary, lengths, seed):
     assert (windows[sorting] == windows[np.lexsort(windows.T[::-1])]).all()
 
 
-def test_unigrams_are_the_shortest_forms_of_windows():
-    for window in (Window(3), Window(4), Window(3, causal=True)):
-        space = KeySpace(7, window)
-        alone = window.of(np.arange(7), np.full(7, 1))
-        assert (space.unpack(space.unigrams()) == alone).all()
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     count=st.integers(0, 300),

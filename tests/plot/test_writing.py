@@ -1,9 +1,5 @@
 """Tables are written, and go on after an interruption, to the same bytes; damaged ones are refused, a row when it is read."""
 
-import itertools
-import json
-import multiprocessing
-import os
 import resource
 import signal
 from dataclasses import replace
@@ -16,7 +12,6 @@ import torch
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot import rows as rows_module
-from hplm.plot import writing
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
@@ -44,34 +39,8 @@ def write(folder: Path, resume: bool, computed=None, **more) -> Table:
     return write_table(folder / "d" / "1", spec_of("d", None, SPACE), KEYS, values_of, batch=32, resume=resume, **more)
 
 
-@pytest.mark.parametrize(
-    "place, name, call",
-    [
-        (writing, "Encoder", 1), (writing._Drafts, "append", 1), (writing._Drafts, "_add", 8), (writing._Drafts, "_add", 21),
-        (writing, "write_index", 1), (writing, "_sync", 1), (writing, "_sync", 6),
-    ],
-)  # fmt: skip
-def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, monkeypatch, place, name, call):
-    """`tests/builder/test_killed.py` kills where files get their names; here it is between two parts of one file."""
-    calls, real = itertools.count(1), getattr(place, name)
-
-    def dying(*given, **options):
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*given, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(place, name, dying)
-        child = multiprocessing.get_context("fork").Process(target=write, args=(tmp_path / "cut", True))
-        child.start()
-        child.join(120)
-    assert child.exitcode == -signal.SIGKILL and not (tmp_path / "cut/d/1").exists()
-    write(tmp_path / "cut", resume=True)
+def test_after_a_cut_it_ends_with_the_same_bytes_and_finished_values_are_computed_again_only_if_damaged(tmp_path, monkeypatch):
     write(tmp_path / "whole", resume=False)
-    assert content(tmp_path / "cut") == content(tmp_path / "whole")
-
-
-def test_finished_values_are_computed_again_only_if_they_are_damaged(tmp_path, monkeypatch):
     for damaged, expected in ((None, 300 - 4 * 32), (70, 300 - 2 * 32)):
         folder = tmp_path / str(damaged)
         with monkeypatch.context() as patch:
@@ -86,7 +55,7 @@ def test_finished_values_are_computed_again_only_if_they_are_damaged(tmp_path, m
                 values.write(b"\xff")
         computed = []
         write(folder, resume=True, computed=computed)
-        assert sum(computed) == expected
+        assert content(folder) == content(tmp_path / "whole") and sum(computed) == expected
 
 
 def _no_power(*_):
@@ -177,14 +146,6 @@ def test_a_file_with_a_flipped_bit_or_without_its_end_is_refused_by_name(table):
             with pytest.raises(Broken, match=mentioning(path)):
                 _ = Table(table.folder).index
         path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("vocabulary", [None, 0, "many", 2**70])
-def test_a_vocabulary_that_no_key_can_hold_is_refused(table, vocabulary):
-    path = table.folder / "meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocabulary": vocabulary}))
-    with pytest.raises(Broken, match=mentioning(path)):
-        Table(table.folder)
 
 
 def test_a_flipped_bit_is_found_by_verify_or_when_its_row_is_first_read(table):

@@ -69,10 +69,3 @@ def test_a_form_whose_sizes_are_wrong_is_refused(place, count, passages, kept):
     except ValueError:
         return
     assert read.lengths == right.lengths and read.counts == right.counts and read.passages in (right.passages, [])
-
-
-def test_the_sizes_of_texts_are_checked():
-    form = form_of()
-    struct.pack_into("<I", form, HEAD_BYTES + 16 + 8 * 3, 1)  # tokens of the first text, which has two
-    with pytest.raises(ValueError, match="tokens"):
-        Form(form)

@@ -9,13 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from builder.importing import tenant as tenants
 from builder.importing.foreign import records, upper_layout
 from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
-from builder.learning.limits import Budget
 from builder.store.store import Store
-from builder.tables.domain import DomainOptions, build_domain, delete_domain
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store, put, through
@@ -137,19 +134,6 @@ def test_a_single_output_is_a_value(store, tmp_path, config):
             import_tenant(store, "acme", peft, ImportOptions(), CPU, show_progress=False)
     tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), CPU, show_progress=False)
     assert (tenant.task, tenant.labels) == ("regress", ["value"])
-
-
-def test_a_domain_deleted_while_a_tenant_is_scored_gets_no_tenant(store, tmp_path, monkeypatch):
-    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=0), CPU)
-
-    def scored_meanwhile(*_):
-        delete_domain(store, "bio")
-        return {}
-
-    monkeypatch.setattr(tenants, "_score", scored_meanwhile)
-    with pytest.raises(InvalidInput, match="bio"):
-        import_tenant(store, "acme", FIXTURES / "peft-everywhere", ImportOptions("bio", LABELS, test=scored(tmp_path)), CPU)
-    assert store.tenant("acme") is None
 
 
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):

@@ -15,7 +15,7 @@ from builder.store import savepoint
 from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import split
-from tests.builder.learning.models import chained
+from tests.builder.checkpoints import chained
 from tests.builder.stores import CPU
 from tests.support.message import mentioning
 

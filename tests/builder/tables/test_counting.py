@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from builder.store.resumable import ResumableFiles
 from builder.tables.corpus import Corpus
 from builder.tables.counting import add_counts, count_ngrams
-from builder.tables.counts import Counts
 from builder.tables.sorted_runs import Merge, rows_in
-from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.support.killed import content
-from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -123,21 +120,3 @@ def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
     sizes = [merge.rows(i, i + 1) for i in range(merge.partitions)]
     assert len(sizes) > 3
     assert max(sizes) <= rows_in(memory, space.words) < sum(sizes)
-
-
-def test_counts_that_do_not_belong_together_and_damaged_ones_are_refused(tmp_path):
-    corpus = corpus_of(tmp_path / "corpus", some_documents())
-    counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
-    causal = count_ngrams(corpus, KeySpace(200, Window(3, causal=True)), tmp_path / "causal", show_progress=False)
-    with pytest.raises(InvalidInput, match=mentioning(causal.folder, counts.folder)):
-        add_counts([causal, counts], tmp_path / "added", show_progress=False)
-    with pytest.raises(InvalidInput, match=mentioning(counts.folder, "n", 3, 2)):
-        count_ngrams(corpus, KeySpace(200, Window(2)), tmp_path / "counts", show_progress=False)
-    with pytest.raises(InvalidInput, match=mentioning(corpus.folder, 100)):
-        count_ngrams(corpus, KeySpace(100, Window(3)), tmp_path / "small", show_progress=False)
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "small")):
-        Counts(tmp_path / "small")
-    with open(counts.folder / "counts-1", "r+b") as file:
-        file.truncate(8)
-    with pytest.raises(Broken, match=mentioning(counts.folder / "counts-1", 8)):
-        Counts(counts.folder)

@@ -125,17 +125,21 @@ def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch,
 
 def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path, monkeypatch):
     store, files = with_bio(tmp_path), [corpus(tmp_path, 1)]
+    cut(monkeypatch, lambda: add_domain(store, "late", 1, keep=1.0), "builder.tables.domain._adapt")
+    (learned := store.work_folder("late", 1) / "learning.pt").touch()
     needed = sum(store.meta("bio", 1).sizes().values())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed // 2))
+    with pytest.raises(NoSpace, match="--keep"):
+        add_domain(store, "late", 1, keep=1.0)
+    assert learned.exists(), "what was learned is lost"
     for call in (
         lambda: build_domain(store, "less", files, SMALL, LEARNING, CPU),
         lambda: update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), LEARNING, CPU),
     ):
         with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
             call()
-    assert (
-        set(store.domains()) == {("bio", 1), ("root", 1)} and not store.has_lower("less", 1) and not store.has_lower("bio", 2)
-    )
+    assert set(store.domains()) == {("bio", 1), ("root", 1)}
+    assert not store.has_lower("less", 1) and not store.has_lower("bio", 2)
     with pytest.raises(NoSpace) as refused:
         add_domain(store, "less", 1, keep=1.0)
     (keep,) = re.findall(r"--keep ([0-9.]+)", str(refused.value))

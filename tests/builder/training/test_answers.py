@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from builder.evaluation.tenant import evaluate_tenant
-from builder.learning.loop import Exam, Progress
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.tasks.scores import Scores, confusion, is_bio
+from builder.tasks.scores import confusion, is_bio
 from builder.tasks.tasks import training_task
 from builder.tasks.threshold import none_shift
 from hplm.tasks import TASKS
@@ -66,23 +65,6 @@ def test_spans_are_compared_as_squad_does():
         "exact_match": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3), "unanswerable_right": 0.5, "answerable_f1": 1.0
     }  # fmt: skip
     assert score([], [unknown], [["the"]]).values == {"exact_match": 1.0, "f1": 1.0, "unanswerable_right": 1.0}
-
-
-@pytest.mark.parametrize(
-    "doubt, scores, best, kept",
-    [
-        (0.0, (0.80, 0.77, 0.75), 1, 1),
-        (0.0, (0.70, 0.80, 0.79), 2, 2),
-        (1.0, (0.80, 0.77, 0.75), 1, 2),  # with 100 texts, 0.80 and 0.77 count as equal, but 0.80 and 0.75 do not
-        (1.0, (0.80, 0.75, 0.74), 1, 1),
-        (1.0, (0.70, 0.80, 0.79), 2, 3),
-    ],
-)
-def test_of_epochs_that_do_not_differ_surely_the_last_is_kept(doubt, scores, best, kept):
-    now = Progress()
-    for score in scores:
-        now.examined(Exam(score, 1.0, Scores(100, "f1", {"f1": score}).error), {}, doubt)
-    assert (now.best + 1, now.kept + 1) == (best, kept)
 
 
 def test_an_answer_is_learned_in_the_windows_that_have_all_of_it(store, tmp_path):

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from builder.learning.limits import Budget
 from builder.store import savepoint
 from builder.tables.root import RootOptions, build_root
 from builder.training import teacher
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import CPU, some_lines
+from tests.builder.stores import CPU, NO_TIME, some_lines
 from tests.builder.training.small_tenants import learn, write
 from tests.support.message import mentioning
 
@@ -23,14 +22,8 @@ def original(tmp_path_factory):
     lines = [line.replace("水", "") for line in some_lines(120, 1)]
     (folder / "corpus.txt").write_text("\n".join(lines), "utf-8")
     (folder / "bert").mkdir()
-    store, _ = build_root(
-        str(save_bert(folder / "bert")),
-        [folder / "corpus.txt"],
-        folder / "store",
-        RootOptions(name="tiny"),
-        Budget(steps=2),
-        CPU,
-    )
+    model, options = str(save_bert(folder / "bert")), RootOptions(name="tiny")
+    store, _ = build_root(model, [folder / "corpus.txt"], folder / "store", options, NO_TIME, CPU)
     rows = [{"text": " ".join(line.split()[:9]), "label": "ab"[line.split()[0] in line.split()[1:9]]} for line in lines]
     return store, write(folder / "train.jsonl", rows)
 

@@ -2,18 +2,15 @@
 
 import html
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
 from builder.evaluation.tenant import evaluate_tenant
-from builder.learning.loop import Diverged
 from builder.packed_batches import packed_batches
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store import savepoint
-from builder.store.store import TenantFile
 from builder.store.verification import store_parts
 from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
@@ -21,7 +18,6 @@ from builder.training.data import read_files
 from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.model import TenantModel
 from builder.training.tenant import warnings_of
-from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import CPU, CUT, STILL, TASKS, asked, change, learn, made, weights, write
@@ -89,13 +85,6 @@ def check_page(page, report):
         assert sum(row["wanted"] for row in by_label) == dev["rows"]
 
 
-def test_training_ends_after_so_many_epochs_that_are_no_better(store, tmp_path):
-    """No weight changes, so the first epoch stays the best."""
-    train = made(tmp_path, "classify", 20, 1)
-    report = store.report(learn(store, "classify", train, epochs=8, patience=2, learning_rate=STILL))
-    assert (report["best_epoch"], report["epochs_run"]) == (1, 3)
-
-
 def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained, learnable):
     store, _ = trained
     for name in ("upper.safetensors", "lower/root-1.safetensors"):
@@ -142,15 +131,6 @@ def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name)
             assert torch.allclose(*products, atol=2e-3 * float(products[0].abs().max())) and products[0].abs().max() > 0
 
 
-def test_a_tenant_that_was_not_trained_here_is_trained_on(store, tmp_path):
-    imported = TenantFile("acme", 1, "root", 1, "classify", ["right", "left"], 4, "lora", function="gelu", head_function="gelu")
-    random_tenant(store, imported, 0.3, seed=1)
-    form = {"rank": 4, "epochs": 1, "learning_rate": STILL}
-    tenant = learn(store, "classify", made(tmp_path, "classify", 60, 1), **form)
-    assert replace(tenant, version=1) == imported
-    assert change(store, ("acme", 1), ("acme", 2)) < 1e-3  # random weights were not rounded to 16 bits
-
-
 def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, tmp_path):
     store = trained_store
     more, dev = made(tmp_path, "multilabel", 40, "more"), made(tmp_path, "multilabel", 60, "new dev")
@@ -160,14 +140,6 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
     assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
     assert change(store, ("multilabel", 1), ("multilabel", 2)) == 0
     assert any(mentions(warning, 1) for warning in warnings_of(report))
-
-
-def test_a_training_that_diverges_ends_before_it_is_saved(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
-    with pytest.raises(Diverged, match="--learning-rate"):
-        learn(store, "classify", made(tmp_path, "classify", 60, 1), learning_rate=1e30)
-    saved = torch.load(store.tenant_work_folder("acme") / "learning.pt")["weights"]
-    assert store.tenants() == [] and all(weight.isfinite().all() for weight in saved.values())
 
 
 def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, monkeypatch):
