@@ -104,14 +104,6 @@ class Request:
         self.leave([self.text], EXPIRED if isinstance(error, DeadlineMissed) else REFUSED)
 
 
-@dataclass
-class Computing:
-    """A batch that computes."""
-
-    prepared: Prepared
-    done_ns: int
-
-
 class Server:
     """The encoder that serves, with batches that only take time. It answers their texts itself.
 
@@ -126,7 +118,7 @@ class Server:
         self._rng = np.random.default_rng(seed)
         self.outcome = replace(outcome, batches=[])  # its columns are shared
         self._now = 0
-        self._computing: deque[Computing] = deque()
+        self._computing: deque[tuple[Prepared, int]] = deque()  # batches, and when they end
         self._clock = [0] * machine.stages  # when each stage is free
         self._staged: tuple[Prepared, int] | None = None  # a batch, and when it will be ready
         backbones = [computes_nothing(machine.stages)] * len(scheduler.costs)
@@ -140,7 +132,7 @@ class Server:
         """Returns when the next event is, or NEVER."""
         events = [self._scheduler.due(now)]
         if self._computing:
-            events.append(self._computing[0].done_ns)
+            events.append(self._computing[0][1])
         if self._staged:
             events.append(max(self._staged[1], self._clock[0]))
         return min(events)
@@ -148,8 +140,8 @@ class Server:
     def advance(self, now: int) -> None:
         """Lets batches end, the next one start, and texts expire."""
         self._now = now
-        while self._computing and self._computing[0].done_ns <= now:
-            prepared = self._computing.popleft().prepared
+        while self._computing and self._computing[0][1] <= now:
+            prepared, _ = self._computing.popleft()
             texts: Any = prepared.batch.texts
             self.leave(texts, ANSWERED)
             self._encoder.end(prepared, Computed([], []), now)
@@ -194,7 +186,7 @@ class Server:
         for stage, own in enumerate(max(1, int(own)) for own in took):
             at = self._clock[stage] = max(at, self._clock[stage]) + own
             prepared.staged.computing_ns.append(own)
-        self._computing.append(Computing(prepared, at))
+        self._computing.append((prepared, at))
 
 
 def computes_nothing(stages: int) -> Any:
