@@ -19,7 +19,7 @@ from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
-from hplm.scheduling.simulation.arrivals import Lengths
+from hplm.simulate.arrivals import Lengths
 from testing.random_store import SIZES, bert_config
 
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn

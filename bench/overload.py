@@ -26,11 +26,11 @@ from hplm.scheduling.admission import REFUSED
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.simulation.arrivals import Arrivals, Lengths
-from hplm.scheduling.simulation.engines import one_stage
-from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
+from hplm.simulate.arrivals import Arrivals, Lengths
+from hplm.simulate.costs import one_stage
+from hplm.simulate.encoders import Machine, simulate_one
 from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES
@@ -218,7 +218,7 @@ def simulate(offered: Offered, batches: np.ndarray, drawn: Drawn, scheduling: st
         tenant=np.arange(count) % TENANTS,
         priority=np.zeros(count, dtype=np.int64),
     )
-    return float(Simulation(scheduler, machine, arrivals, SEED).run().on_time.mean())
+    return float(simulate_one(scheduler, machine, arrivals, SEED).on_time.mean())
 
 
 def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Rows:

@@ -34,8 +34,8 @@ from hplm.placement.simulation import simulate
 from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace, synthetic
-from hplm.scheduling.simulation.arrivals import Lengths
 from hplm.server import TritonServer
+from hplm.simulate.arrivals import Lengths
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send

@@ -16,8 +16,6 @@ from bench.decoders import lengths_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.settings import Promise, Settings
-from hplm.generation.simulation import Answer, StepCost
-from hplm.generation.simulation import Simulation as DecoderSimulation
 from hplm.options import SLOTTED
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
@@ -26,10 +24,11 @@ from hplm.scheduling.policy import DEFAULT
 from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
-from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.engines import EngineCost, one_stage
-from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.simulate.costs import EngineCost, one_stage
+from hplm.simulate.decoders import Answer, Simulation, StepCost
+from hplm.simulate.encoders import REFUSED, Machine, Outcome, simulate_one
 
 POLICIES = {
     "default": DEFAULT,
@@ -136,7 +135,7 @@ def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
 
 def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
     commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
-    return Simulation(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load).run()
+    return simulate_one(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load)
 
 
 def _fairness(machine: Machine, seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
@@ -202,11 +201,11 @@ class Decoders:
         prompts, tenants = chance.integers(10, 61, self.requests), chance.integers(TENANTS, size=self.requests)
         return list(zip(prompts.tolist(), lengths_of(self.requests, SEED), tenants.tolist(), strict=True))
 
-    def _simulation(self, given: str, admission: bool) -> DecoderSimulation:
+    def _simulation(self, given: str, admission: bool) -> Simulation:
         settings = Settings(
             max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, cache=SLOTTED, policy=given, admission=admission
         )
-        return DecoderSimulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
+        return Simulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
 
     def _capacity(self, asked: Sequence[tuple[int, int, int]]) -> float:
         """Returns how many requests a second are answered if all are there from the start."""

@@ -20,7 +20,7 @@ from locust import User, task
 from locust.exception import StopUser
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
+from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals
 from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, Outcomes

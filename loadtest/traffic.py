@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals, Lengths, in_order
+from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths, in_order
 
 HMI_PERIOD, HMI_REQUESTS = 20.0, 100  # of each tenant (HMI 7.4)
 BURST_USERS, BURST_APART, BURST_PERIOD, BURST_REQUESTS = 250, 0.05, 1.2, 50  # HMI 7.4

@@ -24,7 +24,7 @@ from backends import replies
 from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
-from hplm.generation.sampling import READERS
+from hplm.generation.sampling import SETTINGS
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.server.held import Held
@@ -213,7 +213,7 @@ def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
 def _prompt(inputs: list[pb_utils.Tensor], parameters: dict[str, Any]) -> tuple[list[pb_utils.Tensor], dict[str, Any]]:
     """Returns inputs and parameters as a decoder takes them: without a batch, and with the settings of sampling in JSON."""
     own = [pb_utils.Tensor(one.name(), one.as_numpy().reshape(-1)) for one in inputs]
-    settings = {name: value for name, value in parameters.items() if name in READERS}
+    settings = {name: value for name, value in parameters.items() if name in SETTINGS}
     if not settings or any(one.name() == "sampling_parameters" for one in inputs):
         return own, parameters
     own.append(pb_utils.Tensor("sampling_parameters", np.array([json.dumps(settings).encode()], dtype=object)))

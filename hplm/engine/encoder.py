@@ -1,7 +1,8 @@
 """Admits, chooses, stages, computes and answers texts, a step at a time. It has no threads, no socket and no clock of its own.
 
-`hplm.engine.process` drives it with threads, tests without. While `compute` runs a batch, another thread may call
-`offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts that it held.
+`hplm.engine.process` drives it with threads, tests without. `hplm.simulate` calls `begin` and `end` instead of `compute`. While
+a batch computes, another thread may call `offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts
+that it held.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Encoder:
         end, name = Computed([], []), f"compute_{stage + 1}" if stage else "compute"
         try:
             if stage == 0:
-                self._begin(batch, staged)
+                self.begin(prepared)
             start = self._now_ns()
             with torch.inference_mode():
                 for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
@@ -141,14 +142,7 @@ class Encoder:
             staged.stages[name] = start, ended_ns
             staged.computing_ns.append(max(1, ended_ns - start))
             if is_last:
-                self._note(own.instruments.reached, staged.left)
-                self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
-                self._answer(batch, staged, end)  # first: clients wait for it, and for nothing of what follows
-                self._hand_back(batch, staged)  # before the scheduler hears of it, and lets a batch be staged in their place
-                with self._lock:
-                    learned = staged.brought, staged.computing_ns if stage else ()
-                    self._scheduler.finished(batch, ended_ns, *learned)
-                self._note(own.instruments.computed, batch, staged)
+                self.end(prepared, end, ended_ns)
             goes_on = not is_last
         except Exception as error:
             self._give_up(batch, staged.left, error, staged)
@@ -158,6 +152,28 @@ class Encoder:
             if not goes_on:
                 self._open.discard(batch)
         return goes_on
+
+    def begin(self, prepared: Prepared) -> None:
+        """Notes that a batch starts to compute. From now on the next one may be chosen and staged."""
+        batch, staged = prepared
+        with self._lock:
+            self._scheduler.started(batch, self._now_ns())
+        self._note(self._served[batch.backbone].instruments.started, staged)
+        self._may_choose = True
+
+    def end(self, prepared: Prepared, computed: Computed, ended_ns: int) -> None:
+        """Answers the texts that have passed all layers, and lets the scheduler learn from the batch."""
+        batch, staged = prepared
+        instruments = self._served[batch.backbone].instruments
+        self._note(instruments.reached, staged.left)
+        self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
+        self._answer(batch, staged, computed)  # first: clients wait for it, and for nothing of what follows
+        self._hand_back(batch, staged)  # before the scheduler hears of it, and lets a batch be staged in their place
+        with self._lock:
+            learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
+            self._scheduler.finished(batch, ended_ns, *learned)
+        self._note(instruments.computed, batch, staged)
+        self._open.discard(batch)
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -201,13 +217,6 @@ class Encoder:
         if staged is None:
             self._drop(batch)
         return staged
-
-    def _begin(self, batch: Batch[Text], staged: StagedBatch) -> None:
-        own = self._served[batch.backbone]
-        with self._lock:
-            self._scheduler.started(batch, self._now_ns())
-        self._note(own.instruments.started, staged)
-        self._may_choose = True  # the next batch may be chosen and staged while this one computes
 
     def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
         """Answers texts that leave at an exit, while others of their batch compute."""

@@ -18,15 +18,14 @@ from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Placed
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array, together
+from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.packing import Arrangement, end_to_end
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
-from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
+from hplm.errors import HplmError, OutOfCapacity, for_client
 from hplm.model import faults
 from hplm.model.prepacked import with_rows
-from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
 from hplm.tenants.snapshot import TenantWeights
@@ -109,7 +108,8 @@ class Stager:
         kept: list[int] = []
         tenants: list[int] = []
         forest = self._backbone.view.forest
-        for number in self._readable(forest, texts, broken):
+        addresses = [text.addresses for text in texts]
+        for number in self._gatherer.readable(forest, addresses, lambda number, error: broken(texts[number], error)):
             text = texts[number]
             tenant = pinned.get(text.slot_key)
             if tenant is None:
@@ -168,21 +168,6 @@ class Stager:
         while held:
             slots, slot = held.pop()
             slots.release(slot)
-
-    def _readable(self, forest: Forest, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> Sequence[int]:
-        """Reads the rows of the texts into memory. Returns the indexes of the texts whose rows match their checksums."""
-        bad = self._gatherer.broken(forest, together([text.addresses for text in texts]))
-        if not len(bad):
-            return range(len(texts))
-        kept: list[int] = []
-        for number, text in enumerate(texts):
-            mine = text.addresses[np.isin(text.addresses, bad)]
-            if len(mine):
-                row = forest.name_of(int(mine[0]))
-                broken(text, Broken(f"{row} does not match its checksum: build or copy the table again"))
-            else:
-                kept.append(number)
-        return kept
 
     def _slots_for(self, layout: Layout) -> Slots:
         slots = self._slots.get(layout)

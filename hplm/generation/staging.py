@@ -17,8 +17,8 @@ from hplm.adapters.parts import Part, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
-from hplm.errors import Broken, HplmError
+from hplm.arrays import Array, together
+from hplm.errors import HplmError
 from hplm.generation.attention import attention_over
 from hplm.generation.cache import Cache
 from hplm.generation.request import Sequence
@@ -120,9 +120,13 @@ class Stager:
         forest = self._forest()
         planned = sorted(planned, key=_place)
         self._find([one.sequence for one in planned])
-        planned, addresses = self._readable(forest, planned, broken)
-        if not planned:
+        addresses = [_addresses(one) for one in planned]
+        kept = self._gatherer.readable(forest, addresses, lambda number, error: broken(planned[number].sequence, error))
+        # Others ended with another answer of their request.
+        kept = [number for number in kept if planned[number].sequence.room is not None]
+        if not kept:
             return None
+        planned, addresses = [planned[number] for number in kept], together([addresses[number] for number in kept])
         for layout in list(self._awaited):
             self._arrived[self._slots[layout]] = self._slots[layout].fill()
             self._awaited.remove(layout)  # only now: had it failed, the next step must copy
@@ -157,31 +161,14 @@ class Stager:
             for sequence, address in zip(its, hits.addresses[np.cumsum(lengths) - 1].tolist(), strict=True):
                 sequence.addresses.append(address)
 
-    def _readable(
-        self, forest: Forest, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]
-    ) -> tuple[list[Planned], Array]:
-        """Reads the rows of the step into memory. Returns what can be computed, and its addresses."""
-
-        def rows(one: Planned) -> list[int]:
-            return one.sequence.addresses[one.sequence.computed : one.sequence.computed + one.count]
-
-        addresses = np.array([address for one in planned for address in rows(one)], dtype=np.int64)
-        bad: set[int] = set(self._gatherer.broken(forest, addresses).tolist())
-        if not bad:
-            return list(planned), addresses
-        kept: list[Planned] = []
-        for one in planned:
-            wrong = next((address for address in rows(one) if address in bad), None)
-            if wrong is None:
-                kept.append(one)
-            else:
-                name = forest.name_of(wrong)
-                broken(one.sequence, Broken(f"{name} does not match its checksum: build or copy the table again"))
-        kept = [one for one in kept if one.sequence.room is not None]  # others ended with another answer of their request
-        return kept, np.array([address for one in kept for address in rows(one)], dtype=np.int64)
-
     def _sent(self, numbers: Array) -> Tensor:
         return sent(numbers.astype(np.int64), self._device)
+
+
+def _addresses(one: Planned) -> Array:
+    """Returns those of a step's new tokens of a sequence."""
+    sequence = one.sequence
+    return np.array(sequence.addresses[sequence.computed : sequence.computed + one.count], dtype=np.int64)
 
 
 def _place(one: Planned) -> tuple[bool, int]:

@@ -18,7 +18,7 @@ from hplm.arrays import Array
 from hplm.errors import MISFITS, InvalidInput
 from hplm.placement.left_out import LeftOut
 from hplm.placement.workload import Trace
-from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND
+from hplm.simulate.arrivals import MILLISECOND, SECOND
 
 BACK_S = 60.0  # lines of a journal are in the order of the answers, but for less than this
 LONGEST = 1 << 20  # tokens of a text

@@ -1,4 +1,4 @@
-"""The simulated server of a group: the scheduler that serves, and stages that take the profile's time."""
+"""The simulated server of a group: the encoder that serves, and stages that take the profile's time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Places
-from hplm.scheduling.simulation.arrivals import SimulatedText
-from hplm.scheduling.simulation.server import Computing, Machine, Outcome, Server
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
+from hplm.simulate.encoders import Machine, Outcome, Server
 
 LESSONS = ((1, 64), (8, 64), (32, 16), (4, 256), (16, 128))  # batches that a cost model is taught: texts, and tokens of each
 ROUNDS = 3  # of these batches: more than the batches before a cost model is believed
@@ -119,23 +119,16 @@ class GroupServer(Server):
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them
 
-    def arrive(self, text: SimulatedText, now: int) -> None:
+    def arrive(self, text: SimulatedText) -> None:
         if self._stages.backbones > 1:
-            text = replace(text, backbone=self._stages.backbone_of[text.tenant])
+            text.backbone = cast(int, self._stages.backbone_of[text.tenant])
         works = max(self._stages.ns(text.tenant, text.tokens, text.tokens**2, 1))
         self._works_ns[text.number] = works
         self.queue_ns += works
-        super().arrive(text, now)
+        super().arrive(text)
 
-    def _give_up(self, texts: Sequence[SimulatedText], fate: int) -> None:
-        self._left(texts)
-        super()._give_up(texts, fate)
-
-    def _finish(self, one: Computing, now: int) -> None:
-        self._left(one.batch.texts)
-        super()._finish(one, now)
-
-    def _left(self, texts: Sequence[SimulatedText]) -> None:
+    def leave(self, texts: Sequence[SimulatedText], fate: int) -> None:
+        super().leave(texts, fate)
         for text in texts:
             self.queue_ns -= self._works_ns.pop(text.number)
         if not self._works_ns:

@@ -1,4 +1,4 @@
-"""The full simulator: each group's own scheduler, as it serves, with simulated stages, all on one virtual clock.
+"""The full simulator: each group's own encoder, as it serves, with simulated stages, all on one virtual clock.
 
 The screen ranks placements; this one confirms the best. It batches, packs and drops texts as the server does.
 """
@@ -15,9 +15,8 @@ from hplm.placement.placement import Group
 from hplm.placement.profile import Profile
 from hplm.placement.servers import GroupServer, Serving
 from hplm.placement.workload import Trace
-from hplm.scheduling.columns import NEVER
-from hplm.scheduling.simulation.arrivals import Arrivals
-from hplm.scheduling.simulation.server import Outcome
+from hplm.simulate.arrivals import Arrivals, SimulatedText
+from hplm.simulate.encoders import Outcome, run
 
 
 def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: Serving, seed: int = 0) -> Attained:
@@ -25,36 +24,12 @@ def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: S
     arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, np.zeros(len(trace), np.int64))
     outcome = Outcome.of(arrivals)
     servers = [GroupServer(group, profile, trace, serving, outcome, seed + i) for i, group in enumerate(groups)]
-    run_together(servers, arrivals, [[i for i, group in enumerate(groups) if name in group.units] for name in trace.names])
+    groups_of = [[i for i, group in enumerate(groups) if name in group.units] for name in trace.names]
+
+    def goes_to(text: SimulatedText) -> int | None:
+        candidates = groups_of[text.tenant]
+        return shortest([server.queue_ns for server in servers], candidates) if candidates else None
+
+    run(servers, arrivals, goes_to)
     end_ns = np.where(outcome.on_time, outcome.answered_ns, REFUSED).astype(float)
     return Attained(trace, end_ns, np.array([server.outcome.busy_ns for server in servers], float))
-
-
-def run_together(servers: Sequence[GroupServer], arrivals: Arrivals, groups_of: Sequence[Sequence[int]]) -> None:
-    """Goes from event to event. A server is asked for its next event again after each of its own ones only."""
-    texts = list(map(arrivals.text, range(len(arrivals))))
-    arrival_ns = [*arrivals.at_ns.tolist(), NEVER]
-    events = [server.next(0) for server in servers]
-    arriving = now = 0
-    while True:
-        earliest = min(events, default=NEVER)
-        now = max(now, min(arrival_ns[arriving], earliest))
-        if now == NEVER:
-            return
-        touched = [i for i, at in enumerate(events) if at <= now] if earliest <= now else []
-        for i in touched:
-            servers[i].advance(now)
-        while arrival_ns[arriving] <= now:
-            text = texts[arriving]
-            arriving += 1
-            candidates = groups_of[text.tenant]
-            if not candidates:
-                continue
-            chosen = shortest([server.queue_ns for server in servers], candidates)
-            if chosen not in touched:
-                servers[chosen].advance(now)
-                touched.append(chosen)
-            servers[chosen].arrive(text, now)
-        for i in touched:
-            servers[i].choose(now)
-            events[i] = servers[i].next(now)

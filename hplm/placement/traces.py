@@ -19,7 +19,7 @@ from hplm.placement.profile import Profile
 from hplm.placement.records import Units, is_journal, read_journals, read_recorded
 from hplm.placement.units import Unit, unit_names
 from hplm.placement.workload import MOST_S, Trace
-from hplm.scheduling.simulation.arrivals import SECOND, Lengths
+from hplm.simulate.arrivals import SECOND, Lengths
 
 MINUTES = 1440  # columns of a file of Azure's trace of 2019: a day
 FUNCTIONS_2019 = ("HashOwner", "HashApp", "HashFunction", "Trigger")

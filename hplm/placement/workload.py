@@ -11,7 +11,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.left_out import NOTHING, LeftOut
-from hplm.scheduling.simulation.arrivals import SECOND, Lengths
+from hplm.simulate.arrivals import SECOND, Lengths
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
 LEAST_GAPS = 2  # of a window: from fewer gaps no coefficient of variation is estimated, and the arrivals are Poisson

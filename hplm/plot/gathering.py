@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.arrays import Array
+from hplm.arrays import Array, together
+from hplm.errors import Broken
 from hplm.model.tensors import sent
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
@@ -56,6 +57,24 @@ class Gatherer:
             rows = addresses - base
             bad.append(table.rows.touch(rows[(rows >= 0) & (rows < table.size)]) + base)
         return np.concatenate(bad)
+
+    def readable(self, forest: Forest, texts: Sequence[Array], broken: Callable[[int, Broken], None]) -> Sequence[int]:
+        """Reads the rows of texts, given by their addresses, into memory. Returns the indexes of texts without a broken row.
+
+        `broken` is called with the indexes of the others.
+        """
+        bad = self.broken(forest, together(texts))
+        if not len(bad):
+            return range(len(texts))
+        kept: list[int] = []
+        for number, addresses in enumerate(texts):
+            wrong = addresses[np.isin(addresses, bad)].tolist()
+            if wrong:
+                row = forest.name_of(wrong[0])
+                broken(number, Broken(f"{row} does not match its checksum: build or copy the table again"))
+            else:
+                kept.append(number)
+        return kept
 
     def sums(self, forest: Forest, addresses: Array, lengths: Array) -> Tensor:
         """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""

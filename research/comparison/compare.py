@@ -29,8 +29,8 @@ from bench.server import Used, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
 from hplm.server import TritonServer
+from hplm.simulate.arrivals import SECOND, Arrivals
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send

@@ -21,10 +21,10 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
-from hplm.scheduling.simulation.arrivals import Lengths, Stream
-from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
-from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Lengths, Stream
+from hplm.simulate.costs import PACKINGS, EngineCost, one_stage
+from hplm.simulate.encoders import Machine, simulate_one
 
 MEAN = 20
 BY_RATE = (64, 100)  # B and L of Figs. 9 to 12
@@ -118,7 +118,7 @@ class Setting:
         load = Stream(self._texts_per_s, self.axes.seconds, lengths, self.axes.deadlines_ms).draw(self.axes.seed)
         chooses = Timed(policy(given.format(rows=self.rows, row_tokens=self.row_tokens)))
         scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
-        outcome = Simulation(scheduler, Machine(one_stage(cost.of(packing)), capacity), load).run()
+        outcome = simulate_one(scheduler, Machine(one_stage(cost.of(packing)), capacity), load)
         return {
             "utility": outcome.utility,
             "on_time": float(outcome.on_time.mean()),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hplm.errors import InvalidInput
-from hplm.generation.sampling import READERS, Sampling, read_sampling, sampling_of
+from hplm.generation.sampling import SETTINGS, Sampling, read_sampling, sampling_of
 from hplm.generation.settings import NO_PROMISE, Promise, promise_of, read_settings
 from tests.support.message import mentioning
 
@@ -27,7 +27,7 @@ def read(device="cpu", **changed):
 
 
 def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
-    assert GIVEN.keys() == READERS.keys()
+    assert GIVEN.keys() == SETTINGS.keys()
     assert read_sampling(json.dumps(GIVEN)) == Sampling(
         0.7, 40, 0.9, 0.05, -1, 2, 1.1, {12: -100, 7: 3.5}, -5, ("\n", "END"), (3, 4), True, 100, 2, 3, 5, True
     )

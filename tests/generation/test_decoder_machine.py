@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,17 @@ FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "c
 TENANTS = 3
 
 
+class Wrong:
+    """A policy that fails, or chooses nothing or what there is not."""
+
+    def __init__(self, chance):
+        self._chance = chance
+
+    def select(self, columns, start_ns, capacity, cost):
+        chosen = self._chance.choice([None, [], [7], [0, 0]])
+        return None if chosen is None else np.array(chosen, np.int64)
+
+
 class Decoders:
     """Draws what happens next. A machine of hypothesis draws too few requests for them to meet in a cache."""
 
@@ -25,7 +37,7 @@ class Decoders:
             "tokens": chance.choice([64, 96, 96, 128, 224]),
             "seats": chance.choice([1, 3, 6, 8]),
             "step_tokens": chance.choice([8, 32, 200]),
-            "order": chance.choice(["fcfs", "timely", "sjf", "das"]),
+            "order": chance.choice(["fcfs", "timely", "sjf", "das", Wrong(chance)]),
             "admission": chance.random() < 0.3,
             "limit": chance.choice([4, 1000]),
             "kind": chance.choice(KINDS),
@@ -53,11 +65,10 @@ class Decoders:
             prompt = [3 + i % 4 for i in range(chance.choice([0, 3, 12, 20, 40]))]
             prompt += chance.choices(range(3, 6), k=chance.randrange(4))
             self.full |= before >= world.limit
-            echo, seed = chance.choice(["", "echo"]), chance.randrange(4)
+            more = {"seed": chance.randrange(4), "echo": chance.choice(["", "echo"]), "priority": chance.randrange(2)}
+            claimed = chance.choice([0, 79_000 * MS]) if promise == NO_PROMISE else 0
             try:
-                world.ask(
-                    prompt, sampling, chance.randrange(TENANTS), promise, seed=seed, echo=echo, priority=chance.randrange(2)
-                )
+                world.ask(prompt, sampling, chance.randrange(TENANTS), promise, claimed, **more)
                 continue
             except InvalidInput:
                 assert 1 + len(prompt) + sampling.max_tokens > world.cache.space.largest

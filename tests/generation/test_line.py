@@ -112,15 +112,3 @@ def test_policies_and_priorities_choose_who_starts(order, priority, late_first):
     early, late = (world.ask([3] * size, greedy(3), priority=own) for size, own in ((30, 0), (5, priority)))
     world.run()
     assert (late.request.first_token_ns < early.request.first_token_ns) == late_first
-
-
-@pytest.mark.parametrize("chosen", [None, [], [7], [0, 0]])
-def test_a_policy_that_fails_or_chooses_nothing_stops_nobody(chosen):
-    class Failing:
-        def select(self, columns, start_ns, capacity, cost):
-            return None if chosen is None else np.array(chosen, np.int64)
-
-    world = World(Fake(), order=Failing())
-    asked = [world.ask([3], greedy(3)) for _ in range(3)]
-    world.run()
-    assert all(said.error is None for said in asked)

@@ -13,9 +13,10 @@ from hplm.generation.running import FINISHED
 from hplm.generation.sampling import Sampling
 from hplm.options import PAGED
 from hplm.plot.forest import Forest
+from hplm.plot.gathering import Gatherer
 from tests.generation.fake import VOCABULARY, Fake
 from tests.generation.small import Small
-from tests.generation.world import KINDS, MS, World, greedy
+from tests.generation.world import KINDS, World, greedy
 
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
@@ -110,6 +111,16 @@ def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small
     again = world.ask([3, 4], greedy(20), tenant=2)
     world.run()
     assert isinstance(bad.error, Broken) and again.error is None and world.assert_right(again) > 5
+
+
+def test_a_damaged_row_fails_the_requests_that_read_it_alone(small, monkeypatch):
+    world = World(small)
+    bad, good = (world.ask([token, 4], greedy(3), tenant) for token, tenant in ((7, 0), (9, 1)))
+    damaged = bad.request.addresses[1:2]
+    monkeypatch.setattr(Gatherer, "broken", lambda gatherer, forest, rows: np.intersect1d(rows, damaged))
+    world.run()
+    assert isinstance(bad.error, Broken) and "checksum" in str(bad.error)
+    assert good.error is None and world.assert_right(good) == 3
 
 
 def test_slots_are_freed_of_layouts_that_no_tenant_has_any_more(small, monkeypatch):
@@ -215,17 +226,6 @@ def test_few_sequences_are_remembered():
     world.ask([3] * 40, greedy(2))
     world.run()
     assert world.loop.prompt_tokens == before + 40  # all have the start in common
-
-
-def test_nobody_is_put_back_for_a_request_that_claims_to_have_arrived_earlier():
-    world = World(Fake(), tokens=128, share=0.01)  # all of them start
-    honest = world.ask([5, 6, 7, 8], greedy(90))
-    world.step()
-    claiming = world.ask([6, 6, 7, 8], greedy(90), waited_ns=79_000 * MS)
-    while not honest.ended:
-        world.step()
-    assert world.running.put_back and not claiming.ended
-    world.run()
 
 
 def test_the_times_of_tokens_are_counted():

@@ -243,10 +243,3 @@ def test_a_loop_that_always_fails_ends_the_engine(served, monkeypatch, what):
     eventually(lambda: served.world.ended)
     monkeypatch.setattr(owner, what, works)
     said.wait()
-
-
-@pytest.mark.parametrize(("fault", "ends"), [("device", True), ("stage", False)])
-def test_a_device_that_fails_for_good_ends_the_engine(served, fault, ends):
-    served.world.fault = fault
-    assert isinstance(served.ask([3], greedy(3)).wait().error, Internal)
-    assert bool(served.world.ended) == ends

@@ -17,7 +17,7 @@ from hplm.generation.choosing import Wish, choose, seed_of
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence
-from hplm.generation.running import Running, age
+from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.settings import NO_PROMISE
 from hplm.metrics.meter import Meter
@@ -204,13 +204,18 @@ class World:
         """Steps. Whoever was cancelled or too late before a step has ended after it."""
         for _ in range(times):
             ending = [said for said in self.said if not said.ended and self._must_end(said.request)]
-            oldest, moves = self.running.sequences[:1], self.met.count("move")
+            oldest, moves = sorted(self.running.sequences, key=self._received)[:1], self.met.count("move")
             self.loop.step()
             assert all(said.ended for said in ending)
             for one in oldest:
                 back = one.room is None and one.finish is None and not one.request.ended
-                younger = any(age(one) < age(other) for other in self.running.sequences[:1])
+                younger = any(self._received(one) < self._received(other) for other in self.running.sequences)
                 assert not (back and younger) or self.met.count("move") > moves, "it was put back for a younger one"
+
+    @staticmethod
+    def _received(sequence) -> tuple[int, int]:
+        """Returns what the oldest have least of, whatever arrival a client claims."""
+        return sequence.request.number, sequence.choice
 
     def cancel(self, said) -> None:
         self.loop.cancel(said.request)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.simulation.arrivals import SECOND
+from hplm.simulate.arrivals import SECOND
 from loadtest.texts import Texts, read_texts
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, read_recorded, steady, texts_for, until
 from testing.toy import WORDS

@@ -7,7 +7,7 @@ from hplm.errors import InvalidInput
 from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.renewal import Comparison, divided
 from hplm.placement.workload import Trace
-from hplm.scheduling.simulation.arrivals import SECOND
+from hplm.simulate.arrivals import SECOND
 from tests.support.message import mentioning
 
 

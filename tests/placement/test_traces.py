@@ -9,7 +9,7 @@ from hplm.errors import InvalidInput
 from hplm.placement.traces import MINUTES, read_trace, units_by_name
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace, refitted, synthetic
-from hplm.scheduling.simulation.arrivals import SECOND
+from hplm.simulate.arrivals import SECOND
 from tests.placement.problems import profile
 from tests.placement.profiles import backbone_profile, profile_of
 from tests.support.message import mentioning, mentions

@@ -32,7 +32,7 @@ from hplm.placement.profile import Profile
 from hplm.placement.units import units_of
 from hplm.plot.table import Table
 from hplm.registry.folder import Folder
-from hplm.scheduling.simulation.arrivals import read_trace
+from hplm.simulate.arrivals import read_trace
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry

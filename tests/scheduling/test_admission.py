@@ -13,10 +13,10 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import beyond_share
-from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
-from hplm.scheduling.simulation.engines import one_stage
-from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Arrivals, SimulatedText
+from hplm.simulate.costs import one_stage
+from hplm.simulate.encoders import REFUSED, Machine, simulate_one
 
 ROOM = Capacity(tokens=100, texts=100, tenants=100)
 FULL = 10_000_000  # a batch of ten texts of ten tokens
@@ -90,7 +90,7 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
     scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
     for _ in range(20):
         scheduler.costs[0].observe(1024, 8, 0, batch)
-    outcome = Simulation(scheduler, machine, load).run()
+    outcome = simulate_one(scheduler, machine, load)
     let_in = outcome.fate != REFUSED
     assert outcome.on_time.sum() / let_in.sum() > 0.95
     assert outcome.on_time.sum() * batch / 8 > 0.95 * load.at_ns[-1]

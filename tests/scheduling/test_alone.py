@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
 
 MS = 1_000_000
 ROOM = Capacity(100, 8, 4, in_flight=3)

@@ -10,8 +10,8 @@ from hplm.errors import DeadlineMissed
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import LEAD_NS, Scheduler
-from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
 
 MS = 1_000_000
 ROOM = Capacity(100, 8, 4)

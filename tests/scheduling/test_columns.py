@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns, Numbers
-from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.simulate.arrivals import SimulatedText
 
 
 def test_numbers_are_reused_when_values_are_given_back():

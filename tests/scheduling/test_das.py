@@ -15,10 +15,10 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import OUTSIDE
-from hplm.scheduling.simulation.arrivals import Lengths, SimulatedText, Stream
-from hplm.scheduling.simulation.engines import one_stage
-from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Lengths, SimulatedText, Stream
+from hplm.simulate.costs import one_stage
+from hplm.simulate.encoders import Machine, simulate_one
 from research.papers.policies import SlottedDeadlineAware
 from tests.support.message import mentioning
 
@@ -95,7 +95,7 @@ def test_on_a_slow_machine_rows_become_fewer_and_still_hold_the_texts(caplog):
 
     scheduler = Scheduler(Seen(), Limits(10**6, 10**9), batch_ns=50_000_000)
     machine = Machine(one_stage(lambda lengths, places: 3e6 + 1e6 * lengths.sum()), Capacity(4096, 4096, 4096))
-    Simulation(scheduler, machine, Stream(100, 20.0, Lengths(20, 100)).draw(0)).run()
+    simulate_one(scheduler, machine, Stream(100, 20.0, Lengths(20, 100)).draw(0))
     assert inside > 1000 and outside < 0.02 * inside
     said = [record.getMessage() for record in caplog.records]
     assert said and all("rows" in one and "16" in one for one in said) and len(said) < 16

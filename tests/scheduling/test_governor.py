@@ -10,7 +10,7 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import CALM, HORIZON_NS, LOOKS, Governor
 from hplm.scheduling.sharing import fair_share
-from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.simulate.arrivals import SimulatedText
 
 FULL = 1000  # tokens of a batch
 BATCH_NS = 30_000_000

@@ -11,9 +11,9 @@ from hplm.scheduling import kernel as kernels
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.kernel import Rules
-from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.timely import Timely
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
 
 needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
 

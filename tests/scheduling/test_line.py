@@ -11,8 +11,8 @@ from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
 from tests.scheduling.displaced import check_displaced
 from tests.support.message import mentions
 

@@ -12,8 +12,8 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import OUTSIDE, Places, Selection
-from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
 from tests.support.message import mentioning
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"

@@ -9,9 +9,9 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.simulation.arrivals import Arrivals
-from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Arrivals
+from hplm.simulate.encoders import Machine, simulate_one
 
 MS = 10**6
 
@@ -81,7 +81,7 @@ def share_on_time(*stages_ms):
     arrivals = Arrivals(at_ns, 50 * same, 90 * MS * same, np.arange(len(at_ns)) % 4, 0 * same)
     scheduler = Scheduler(policy(DEFAULT), Limits(8192, 2**60), admission=True, commit_ns=5 * MS)
     machine = Machine(times, Capacity(1000, 1000, 1000, in_flight=len(stages_ms) + 1), stages=len(stages_ms))
-    return float(Simulation(scheduler, machine, arrivals).run().on_time.mean())
+    return float(simulate_one(scheduler, machine, arrivals).on_time.mean())
 
 
 @pytest.mark.parametrize("stages_ms", [(10, 30), (18, 22), (10, 10, 20), (10, 20, 10)])

@@ -9,9 +9,9 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import fair_share
-from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.timely import Timely
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import SimulatedText
 
 ROOM = Capacity(tokens=200, texts=200, tenants=200)
 COST = CostModel()

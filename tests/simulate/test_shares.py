@@ -3,8 +3,8 @@
 import pytest
 
 from hplm.generation.settings import Settings
-from hplm.generation.simulation import Simulation, StepCost
 from hplm.options import PAGED, SLOTTED
+from hplm.simulate.decoders import Simulation, StepCost
 from tests.generation.fake import Fake
 from tests.generation.world import World, greedy
 

@@ -11,10 +11,10 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.engines import EngineCost, one_stage
-from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.simulate.costs import EngineCost, one_stage
+from hplm.simulate.encoders import ANSWERED, EXPIRED, REFUSED, Machine, simulate_one
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ TEXTS_A_SECOND = 320 / 20 / COST.packed(np.full(16, 20)) * 1e9
 
 def _run(given_policy, load, admission=False, commit_ns=0, noise=0.0, staging_ns=0):
     machine = Machine(one_stage(COST.packed), CAPACITY, staging_ns, noise=noise)
-    return Simulation(Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, commit_ns), machine, load).run()
+    return simulate_one(Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, commit_ns), machine, load)
 
 
 def _load(rate, seconds=0.5, **options):
@@ -96,7 +96,7 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     waits, longest = {}, {}
     for batch_ns in (0, 50_000_000):
         scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), batch_ns=batch_ns)
-        outcome = Simulation(scheduler, Machine(one_stage(slow.packed), Capacity(4096, 4096, 4096)), load).run()
+        outcome = simulate_one(scheduler, Machine(one_stage(slow.packed), Capacity(4096, 4096, 4096)), load)
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
         longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor
@@ -119,5 +119,5 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
     load = Stream(3 * TEXTS_A_SECOND, 3.0, allowed_ms=(6.0, 9.0)).draw(1)
     scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
     scheduler.rungs = []
-    Simulation(scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05), load).run()
+    simulate_one(scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05), load)
     assert min(scheduler.rungs[len(load) // 2 :]) >= 2

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
-from hplm.generation import simulation as module
 from hplm.generation.running import Running
 from hplm.generation.settings import Promise, Settings
-from hplm.generation.simulation import Simulation, StepCost
 from hplm.metrics.names import LATE_TOKENS
 from hplm.options import PAGED, SLOTTED
+from hplm.simulate import decoders as module
+from hplm.simulate.decoders import Simulation, StepCost
 
 MS = 1_000_000
 SMALL = Settings(max_sequences=16, cache_tokens=4096, cache=SLOTTED)

@@ -10,7 +10,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
-from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.simulate.arrivals import SimulatedText
 
 # Returns the nanoseconds of a batch, from the lengths of its texts and the places that the policy has chosen for them.
 BatchTime = Callable[[Array, Places | None], float]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from hplm.errors import InvalidInput
 SECOND, MILLISECOND = 10**9, 10**6
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedText:
     """A waiting text that has a length and times, but no tokens and no answer."""
 
@@ -28,6 +29,7 @@ class SimulatedText:
     tenant: int = 0
     backbone: int = 0
     number: int = 0  # index in the arrivals
+    request: Any = None  # set by the server that it goes to
 
 
 @dataclass(frozen=True)

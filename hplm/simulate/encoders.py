@@ -1,0 +1,242 @@
+"""Servers on a virtual clock: the encoder that serves, simulated arrivals, and batches that only take time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.engine.encoder import Encoder, Prepared
+from hplm.engine.engine import Computed
+from hplm.engine.in_flight import InFlight
+from hplm.engine.sheets import StagedBatch
+from hplm.errors import DeadlineMissed, HplmError, QueueFull
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Arrivals, SimulatedText
+from hplm.simulate.costs import StageTimes
+
+WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The simulated engine."""
+
+    stages_ns: StageTimes
+    capacity: Capacity
+    staging_ns: int = 0
+    answering_ns: int = 0  # from the end of computing until the client has the answer
+    noise: float = 0.0  # relative standard deviation of the time of a batch
+    stages: int = 1
+
+
+@dataclass
+class Outcome:
+    """What became of each arrival. A time is NEVER if the event did not happen."""
+
+    arrivals: Arrivals
+    fate: Array
+    started_ns: Array
+    answered_ns: Array
+    batches: list[int] = field(default_factory=list)  # the tokens of each batch
+    busy_ns: int = 0
+
+    @classmethod
+    def of(cls, arrivals: Arrivals) -> Outcome:
+        """Returns what has become of these arrivals before anything has run."""
+        never = np.full(len(arrivals), NEVER)
+        return cls(arrivals, np.full(len(arrivals), WAITS), never, never.copy())
+
+    @property
+    def deadline_ns(self) -> Array:
+        return np.where(self.arrivals.allowed_ns > 0, self.arrivals.at_ns + self.arrivals.allowed_ns, NEVER - 1)
+
+    @property
+    def scheduled(self) -> Array:
+        """Texts that were started by their deadline, as TCB counts them."""
+        return self.started_ns <= self.deadline_ns
+
+    @property
+    def on_time(self) -> Array:
+        """Texts that were answered by their deadline, as users count them."""
+        return self.answered_ns <= self.deadline_ns
+
+    @property
+    def answered(self) -> Array:
+        return self.fate == ANSWERED
+
+    @property
+    def end_ns(self) -> int:
+        """When the last answer came; 0: there was none."""
+        return int(self.answered_ns[self.answered].max(initial=0))
+
+    @property
+    def utility(self) -> float:
+        """The share of all utility that was scheduled. A text's utility is 1 / length."""
+        value = 1 / self.arrivals.tokens
+        return float(value[self.scheduled].sum() / value.sum())
+
+    def p99_ms(self) -> float | None:
+        if not self.answered.any():
+            return None
+        return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[self.answered], 99)) / 1e6
+
+
+@dataclass(slots=True)
+class Request:
+    """A simulated text is a request of its own."""
+
+    text: SimulatedText
+    leave: Callable[[Sequence[SimulatedText], int], None]
+    mark: ClassVar = b""
+    answered: ClassVar = False
+    tenant: ClassVar = SimpleNamespace(id="simulated")
+
+    def fail(self, error: HplmError) -> None:
+        self.leave([self.text], EXPIRED if isinstance(error, DeadlineMissed) else REFUSED)
+
+
+class Server:
+    """The encoder that serves, with batches that only take time. It answers their texts itself.
+
+    Who drives it asks for the `next` event, calls `advance` at its time, then `arrive` for the texts that arrive by then, then
+    `choose`.
+    """
+
+    def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, outcome: Outcome, seed: int = 0) -> None:
+        """`outcome`: of all arrivals. Several servers may share it, each with some of the arrivals."""
+        self._scheduler = scheduler
+        self._machine = machine
+        self._rng = np.random.default_rng(seed)
+        self.outcome = replace(outcome, batches=[])  # its columns are shared
+        self._now = 0
+        self._computing: deque[tuple[Prepared, int]] = deque()  # batches, and when they end
+        self._clock = [0] * machine.stages  # when each stage is free
+        self._staged: tuple[Prepared, int] | None = None  # a batch, and when it will be ready
+        backbones = [computes_nothing(machine.stages)] * len(scheduler.costs)
+        batches = InFlight(machine.capacity.in_flight, 0)
+        taken: Any = scheduler  # its texts stand for those of the engine
+        self._encoder = Encoder(
+            taken, machine.capacity, backbones, nullcontext, lambda: None, batches, now_ns=lambda: self._now
+        )
+
+    def next(self, now: int) -> int:
+        """Returns when the next event is, or NEVER."""
+        events = [self._scheduler.due(now)]
+        if self._computing:
+            events.append(self._computing[0][1])
+        if self._staged:
+            events.append(max(self._staged[1], self._clock[0]))
+        return min(events)
+
+    def advance(self, now: int) -> None:
+        """Lets batches end, the next one start, and texts expire."""
+        self._now = now
+        while self._computing and self._computing[0][1] <= now:
+            prepared, _ = self._computing.popleft()
+            texts: Any = prepared.batch.texts
+            self.leave(texts, ANSWERED)
+            self._encoder.end(prepared, Computed([], []), now)
+        self._begin_staged()
+        if self._scheduler.next_expiry(now) <= now:
+            self._encoder.expire()
+
+    def arrive(self, text: SimulatedText) -> None:
+        text.request = Request(text, self.leave)
+        try:
+            self._encoder.offer(cast(Any, [text]))
+        except (QueueFull, DeadlineMissed):
+            self.leave([text], REFUSED)
+
+    def leave(self, texts: Sequence[SimulatedText], fate: int) -> None:
+        """Notes what has become of texts."""
+        numbers = [text.number for text in texts]
+        self.outcome.fate[numbers] = fate
+        if fate == ANSWERED:
+            self.outcome.answered_ns[numbers] = self._now + self._machine.answering_ns
+
+    def choose(self) -> None:
+        """Chooses and stages batches while the encoder does."""
+        while self._staged is None and (prepared := self._encoder.prepare()) is not None:
+            self._staged = prepared, self._now + self._machine.staging_ns
+            self._begin_staged()
+
+    def _begin_staged(self) -> None:
+        if self._staged is None or max(self._staged[1], self._clock[0]) > self._now:
+            return
+        prepared, self._staged = self._staged[0], None
+        batch: Any = prepared.batch
+        self._encoder.begin(prepared)
+        self.outcome.started_ns[[text.number for text in batch.texts]] = self._now
+        took = self._machine.stages_ns(batch.texts, batch.places)
+        if self._machine.noise:
+            slower = max(0.2, self._rng.normal(1, self._machine.noise))
+            took = [own * slower for own in took]
+        self.outcome.batches.append(batch.tokens)
+        self.outcome.busy_ns += int(sum(took) / len(took))
+        at = self._now
+        for stage, own in enumerate(max(1, int(own)) for own in took):
+            at = self._clock[stage] = max(at, self._clock[stage]) + own
+            prepared.staged.computing_ns.append(own)
+        self._computing.append((prepared, at))
+
+
+def computes_nothing(stages: int) -> Any:
+    """Returns what stands for a served backbone (`hplm.engine.served`). It stages, computes and counts nothing."""
+
+    def nothing(*given: object) -> None:
+        pass
+
+    def stage(texts: list[Any], broken: object, places: object) -> StagedBatch:
+        return StagedBatch(texts, cast(Any, None), [], {}, [])
+
+    return SimpleNamespace(
+        engine=SimpleNamespace(stages=range(stages)),
+        stager=SimpleNamespace(stage=stage, release=nothing),
+        instruments=SimpleNamespace(started=nothing, reached=nothing, answered=nothing, computed=nothing),
+    )
+
+
+def run(servers: Sequence[Server], arrivals: Arrivals, goes_to: Callable[[SimulatedText], int | None]) -> None:
+    """Goes from event to event. A server is asked for its next event again after each of its own ones only.
+
+    `goes_to` returns the number of the server that a text goes to, or None if there is none.
+    """
+    arrival_ns = [*arrivals.at_ns.tolist(), NEVER]
+    events = [server.next(0) for server in servers]
+    arriving = now = 0
+    while True:
+        earliest = min(events, default=NEVER)
+        now = max(now, min(arrival_ns[arriving], earliest))
+        if now == NEVER:
+            return
+        touched = [i for i, at in enumerate(events) if at <= now] if earliest <= now else []
+        for i in touched:
+            servers[i].advance(now)
+        while arrival_ns[arriving] <= now:
+            text = arrivals.text(arriving)
+            arriving += 1
+            if (chosen := goes_to(text)) is None:
+                continue
+            if chosen not in touched:
+                servers[chosen].advance(now)
+                touched.append(chosen)
+            servers[chosen].arrive(text)
+        for i in touched:
+            servers[i].choose()
+            events[i] = servers[i].next(now)
+
+
+def simulate_one(scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> Outcome:
+    """Returns what becomes of texts that all go to one server."""
+    server = Server(scheduler, machine, Outcome.of(arrivals), seed)
+    run([server], arrivals, lambda text: 0)
+    return server.outcome
