@@ -88,6 +88,7 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
             f"{model!r} lacks {len(missing)} tensors of a {source.model_type}, such as {missing[0]}: take a complete checkpoint"
         )
     weights = _weights(family, source, dict(loaded.state_dict()), tokenizer)
+    cls_id, sep_id, unk_id, mask_id = _special_ids(model, tokenizer)
     total: int = source.num_hidden_layers
     lower, upper = halves(total, lower, upper, least=1)
     config = BackboneConfig(
@@ -104,7 +105,10 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
         norm_eps=source.layer_norm_eps if family.norm_eps is None else family.norm_eps,
         window=window,
         entry_eps=ENTRY_EPS if skipbert else None,
-        **_special_ids(model, tokenizer),
+        cls_id=cls_id,
+        sep_id=sep_id,
+        unk_id=unk_id,
+        mask_id=mask_id,
     )
     return Checkpoint(config, total, weights, tokenizer.backend_tokenizer.to_str(), skipbert)
 
@@ -126,16 +130,15 @@ def _check(model: str, source: Any) -> None:
         )
 
 
-def _special_ids(model: str, tokenizer: Any) -> dict[str, int]:
-    ids: dict[str, int | None] = {
-        f"{kind}_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("cls", "sep", "unk", "mask")
-    }
-    found = {name: id for name, id in ids.items() if id is not None}
-    if missing := [name.removesuffix("_id") for name in ids if name not in found]:
+def _special_ids(model: str, tokenizer: Any) -> list[int]:
+    """Returns the ids of the tokens that begin and end a text, that are unknown, and that are masked."""
+    kinds = ("cls", "sep", "unk", "mask")
+    ids: list[int | None] = [getattr(tokenizer, f"{kind}_token_id") for kind in kinds]
+    if missing := [kind for kind, id in zip(kinds, ids, strict=True) if id is None]:
         raise InvalidInput(
             f"the tokenizer of {model!r} has no token for {', '.join(missing)}: take the one it was trained with"
         )
-    return found
+    return [id for id in ids if id is not None]
 
 
 def _weights(family: Family, source: Any, weights: dict[str, Tensor], tokenizer: Any) -> dict[str, Tensor]:
