@@ -20,7 +20,7 @@ from hplm.tenants.directory import Directory
 from hplm.tenants.manager import Manager
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.state import State
-from tests.support.bucket import bucket
+from testing.bucket import bucket
 from tests.support.message import mentioning
 from tests.support.wait import Clock, eventually
 from tests.tenants.truth import Change, Content, Export, learned, seen

@@ -18,8 +18,8 @@ from hplm.tenants.backup import back_up, restore
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REST_SECONDS, State
+from testing.bucket import bucket
 from tests.places import knowledge
-from tests.support.bucket import bucket
 from tests.support.message import mentioning
 from tests.support.wait import Clock
 
