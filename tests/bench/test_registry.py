@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ FIRST, SECOND = (Answer(OK, logits=one) for one in EXPECTED["text"])
 
 def outcome(books, answer, key="", later=0.0, blind=()):
     judge, asked = Judge([], 0, books, EXPECTED, Question("kept", "text")), time.monotonic() + later
-    machine = SimpleNamespace(name="server", blind=[(asked + begin, asked + end) for begin, end in blind])
+    machine: Any = SimpleNamespace(name="server", blind=[(asked + begin, asked + end) for begin, end in blind])
     return judge._outcome(machine, Question("acme", "text", key), answer, asked, asked)[0]
 
 
@@ -51,12 +52,12 @@ def test_a_change_of_which_nobody_heard_was_made_or_was_not(there, is_lost):
     def killed(*_):
         raise HplmError("killed")
 
-    owner = Owner(0, 2, SimpleNamespace(ask=killed), None, Books())
-    before = {tenant: State(0) for tenant in owner.states}
-    owner.states = dict(before)
+    manager: Any = SimpleNamespace(ask=killed)
+    witness: Any = SimpleNamespace(ask=lambda *_: ([found], 0))
+    owner: Any = Owner(0, 2, manager, witness, Books())
+    owner.states = {tenant: State(0) for tenant in owner.states}
     owner._chosen = lambda state: ("update", (1,), State(1, 0))
     found = {"before": State(0), "after": State(1, 0), "other": State(1)}[there]
-    owner._witness = SimpleNamespace(ask=lambda *_: ([found], 0))
     (tenant, *_) = owner.states
     owner._change(tenant)
     assert bool(owner.lost) == is_lost and owner.states[tenant] == found and not owner.acknowledged
