@@ -31,7 +31,8 @@ from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.state import EXPORTED_RECORDS
 
-SERVER, ENGINE = "tritonserver", "engine"
+SERVER, ENGINE, DECODER = "tritonserver", "engine", "decoder"
+ENGINES = {"hplm.engine.child": ENGINE, "hplm.generation.child": DECODER}
 GUEST = "guest-of-a-test"
 QUICK_HELP = "measure little on a toy that is made for it: the figures mean nothing, and no target is judged"
 START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to end
@@ -140,14 +141,7 @@ class ServedCopy(Running):
         """Returns the server, its models and their engine by their names."""
         if self.process.poll() is not None:
             raise HplmError(f"`hplm serve` has ended: {self.said()}")
-        server = _triton(self.process.pid)
-        if server is None:
-            return {}
-        found = {SERVER: server, **{stub.model: stub.pid for stub in stubs(server)}}
-        for pid in process_group.members(server):
-            if "hplm.engine.child" in process_group.arguments(pid):
-                found[ENGINE] = pid
-        return found
+        return processes_of(self.process.pid)
 
     @property
     def group(self) -> int:
@@ -249,6 +243,16 @@ class ServedCluster(Running):
             found += _children(found[looked_at])
             looked_at += 1
         return found
+
+
+def processes_of(serve: int) -> dict[str, int]:
+    """Returns the server that `hplm serve` runs, its models and their engines by their names; none while it starts."""
+    server = _triton(serve)
+    if server is None:
+        return {}
+    members = {pid: process_group.arguments(pid) for pid in process_group.members(server)}
+    engines = {name: pid for pid, words in members.items() for module, name in ENGINES.items() if module in words}
+    return {SERVER: server, **{stub.model: stub.pid for stub in stubs(server)}, **engines}
 
 
 def _triton(serve: int) -> int | None:

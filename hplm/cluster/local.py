@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hplm.cluster.pools import PlannedReplica
+from hplm.registry.store import Place
 from hplm.server.ports import LOOPBACK, Ports
 from hplm.server.process import Process
 from hplm.tenants.state import READER
@@ -20,12 +21,17 @@ _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
 class LocalReplica:
-    def __init__(self, replica: PlannedReplica, folder: Path, state: Path, ports: Ports) -> None:
+    def __init__(
+        self, replica: PlannedReplica, folder: Path, state: Place, ports: Ports, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables`: of its environment, besides ours."""
         self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
         self.id = replica.id
         self.ports = ports
         logs = folder / "logs"
-        serve = ["env", f"{READER}={self.name}", *HPLM, "serve", "--repository", str(self.repository), "--state", str(state)]
+        environment = {**(variables or {}), READER: self.name}
+        serve = ["env", *map("=".join, environment.items()), *HPLM, "serve"]
+        serve += ["--repository", str(self.repository), "--state", str(state)]
         serve += ["--state-must-exist", "--log-file", str(logs / f"{self.name}-triton.log")]
         for flag, port in self.ports.items():
             serve += [flag, str(port)]

@@ -63,7 +63,6 @@ def router_files(
         name=NAME.pattern,
         first=cluster.pools[0].name,
         others=_choice_by_model(cluster, probes),
-        homes=_choice_of_home(max(len(pool.replicas) for pool in cluster.pools)),
         read_bytes=READ_BYTES,
         stats=parts.STATS.substitute(bind=f"{listening.stats_address}:{listening.stats_port}") if listening.stats_port else "",
         resolvers=parts.RESOLVERS if _has_names(cluster) else "",
@@ -132,14 +131,6 @@ def _choice_by_model(cluster: ClusterDescription, probes: Mapping[str, Mapping[s
     return "".join(f"{line}\n" for line in lines)
 
 
-def _choice_of_home(most: int) -> str:
-    """A tenant with several homes goes to one of them at random."""
-    return "".join(
-        f"    http-request set-var(txn.home) var(txn.homes),field({turn + 2},/) if limited {{ var(txn.turn) -m int {turn} }}\n"
-        for turn in range(most)
-    )
-
-
 def _backends(pool: Pool, probes: Mapping[str, Probe], routers: int) -> str:
     """Returns a backend for tenants without limits, and one for those that have homes; over HTTP and over gRPC."""
     name = pool.name
@@ -164,11 +155,8 @@ def _backends(pool: Pool, probes: Mapping[str, Probe], routers: int) -> str:
 
 
 def _chosen(pool: Pool) -> str:
-    """Returns rules that choose the home. While it is away, the hash of the tenant's name chooses one of the others."""
-    return "".join(
-        f"    use-server {one.name} if {{ var(txn.home) -m str {one.id} }} {{ nbsrv({pool.name}:home:{one.id}) gt 0 }}\n"
-        for one in pool.replicas
-    )
+    """Returns rules that choose the home. Without one, the hash of the tenant's name chooses."""
+    return "".join(f"    use-server {one.name} if {{ var(txn.home) -m str {one.id} }}\n" for one in pool.replicas)
 
 
 def _tracking(pool: Pool, protocol: str) -> str:

@@ -15,7 +15,7 @@ class Routes:
     """Tenants for which the rule, any replica of the first pool, does not hold."""
 
     pools: dict[str, str] = field(default_factory=dict[str, str])  # by tenant; without those of the first pool
-    homes: dict[str, str] = field(default_factory=dict[str, str])  # of tenants with limits: COUNT/ID/ID...
+    homes: dict[str, str] = field(default_factory=dict[str, str])  # of tenants with limits: COUNT/ID/ID..., all replicas
     conflicts: list[str] = field(default_factory=list[str])  # tenants that no pool or several claim
     notes: list[str] = field(default_factory=list[str])
 
@@ -50,13 +50,12 @@ def routes_of(cluster: ClusterDescription, served: Mapping[str, Sequence[Tenant]
                     f"tenant {name!r} has {homes} homes, but pool {pool.name!r} has {len(pool.replicas)} replicas, so it gets "
                     "only this part of its limits: give `hplm tenant limit --homes` fewer"
                 )
-            ids = homes_of(name, pool)[:homes]
-            routes.homes[name] = "/".join(map(str, [len(ids), *ids]))
+            routes.homes[name] = "/".join(map(str, [homes, *homes_of(name, pool)]))
     return routes
 
 
 def homes_of(tenant: str, pool: Pool) -> list[int]:
-    """Returns the ids of all replicas, the tenant's first home first.
+    """Returns the ids of all replicas, the tenant's first home first. Its homes are the first of those that run.
 
     This is rendezvous hashing: every router finds the same order, and a further replica takes only the tenants that it leads.
     """

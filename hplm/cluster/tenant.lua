@@ -1,4 +1,20 @@
--- Finds the tenant in a gRPC message, for clients that send no metadata. HAProxy's own converter `ungrpc` cannot: it takes the
+-- Finds the home of a request, and the tenant in a gRPC message.
+
+-- Returns the id of one of a tenant's homes, at random: the first COUNT of COUNT/ID/ID... that take requests now. `nbsrv` says
+-- that of a backend with one server, also while it drains.
+core.register_fetches("home", function(txn)
+    local pool, running, count = txn:get_var("txn.pool"), {}, nil
+    for number in txn:get_var("txn.homes"):gmatch("%d+") do
+        if not count then
+            count = tonumber(number)
+        elseif #running < count and txn.c:nbsrv(pool .. ":home:" .. number) > 0 then
+            running[#running + 1] = number
+        end
+    end
+    return running[1 + txn.f:rand(math.max(#running, 1))]
+end)
+
+-- For clients that send no metadata. HAProxy's own converter `ungrpc` cannot find the tenant: it takes the
 -- first parameter of a request, whichever it is. Numbers of fields are those of the protobuf `ModelInferRequest`.
 
 local PARAMETERS = 4 -- a map; an entry has a key and a value

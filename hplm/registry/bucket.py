@@ -14,9 +14,10 @@ from obstore import exceptions
 from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
-from hplm.registry.store import CURRENT, Absent, Away, Conflict, Found, Remote
+from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Remote
 
 TIMEOUT = timedelta(seconds=20)
+LOOKING = timedelta(seconds=3)  # for CURRENT: a later look sees more than one that hangs
 CONNECTING = timedelta(seconds=3)
 RETRYING = timedelta(seconds=5)  # longer waits are for who asks: a server looks again, and a manager says so
 RETRIES = 2
@@ -25,18 +26,23 @@ RETRIES = 2
 class Bucket:
     def __init__(self, place: Remote) -> None:
         self._place = place
+        self._store, self._looked_at = self._opened(TIMEOUT), self._opened(LOOKING)
+
+    def _opened(self, timeout: timedelta) -> Any:
         try:
-            self._store: Any = from_url(
-                place.url,
+            return from_url(
+                self._place.url,
                 client_options={
-                    "timeout": TIMEOUT,
+                    "timeout": timeout,
                     "connect_timeout": CONNECTING,
                     "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"),
                 },
                 retry_config={"max_retries": RETRIES, "retry_timeout": RETRYING},
             )
         except (exceptions.BaseError, ValueError) as error:
-            raise InvalidInput(f"{place} cannot be opened ({_first_line(error)}): check address and credentials") from None
+            raise InvalidInput(
+                f"{self._place} cannot be opened ({_first_line(error)}): check address and credentials"
+            ) from None
 
     def __str__(self) -> str:
         return str(self._place)
@@ -44,7 +50,7 @@ class Bucket:
     def current(self, seen: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, str]] | None:
         with self._asking(CURRENT):
             try:
-                found = obstore.get(self._store, CURRENT, options={"if_none_match": seen["e_tag"]} if seen else None)
+                found = obstore.get(self._looked_at, CURRENT, options={"if_none_match": seen["e_tag"]} if seen else None)
             except exceptions.NotModifiedError:
                 return None
             tag = {name: value for name in ("e_tag", "version") if (value := found.meta[name]) is not None}
@@ -70,6 +76,12 @@ class Bucket:
 
     def expect_room(self, size: int, what: str) -> None:
         """A bucket has no end."""
+
+    def keep_reserve(self, size: int) -> None:
+        """A bucket has no end."""
+
+    def give_up_reserve(self) -> bool:
+        return False
 
     def names(self, folder: str) -> Iterator[Found]:
         with self._asking(f"{folder}/"):
@@ -97,7 +109,7 @@ class Bucket:
         except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
             raise Conflict from None
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise InvalidInput(f"{where} is refused ({_first_line(error)}): check the credentials, and their rights") from None
+            raise Denied(f"{where} is refused ({_first_line(error)}): check the credentials, and their rights") from None
         except exceptions.BaseError as error:
             raise Away(f"{where} does not answer ({_first_line(error)})") from None
 

@@ -30,6 +30,10 @@ class Busy(QueueFull):
     """Others are changing the registry, and this change was not made."""
 
 
+class Denied(InvalidInput):
+    """The store refuses to read or to write, for want of rights."""
+
+
 class Conflict(Exception):
     """Somebody else has changed CURRENT."""
 
@@ -79,6 +83,14 @@ class Store(Protocol):
 
     def expect_room(self, size: int, what: str) -> None:
         """Raises if there is no room for so many bytes."""
+        ...
+
+    def keep_reserve(self, size: int) -> None:
+        """Keeps so many bytes of the disk for removals."""
+        ...
+
+    def give_up_reserve(self) -> bool:
+        """Frees these bytes. Returns whether there were any."""
         ...
 
     def names(self, folder: str) -> Iterator[Found]:

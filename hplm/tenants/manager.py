@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from hplm.adapters.layout import Layout
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput, OutOfCapacity
 from hplm.plot.table import Table
-from hplm.registry.store import Place, opened
+from hplm.registry.store import Away, Busy, Denied, Place, opened
 from hplm.tenants.change import Change
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
@@ -143,7 +143,12 @@ class Manager:
             change.replace(replace(tenant, keys=without(tenant.keys, key_id, tenant_id)))
             change.details = {"tenant": tenant_id, "key": key_id}
 
-        self.registry.change("tenant key revoke", edit)
+        try:
+            self.registry.change("tenant key revoke", edit)
+        except (Away, Busy, Denied, OutOfCapacity, OSError) as error:
+            kind = type(error) if isinstance(error, HplmError) else HplmError
+            opens = "may still open" if isinstance(error, Away | OSError) else "still opens"
+            raise kind(f"{error}. The key {key_id!r} {opens} tenant {tenant_id!r}: revoke it again") from error
         pointer = self.registry.pointer()
         return time.time() + (pointer.lease_s if pointer is not None else 0)
 

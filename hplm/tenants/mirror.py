@@ -38,6 +38,7 @@ BRINGING_SECONDS = 0.5  # how long records are brought before the registry is lo
 AT_ONCE = 16  # records that are brought side by side
 LATER = 5.0  # seconds until a table that failed is tried again
 FREE_BYTES = 64 << 20  # of the disk that tables leave, so that changes of tenants always find room
+BEGINNING_SECONDS = 5.0  # how long to wait for another process that copies
 FIRST_SECONDS = 0.05  # between two looks while the first copy is made
 
 
@@ -64,11 +65,13 @@ class Mirror:
         self._tables = _Tables(state, store)
 
     def begin(self) -> None:
-        """Makes the first copy, or looks once: an earlier copy is served where the registry is away."""
+        """Makes the first copy, or sees that one has looked: an earlier copy is served where the registry is away."""
+        began = lease.boot_time()
         while True:
             begun = self._state.pointer() is not None
             if not self._is_mine():
-                if begun:
+                waited = lease.boot_time() - began
+                if begun and (lease.load(self._state.seen) >= began or waited > BEGINNING_SECONDS):
                     return
             else:
                 try:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hplm.errors import MISFITS, Broken, HplmError, InvalidInput
+from hplm.errors import MISFITS, Broken, HplmError, InvalidInput, OutOfCapacity
 from hplm.options import LEASE_SECONDS
 from hplm.registry.folder import WRITING
 from hplm.registry.pointer import Pointer, begin, is_begun
@@ -48,6 +48,8 @@ Result = TypeVar("Result")
 
 CHANGES = "changes"
 PATIENCE = 60.0  # seconds in which a change is made again and again
+REMOVALS = ("tenant key revoke", "tenant delete", "domain delete")  # changes that also a full disk must take
+RESERVE_BYTES = 256 << 10  # besides two snapshots
 ORPHAN_SECONDS = 86400.0  # after which an object that no generation names belongs to no change on its way
 
 
@@ -56,6 +58,7 @@ class Registry:
         self.store = store
         self.exported = exported
         self.decided = self._told = 0  # the last generation that was made here, and that was written down
+        self._size = 0  # bytes of the last snapshot
 
     def begin(self, lease_s: float = LEASE_SECONDS) -> bool:
         """Makes a registry with no change since the export, unless there is one. Returns whether it was made now."""
@@ -95,8 +98,13 @@ class Registry:
         """Makes a change, and publishes it unless `edit` raises. `edit` may be called again, with a newer generation."""
         kept = Kept(self.store)
         try:
-            return self._change(kept, action, edit)
-        except (InvalidInput, Busy):  # it was not made
+            try:
+                return self._change(kept, action, edit)
+            except OutOfCapacity:
+                if action not in REMOVALS or not self.store.give_up_reserve():
+                    raise
+                return self._change(kept, action, edit)
+        except (InvalidInput, Busy, OutOfCapacity):  # it was not made
             kept.remove()
             raise
 
@@ -129,6 +137,7 @@ class Registry:
             self._remove(f"{SNAPSHOTS}/{name}" for name in _forgotten(pointer, after.generation))
             if after.ledger.swept == now:
                 self.collect()
+            self.store.keep_reserve(RESERVE_BYTES + 2 * self._size)
         except (HplmError, OSError) as error:  # the change is made
             log.warning("a later change finishes the clean-up of %s: %s", self.store, error)
         return result
@@ -184,11 +193,15 @@ class Registry:
     def _publish(self, pointer: Pointer, tag: Any, after: Snapshot) -> bool:
         """Returns whether this is the newest generation now. Another manager may have been faster."""
         content = after.written()
+        self._size = len(content)
         name = f"{after.generation}-{hashlib.sha256(content).hexdigest()[:16]}"
         self.store.put(f"{SNAPSHOTS}/{name}", content)
         try:
             self.store.swap(pointer.then(after.generation, name).written(), tag)
             return True
+        except OutOfCapacity:
+            self.store.delete([f"{SNAPSHOTS}/{name}"])
+            raise
         except (Conflict, Away, OSError) as error:
             now = self.pointer()
             if now is not None and now.snapshots.get(after.generation) == name:

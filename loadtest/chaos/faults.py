@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.errors import HplmError
+from hplm.model.config import BackboneConfig
 from hplm.registry.folder import Folder
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
-from hplm.tenants.state import EXPORTED_RECORDS, EXPORTED_TABLES
+from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES
 from loadtest.chaos.history import FAILED, REFUSED, Asker, Question
-from loadtest.server import ENGINE, GUEST, SERVER, ServedCopy
+from loadtest.server import DECODER, ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
 TABLES = f"{EXPORTED_TABLES}/*/*/values"
@@ -52,7 +53,8 @@ class Unable(Exception):
 
 def faults(victim: ServedCopy) -> list[Fault]:
     models = [f"{victim.backbone}-lookup", upper_of(victim.repository, victim.backbone)]
-    parts = [*models, *victim.models[1:], ENGINE, SERVER]
+    decoders = [path for path in victim.repository.glob(f"*/1/{EXPORTED_CONFIG}") if BackboneConfig.load(path).is_decoder]
+    parts = [*models, *victim.models[1:], ENGINE, *[DECODER] * bool(decoders), SERVER]
     kill = [Fault(f"kill {part}", _signalled(part, signal.SIGKILL)) for part in parts]
     stop = [Fault(f"stop {part}", _signalled(part, signal.SIGSTOP, signal.SIGCONT), (0.5, 5.0)) for part in parts]
     lasting = (BROKEN_SECONDS, BROKEN_SECONDS)

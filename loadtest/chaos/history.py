@@ -30,6 +30,11 @@ PAUSE = 0.25  # seconds before a client that was not answered asks again
 class Question:
     tenant: str
     text: str
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
     def body(self) -> bytes:
         text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [self.text]}
@@ -59,7 +64,7 @@ class Asker:
         try:
             if self._connection is None:
                 self._connection = http.client.HTTPConnection(self._address, timeout=PATIENCE)
-            self._connection.request("POST", self._path, question.body(), {"Content-Type": "application/json"})
+            self._connection.request("POST", self._path, question.body(), question.headers)
             response = self._connection.getresponse()
             status, content = response.status, response.read()
         except TimeoutError:

@@ -41,6 +41,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/on_time",
     "bench place": "fig2_skew; mean_ms/poisson",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
+    "bench registry": "lost; wrong; mixed; away/keyed; away/back_s; cut/dead",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
     "bench training": "tables_ms; share_of_whole",

@@ -3,12 +3,15 @@
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
+from hplm.server.ports import free_ports
 from hplm_client.errors import Draining, refusal
-from tests.cluster.router import LIMITED, NAMES, TENANTS, fake_servers, routing
+from tests.cluster.fake_server import HOST
+from tests.cluster.router import LIMITED, NAMES, TENANTS, Router, Served, fake_servers, routing, tenant
 from tests.cluster.test_router import in_header, in_metadata
 from tests.support.wait import eventually
 
@@ -99,6 +102,39 @@ def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
             in_metadata(router, name)
         assert isinstance(refusal(caught.value.details(), str(caught.value.code())), Draining)
     assert b'haproxy_backend_active_servers{proxy="all"} 0' in metrics_of(router)  # which the alert HplmNoReplica reads
+
+
+def test_homes_are_among_the_replicas_that_run(replicas, tmp_path):
+    """Otherwise two homes would often be one replica, which admits half of the quotas."""
+    shared = [f"shared-{number}" for number in range(8)]
+    known = [*replicas, *(SimpleNamespace(name=f"later-{n}", http=f"{HOST}:{a}", grpc=f"{HOST}:{b}") for n, a, b in later())]
+    tenants = [tenant(name, rate=9.0, homes=2) for name in shared]
+    router = Router(tmp_path, {"all": known}, {"all": Served(tmp_path, "all", tenants)})
+
+    def homes():
+        used = {name: set() for name in shared}
+        for _ in range(20):
+            for name in shared:
+                used[name].add(router.replica_of(name))
+        return used
+
+    try:
+        assert router.write() == 0
+        router.start()
+        router.until_up(but=tuple(one.name for one in known[3:]))
+        before = homes()
+        assert all(len(used) == 2 for used in before.values())
+        assert not router.socket.ask("set server all/replica-1 state drain").strip()
+        after = homes()
+        assert set.union(*after.values()) == {"replica-2", "replica-3"} and all(len(used) == 2 for used in after.values())
+    finally:
+        router.close()
+
+
+def later():
+    """Gives five replicas that may run one day: their numbers and ports."""
+    ports = free_ports(10)
+    return zip(range(5), ports[::2], ports[1::2], strict=True)
 
 
 def metrics_of(router):

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from loadtest.chaos import history
 from loadtest.chaos.faults import WrongAnswer, faults
 from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
+from testing.random_store import TOY
 from tests.loadtest.small_server import SmallServer, answer
 from tests.support.wait import eventually
 
@@ -42,7 +44,10 @@ def test_the_upper_model_of_a_group_is_harmed_by_its_name(tmp_path):
     victim = SimpleNamespace(repository=tmp_path, backbone="medicine", models=["medicine", "hplm"])
     found = {fault.name for fault in faults(victim)}
     assert {"kill medicine-lookup", "kill law+medicine-upper", "stop law+medicine-upper", "kill hplm"} <= found
-    assert "kill medicine-upper" not in found
+    assert "kill medicine-upper" not in found and "kill decoder" not in found
+    (tmp_path / "chat" / "1").mkdir(parents=True)
+    replace(TOY, start_id=2).save(tmp_path / "chat" / "1" / "backbone.json")
+    assert {"kill decoder", "stop decoder"} <= {fault.name for fault in faults(victim)}
 
 
 def test_a_new_tenant_that_is_never_answered_is_a_wrong_answer(tmp_path):

@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Event
 
@@ -20,7 +20,7 @@ from hplm.tenants.directory import Directory
 from hplm.tenants.manager import Manager
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.state import State
-from tests.support.bucket import bucket
+from testing.bucket import bucket
 from tests.support.message import mentioning
 from tests.support.wait import Clock, eventually
 from tests.tenants.truth import Change, Content, Export, learned, seen
@@ -212,14 +212,22 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
     assert len(asked) == len(set(asked)) + 1  # one was asked for twice
 
 
-def test_one_process_copies_and_another_goes_on_when_it_ends(far):
+def test_one_process_copies_and_another_goes_on_when_it_ends(far, monkeypatch):
+    monkeypatch.setattr("hplm.tenants.mirror.BEGINNING_SECONDS", float("inf"))
     far.mirror.begin()
-    other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"))
-    other.begin()
     far.manager.add("two", far.export.knowledge[0])
+    other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"))
+    with ThreadPoolExecutor(1) as pool:
+        beginning = pool.submit(other.begin)
+        assert wait([beginning], timeout=0.2).not_done  # it would serve an old copy
+        far.mirror.look()
+        beginning.result(60)
+    far.assert_same()
+    monkeypatch.setattr("hplm.tenants.mirror.BEGINNING_SECONDS", 0.0)
+    other.begin()  # where the registry is away
+    far.manager.delete("two")
     other.look()
-    with pytest.raises(NoTenant):
-        far.backbone().view.snapshot.find("two")
+    assert far.backbone().view.snapshot.find("two")
     far.mirror.close()
     other.look()
     far.assert_same()

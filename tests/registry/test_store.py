@@ -9,7 +9,7 @@ from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
 from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
-from tests.support.bucket import bucket
+from testing.bucket import bucket
 from tests.support.message import mentioning
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
 
 from hplm.errors import InvalidInput, OutOfCapacity
-from hplm.registry.folder import Folder
+from hplm.registry import folder
+from hplm.registry.folder import RESERVE, Folder
 from hplm.registry.pointer import Source
-from hplm.registry.store import Away, Busy, Conflict
+from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REST_SECONDS, State
+from testing.bucket import bucket
 from tests.places import knowledge
 from tests.support.message import mentioning
 from tests.support.wait import Clock
@@ -69,6 +72,72 @@ def test_a_full_disk_is_said_with_the_way_out_and_changes_nothing(live, monkeypa
         disk.setattr("hplm.registry.folder._fill", full)
         live.delete("tenant-0")
     assert live.current().tenants == before.tenants
+
+
+@pytest.mark.parametrize(
+    "remove", [lambda live, key: live.revoke_key("tenant-0", key), lambda live, _: live.delete("tenant-0")]
+)
+def test_a_full_disk_has_a_reserve_for_removals(live, monkeypatch, remove):
+    (_, first), (_, second) = live.add_key("tenant-0"), live.add_key("tenant-0")
+    reserve, fill = live.state.folder / RESERVE, folder._fill
+    assert (
+        reserve.stat().st_blocks * 512
+        >= reserve.stat().st_size
+        > 2 * max(path.stat().st_size for path in live.state.snapshots.iterdir())
+    )
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(folder, "_fill", lambda *given: full() if reserve.exists() else fill(*given))
+        disk.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OutOfCapacity):
+            live.add_key("tenant-0")
+        assert reserve.exists()
+        remove(live, first.id)
+        assert not reserve.exists()
+    left = [tenant.keys for tenant in live.current().tenants if tenant.id == "tenant-0"]
+    assert left in ([], [(second,)])
+    live.add_key("tenant-1")
+    assert reserve.exists()
+
+
+def no_room(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def denied(*_, **__):
+    raise PermissionDeniedError("403 Forbidden")
+
+
+def silent(*_, **__):
+    raise GenericError("connection refused")
+
+
+@pytest.mark.parametrize(
+    ("where", "writes", "fails", "kind", "opens"),
+    [
+        ("state", "hplm.registry.folder._fill", no_room, OutOfCapacity, "still opens"),
+        ("s3://bucket/hplm", "obstore.put", denied, Denied, "still opens"),
+        ("s3://bucket/hplm", "obstore.put", silent, Away, "may still open"),
+    ],
+)
+def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(
+    place, tmp_path, monkeypatch, where, writes, fails, kind, opens
+):
+    monkeypatch.chdir(tmp_path)
+    with bucket():
+        live = Manager.open(place[1], place_of(where))
+        live.registry.begin()
+        (_, first), _ = live.add_key("tenant-0"), live.add_key("tenant-0")
+        live.registry.store.give_up_reserve()
+        with monkeypatch.context() as broken, pytest.raises(kind, match=mentioning(where, first.id, opens, "'tenant-0'")):
+            broken.setattr(writes, fails)
+            live.revoke_key("tenant-0", first.id)
+        assert first in live.current().find("tenant-0").keys
+        live.revoke_key("tenant-0", first.id)
+        assert first not in live.current().find("tenant-0").keys
 
 
 def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, monkeypatch):
