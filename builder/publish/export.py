@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.publish.learned import knowledge_of
 from builder.publish.model_configs import ServingOptions, check_options, is_of_decoder, write_configs
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters import records
@@ -163,8 +162,8 @@ def _replaced_folder(folder: Path) -> Generator[Path, None, None]:
 
 def _recorded(store: Store, tenant: TenantFile, uid: int, folder: Path) -> Tenant:
     """Writes a tenant's record file, and returns the tenant as snapshots hold it. Uids count from 1, in the order of ids."""
-    knowledge = knowledge_of(store, tenant)
-    return knowledge.tenant(tenant.id, uid, tenant.version, records.write(folder / Backbone.RECORDS, knowledge.parts()))
+    knowledge = store.knowledge(tenant)
+    return knowledge.tenant(tenant.id, uid, tenant.version, records.write(folder / Backbone.RECORDS, knowledge.packed()))
 
 
 def write_tenants(folder: Path, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> None:
