@@ -174,7 +174,7 @@ def _part(
     seen: States,
 ) -> Part:
     """Returns what the exits and the full stack answer to these texts."""
-    outputs = [outputs_of(*one) for one in zip(found.heads, repeat(found.layout), seen.exits)]
+    outputs = [outputs_of(*one) for one in zip(map(dict, found.heads), repeat(found.layout), seen.exits)]
     calibrations = found.exits.calibrations
     answered, _ = answered_by(tenant, task, seen, outputs, calibrations, full, store.config)
     logits = [(own, one.temperature) for own, one in zip(outputs, calibrations, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -114,6 +115,6 @@ def _record(folder: Path) -> Path:
     return found[0]
 
 
-def _form(layout: Layout) -> dict[str, object]:
+def _form(layout: Layout) -> dict[str, Any]:
     usual = layout.places == KINDS[layout.kind].usual_places
     return {"adapter": layout.kind, "places": None if usual else layout.places, "function": layout.function}
