@@ -54,6 +54,14 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
         assert (tmp_path / "work").is_dir()
 
 
+def test_a_page_that_an_interruption_has_left_out_is_made_by_the_same_command(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    for version, build in ((1, lambda: add_domain(store, "bio", 1)), (2, lambda: grow(store, "bio", 2))):
+        cut(monkeypatch, build, "builder.tables.domain.branch_page")
+        page = store.folder / f"lower/bio-{version}.html"
+        assert not page.exists() and build().meta.version == version and page.exists()
+
+
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     store, path = rooted(tmp_path), tmp_path / "some.txt"
     for wrong, named in (
