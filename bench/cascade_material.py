@@ -19,7 +19,6 @@ from builder.exits.heads import outputs_of
 from builder.exits.states import States, states_of
 from builder.exits.thresholds import Answered, Estimate
 from builder.learning.limits import Budget
-from builder.store.exits import StoredExits, layout_of
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
@@ -37,6 +36,7 @@ from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.tasks import softmax
 from hplm.tenants.exits import Exits, Plan
+from hplm.tenants.knowledge import ExitKnowledge
 
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
 TASKS_FILE = "tasks.json"
@@ -159,22 +159,22 @@ def judged(store: Store, id: str, question: Question, precision: Precision) -> J
     given = [task.read(question.dev), task.read(question.test)]
     states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in given]
     full = calibration_by(given[0].examples, tenant.labels, states[0].logits)
-    choosing, test = (_part(store, tenant, task, found, full, *own) for own in zip(given, states, strict=True))
+    choosing, test = (_part(store, tenant, task, found.exits, full, *own) for own in zip(given, states, strict=True))
     texts = [example.text for example in given[1].examples]
-    return Judged(id, found.exits, choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
+    return Judged(id, found.exits.exits, choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
 
 
 def _part(
     store: Store,
     tenant: TenantFile,
     task: TrainingTask,
-    found: StoredExits,
+    found: ExitKnowledge,
     full: Calibration,
     labelled: Labelled,
     seen: States,
 ) -> Part:
     """Returns what the exits and the full stack answer to these texts."""
-    outputs = [outputs_of(*one) for one in zip(found.heads, repeat(layout_of(store, tenant)), seen.exits)]
+    outputs = [outputs_of(*one) for one in zip(map(dict, found.heads), repeat(found.layout), seen.exits)]
     calibrations = found.exits.calibrations
     answered, _ = answered_by(tenant, task, seen, outputs, calibrations, full, store.config)
     logits = [(own, one.temperature) for own, one in zip(outputs, calibrations, strict=True)]

@@ -78,7 +78,7 @@ class Model:
         pool = torch.randn(layout.layers * layout.layer_size + 8 * count) * 0.02
         size = layout.layers * layout.layer_size
         flat = (pool[8 * i : 8 * i + size].view(layout.layers, -1) for i in range(count))
-        made = [records.write(self.folder, {"adapter": (layout, layout.unpack(one))})["adapter"] for one in flat]
+        made = [records.write(self.folder, records.pack({"adapter": (layout, layout.unpack(one))}))["adapter"] for one in flat]
         return [replace(self.source, uid=i, adapter=record) for i, record in enumerate(made)]
 
 

@@ -18,7 +18,6 @@ from socket import create_connection
 from typing import Any, NamedTuple
 
 import testing.bucket
-from builder.publish.learned import knowledge_of
 from builder.store.store import Store
 from hplm.adapters.records import pack
 from hplm.cluster.local import LocalReplica
@@ -155,7 +154,7 @@ class ManagerProcess:
 def _manage(pipe: Connection, repository: Path, folder: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     store, manager = Store(folder), Manager.open(repository, STATE)
-    knowledge = [knowledge_of(store, tenant) for tenant in store.tenants()]
+    knowledge = [store.knowledge(tenant) for tenant in store.tenants()]
     contents = {pack(one.parts()).name: number for number, one in enumerate(knowledge)}
 
     def state(snapshot: Snapshot, name: str) -> State:

@@ -147,7 +147,9 @@ def multiply(folder: Path, count: int) -> Snapshot:
 
     def tenant(number: int) -> Tenant:
         parts = {name: (layout, layout.unpack(_piece(pools[name], layout, number))) for name, layout in layouts.items()}
-        return replace(first, id=tenant_id(number), uid=number + 1, **records.write(folder / Backbone.RECORDS, parts))
+        return replace(
+            first, id=tenant_id(number), uid=number + 1, **records.write(folder / Backbone.RECORDS, records.pack(parts))
+        )
 
     tenants = [tenant(number) for number in tqdm(range(count), "tenants")]
     return Snapshot(exported.generation, exported.branches, tenants, exported.export, exported.ledger)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,10 @@ import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from builder.store.exits import StoredExits, layout_of, write_exits
 from builder.store.store import Store, TenantFile
-from builder.store.weights import Weights
+from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
-from hplm.adapters.layout import Layout
+from hplm.adapters.layout import Layout, exit_layout
 from hplm.levels.calibration import INTERVAL, Calibration
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
@@ -25,6 +26,7 @@ from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
 from hplm.tasks import find_task
 from hplm.tenants.exits import Exits, Plan
+from hplm.tenants.knowledge import ExitKnowledge
 
 RANDOM = "random weights"  # in place of a model's name
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -127,6 +129,13 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
     store.save_tenant(tenant, *random_weights(store.config, tenant, spread, seed), {})
 
 
+def change_version(store: Store, tenant: TenantFile, **changes: Any) -> None:
+    """Changes a stored version, where a build would store a next one. `changes`: fields of its `Knowledge`."""
+    found, report = replace(store.knowledge(tenant), **changes), store.report(tenant)
+    shutil.rmtree(store.tenant_folder(tenant.id, tenant.version))
+    store.save_version(tenant, found, report)
+
+
 def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Weights:
     """Returns an adapter and a head in the form of the tenant's. `spread`: the standard deviation of their numbers."""
     generator = torch.Generator().manual_seed(seed)
@@ -202,20 +211,21 @@ def random_exits(
     plans: int = 2,
     spread: float = 0.3,
     seed: int = 0,
-) -> StoredExits:
+) -> ExitKnowledge:
     """Gives a tenant exits of random weights, and two plans: one with this threshold, and a cheaper one with half of it.
 
     `plans`: 1 leaves the cheaper one out.
     """
     generator = torch.Generator().manual_seed(seed)
-    layout = layout_of(store, tenant)
+    task = find_task(tenant.task)
+    layout = exit_layout(store.config, task.exit_outputs(tenant.labels), tenant.dtype)
     heads = [
         {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
         for _ in range(layout.layers)
     ]
     heads = [{name: weight.to(layout.torch_dtype) for name, weight in head.items()} for head in heads]
-    calibration = Calibration(INTERVAL, delta=1.0) if find_task(tenant.task).is_number else Calibration(temperature=1.5)
+    calibration = Calibration(INTERVAL, delta=1.0) if task.is_number else Calibration(temperature=1.5)
     both = Plan(exit, threshold, 0.3, 0.9, 0.7), Plan(exit, threshold / 2, 0.3, 0.8, 0.5)
-    found = StoredExits(Exits(None, (calibration,) * layout.layers, both[:plans]), heads, {}, {})
-    write_exits(store, tenant, found)
+    found = ExitKnowledge(Exits(None, (calibration,) * layout.layers, both[:plans]), layout, heads)
+    change_version(store, tenant, exits=found)
     return found

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 from builder.publish.export import export
-from builder.publish.live import knowledge_of
 from builder.publish.model_configs import ServingOptions
-from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
-from testing.random_store import random_store, random_tenant, random_tenants
+from testing.random_store import change_version, random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 
@@ -35,11 +33,11 @@ def learn(store, name, version, seed):
 
 
 def calibrate(store, name, calibration):
-    save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
+    change_version(store, store.tenant(name), calibration=calibration)
 
 
 def knowledge(store, name):
-    return knowledge_of(store, store.tenant(name))
+    return store.knowledge(store.tenant(name))
 
 
 def answer(place, tenant_id, state=True):

@@ -12,12 +12,10 @@ import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import Store, TenantFile
 from hplm.levels.calibration import Calibration
-from hplm.model.weights import save_weights
 from hplm.tasks import find_task
-from testing.random_store import random_store
+from testing.random_store import change_version, random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, Toy, random_text
 
@@ -41,7 +39,7 @@ def make_tasks(
     store = random_store(folder / f"{name}-store", replace(CONFIG, name=name), [*TENANTS, *more], DOMAINS, spread=0.3)
     leave_some_unanswered(store)
     for name, calibration in calibrations.items():
-        save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
+        change_version(store, store.tenant(name), calibration=calibration)
     return Toy(store, exported(store, folder / "repository"))
 
 
@@ -49,7 +47,7 @@ def leave_some_unanswered(store: Store) -> None:
     """Lets the tenant `perhaps` leave about half of the questions unanswered."""
     _, head = store.tenant_weights(TENANTS[3])
     often = head["bias"] + torch.tensor([0.0, 0.0, 4.0])
-    save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")
+    change_version(store, TENANTS[3], head=(TENANTS[3].head_layout(store.config), {**head, "bias": often}))
 
 
 def exported(store: Store, repository: Path) -> Path:

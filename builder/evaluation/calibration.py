@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from builder.evaluation.fitting import Cases, fitted
 from builder.evaluation.reliability import Bin, bins_of, calibration_error
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
-from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantFile, check_name
+from builder.tables.build_folder import held
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
@@ -30,6 +30,12 @@ from hplm.levels.evidence import Evidence
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    calibration: Calibration
+    report: dict[str, Any]
+
+
 def calibrate_tenant(
     store: Store,
     tenant_id: str,
@@ -40,27 +46,29 @@ def calibrate_tenant(
     seen: Sequence[Path] = (),
     show_progress: bool = True,
 ) -> tuple[Calibrated, bool]:
-    """Stores the calibration beside the version. Returns it, and whether it is new: the same call again changes nothing.
+    """Stores a next version with the calibration. Returns it, and whether it is new: the same call again changes nothing.
 
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
-    tenant = find_tenant(store, tenant_id)
-    texts = UnseenTexts(store, tenant, file, seen, "a calibration")
-    _check_delta(tenant, texts.task, delta)
-    asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
-    known = read_calibrated(store, tenant)
-    if known is not None and known.asked == asked:
-        return known, False
-    calibrated = _calibrated(store, tenant, texts, asked, precision, device, delta, show_progress)
-    save_calibrated(store, tenant, calibrated)
-    return calibrated, True
+    check_name("tenant", tenant_id)
+    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+        tenant = find_tenant(store, tenant_id)
+        texts = UnseenTexts(store, tenant, file, seen, "a calibration")
+        _check_delta(tenant, texts.task, delta)
+        asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
+        found, report = store.knowledge(tenant), store.report(tenant)
+        if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
+            return Calibrated(found.calibration, known["report"]), False
+        calibrated = _calibrated(store, tenant, texts, precision, device, delta, show_progress)
+        report["calibration"] = {"asked": asked, "report": calibrated.report}
+        store.save_next(tenant, replace(found, calibration=calibrated.calibration), report)
+        return calibrated, True
 
 
 def _calibrated(
     store: Store,
     tenant: TenantFile,
     texts: UnseenTexts,
-    asked: dict[str, Any],
     precision: Precision,
     device: torch.device,
     delta: float | None,
@@ -77,7 +85,7 @@ def _calibrated(
     found = fitted(cases, delta)
     report = {
         "tenant": tenant.id,
-        "version": tenant.version,
+        "version": tenant.version + 1,
         "task": tenant.task,
         "file": str(file),
         "texts": len(cases),
@@ -88,7 +96,7 @@ def _calibrated(
         "before": None if task.is_number else _described(cases.confidences(Calibration()), cases.losses(Calibration()), cases),
         "after": _described(found.confidences, found.losses, cases),
     }
-    return Calibrated(found.calibration, asked, report)
+    return Calibrated(found.calibration, report)
 
 
 def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:

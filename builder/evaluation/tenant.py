@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from builder.store.store import Store, TenantFile
-from builder.store.weights import Weights
+from builder.store.version import Weights
 from builder.tasks.examples import Labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Pack, Reader, Texts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,30 @@ from builder.exits.answers import answered_by, calibration_by, calibrations_for,
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, States, states_of
 from builder.exits.thresholds import Chosen, chosen
-from builder.store.calibrations import calibration_of
-from builder.store.exits import StoredExits, layout_of, read_exits, write_exits
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantFile, check_name
+from builder.tables.build_folder import held
 from builder.tasks.examples import Bare, Labelled, read_labelled
 from builder.tasks.lookup import unread_targets
 from builder.tasks.tasks import TrainingTask
 from builder.training.history import PARTS, learned_by
+from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
+from hplm.tasks import find_task
 from hplm.tenants.exits import Exits
+from hplm.tenants.knowledge import ExitKnowledge
 
 PURPOSE = "choosing when texts leave"
 LEARN = 0.5  # of the given texts, if the tenant's training has no file, as after an import
 DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's number has to be
 DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
+
+
+@dataclass(frozen=True)
+class MadeExits:
+    exits: ExitKnowledge
+    report: dict[str, Any]
 
 
 def build_exits(
@@ -45,34 +53,39 @@ def build_exits(
     seen: Sequence[Path] = (),
     seed: int = 0,
     show_progress: bool = True,
-) -> tuple[StoredExits, bool]:
-    """Stores exits beside the version. Returns them, and whether they are new: the same call again changes nothing.
+) -> tuple[MadeExits, bool]:
+    """Stores a next version with exits. Returns them, and whether they are new: the same call again changes nothing.
 
     The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. `drops`: points that each
     plan may lose. `delta`: of numbers, how far an exit's may be from the full stack's.
     """
-    tenant = find_tenant(store, tenant_id)
-    _check(tenant, drops, delta)
-    texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)  # no weight has learned from dev
-    asked = {
-        "texts": texts.digest, "seen": texts.seen, "precision": precision.name, "drops": list(drops), "delta": delta,
-        "seed": seed, "calibration": (own := calibration_of(store, tenant)) is not None and own.temperature,
-    }  # fmt: skip
-    known = read_exits(store, tenant)
-    if known is not None and known.asked == asked:
-        return known, False
-    task = replace(texts.task, targets=unread_targets)
-    learning, choosing = _divided(store, tenant, texts, seen)
-    weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
-    computed = [
-        states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
-        for own, most in ((learning, MOST_ROWS), (choosing, None))
-    ]
-    found = _made(
-        store, tenant, task, computed, choosing, drops, delta, seed, asked, texts.is_labelled, show_progress
-    )  # fmt: skip
-    write_exits(store, tenant, found)
-    return found, True
+    check_name("tenant", tenant_id)
+    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+        tenant = find_tenant(store, tenant_id)
+        _check(tenant, drops, delta)
+        # No weight has learned from dev.
+        texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)
+        before, report = store.knowledge(tenant), store.report(tenant)
+        asked = {
+            "texts": texts.digest, "seen": texts.seen, "precision": precision.name, "drops": list(drops), "delta": delta,
+            "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
+        }  # fmt: skip
+        if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
+            return MadeExits(before.exits, known["report"]), False
+        task = replace(texts.task, targets=unread_targets)
+        learning, choosing = _divided(store, tenant, texts, seen)
+        weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
+        computed = [
+            states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
+            for own, most in ((learning, MOST_ROWS), (choosing, None))
+        ]
+        made = _made(
+            store, tenant, before.calibration, task, computed, choosing, drops, delta, seed, precision, texts.is_labelled,
+            show_progress,
+        )  # fmt: skip
+        report["exits"] = {"asked": asked, "report": made.report}
+        store.save_next(tenant, replace(before, exits=made.exits), report)
+        return made, True
 
 
 def check_task(tenant_id: str, task: str | None) -> None:
@@ -112,21 +125,21 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
 def _made(
     store: Store,
     tenant: TenantFile,
+    full: Calibration | None,
     task: TrainingTask,
     computed: Sequence[States],
     choosing: Labelled,
     drops: Sequence[float],
     delta: float | None,
     seed: int,
-    asked: dict[str, Any],
+    precision: Precision,
     is_labelled: bool,
     show_progress: bool,
-) -> StoredExits:
+) -> MadeExits:
     learning, judged = computed
-    layout = layout_of(store, tenant)
+    layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
     heads = learned(learning, layout, task, seed, show_progress)
     outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
-    full = calibration_of(store, tenant)
     if full is None and is_labelled and task.served.read_each is not None:
         full = calibration_by(choosing.examples, tenant.labels, judged.logits)
     full = full or Calibration()
@@ -138,19 +151,20 @@ def _made(
     lefts = [answered.left_at(one.plan) for one in kept]
     report = {
         "tenant": tenant.id,
-        "version": tenant.version,
+        "version": tenant.version + 1,
         "task": tenant.task,
         "file": str(choosing.path),
         "learned_texts": len(learning.rows_of),
         "texts": len(judged.rows_of),
-        "precision": asked["precision"],
+        "precision": precision.name,
         "delta": near if task.is_number else None,
         "plans": [
             described(one) | ({"lost": lost_by(task, choosing.examples, answers, left)} if is_labelled else {})
             for one, left in zip(kept, lefts, strict=True)
         ],
     }
-    return StoredExits(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), heads, asked, report)
+    exits = Exits(None, tuple(calibrations), tuple(one.plan for one in kept))
+    return MadeExits(ExitKnowledge(exits, layout, heads), report)
 
 
 def described(one: Chosen) -> dict[str, Any]:

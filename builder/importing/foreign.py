@@ -136,5 +136,5 @@ def _check_shapes(found: Foreign, config: BackboneConfig) -> None:
 
 
 def usual(layout: Layout) -> tuple[str, ...] | None:
-    """Returns the places as `tenant.json` names them."""
+    """Returns the places as `TenantFile` names them."""
     return None if layout.places == KINDS[layout.kind].usual_places else layout.places

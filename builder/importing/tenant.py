@@ -19,7 +19,7 @@ from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft, read_peft_decoder
 from builder.store.store import Store, TenantFile, check_name
-from builder.store.weights import Weights
+from builder.store.version import Weights
 from builder.tables.build_folder import held
 from builder.tasks.examples import Labelled
 from builder.tasks.labels import check_labels

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.publish.learned import knowledge_of
 from builder.publish.model_configs import ServingOptions, check_options, is_of_decoder, write_configs
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters import records
@@ -143,8 +142,8 @@ def _refuse_group(repository: Path, name: str) -> None:
 
 def _recorded(store: Store, tenant: TenantFile, uid: int, folder: Path) -> Tenant:
     """Writes a tenant's record file, and returns the tenant as snapshots hold it. Uids count from 1, in the order of ids."""
-    knowledge = knowledge_of(store, tenant)
-    return knowledge.tenant(tenant.id, uid, tenant.version, records.write(folder / Backbone.RECORDS, knowledge.parts()))
+    knowledge = store.knowledge(tenant)
+    return knowledge.tenant(tenant.id, uid, tenant.version, records.write(folder / Backbone.RECORDS, knowledge.packed()))
 
 
 def write_tenants(folder: Path, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> None:

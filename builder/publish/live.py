@@ -10,7 +10,6 @@ import filecmp
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from builder.publish.learned import knowledge_of
 from builder.store.store import Store
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
@@ -70,7 +69,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
-            manager.put(change, tenant.id, knowledge_of(store, tuned[tenant.id]))
+            manager.put(change, tenant.id, store.knowledge(tuned[tenant.id]))
         gone = {tenant.id for tenant in going}
         done = DomainChange(
             generation=change.generation,
@@ -104,7 +103,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     _check_same(manager, store, manager.current().branches, found.domain, found.domain_version)
-    return knowledge_of(store, found)
+    return store.knowledge(found)
 
 
 def _check_same(manager: Manager, store: Store, branches: Sequence[Branch], domain: str, version: int) -> None:

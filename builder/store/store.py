@@ -6,8 +6,7 @@
     lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
     counts/<domain>/<version>/                  the count of each n-gram, for the next version
-    tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
-                                                calibration.json  exits.json  exits.safetensors
+    tenants/<id>/<version>/                     the record, as it is published  report.json  report.html  training.png
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """
@@ -19,7 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -28,62 +27,16 @@ from torch import Tensor, nn
 from builder.store.branches import Branches
 from builder.store.resumable import read_json, replaced, write_json
 from builder.store.stacks import UPPER, Stacks, replace_weights
-from builder.store.weights import HEAD, Weights, read_adapter, write_weights
-from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
-from hplm.model.weights import load_weights
-from hplm.tasks import TASKS
+from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.snapshot import NAME
 
-FORMAT = 2
-
-
-@dataclass(frozen=True)
-class TenantFile:
-    """`tenant.json`: the description of a trained tenant."""
-
-    id: str
-    version: int
-    domain: str
-    domain_version: int
-    task: str
-    labels: list[str]
-    rank: int  # of the adapter; 0: a head alone
-    adapter: str = "bottleneck"
-    places: tuple[str, ...] | None = None  # the projections that the adapter works on; None: the usual ones of its kind
-    function: str = "relu"  # inside the adapter
-    head_function: str | None = None  # between the two layers of a head; None: the head has one layer
-    dtype: str = "fp16"  # of the stored adapter and head
-
-    @property
-    def has_head(self) -> bool:
-        task = TASKS.get(self.task)
-        return task is None or not task.generates
-
-    def adapter_layout(self, config: BackboneConfig) -> Layout | None:
-        return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
-
-    def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
-        return head_layout(config, size or len(self.labels), self.head_function, self.dtype)
-
-    @classmethod
-    def read(cls, path: Path) -> TenantFile:
-        stored = read_json(path)
-        try:
-            tenant = cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
-            names = tenant.id, tenant.domain, tenant.task, tenant.adapter, tenant.function, tenant.dtype
-            if not all(
-                type(name) is str for name in (*names, tenant.head_function if tenant.head_function is not None else "")
-            ):
-                raise TypeError("its id, domain, task, adapter, functions and dtype are not all words")
-            if not all(type(number) is int for number in (tenant.version, tenant.domain_version)):
-                raise TypeError("its versions are not all numbers")
-            return tenant
-        except TypeError as error:
-            raise Broken(f"{path} does not describe a tenant ({error}): build or copy it again") from None
+FORMAT = 3
+READABLE = (2, FORMAT)  # with 2, versions of tenants were several files
 
 
 def check_name(kind: str, name: str) -> str:
@@ -117,10 +70,9 @@ class Store(Branches, Stacks):
         if not path.exists():
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
         stored = read_json(path)
-        if stored.get("format") != FORMAT:
-            raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the store again"
-            )
+        self.format = stored.get("format")
+        if self.format not in READABLE:
+            raise InvalidInput(f"{path} has format {self.format!r}, this version of hplm reads {FORMAT}: build the store again")
         if "model" not in stored:
             raise Broken(f"{path} does not name the model that the store was made from: copy it again")
         self.model: str = stored["model"]  # the original, by name or folder
@@ -216,8 +168,8 @@ class Store(Branches, Stacks):
                 shutil.rmtree(folder)
 
     def tenant_ids(self) -> list[str]:
-        found = self.folder.glob("tenants/*/*/tenant.json")
-        return sorted({path.parent.parent.name for path in found if path.parent.name.isdecimal()})  # others are unfinished
+        found = self.folder.glob("tenants/*/*")
+        return sorted({path.parent.name for path in found if path.name.isdecimal()})  # others are unfinished
 
     def tenants(self) -> list[TenantFile]:
         """Returns the newest version of every tenant, ordered by id."""
@@ -237,8 +189,8 @@ class Store(Branches, Stacks):
 
     def tenant_versions(self, tenant_id: str) -> list[int]:
         """Returns the versions of a tenant, oldest first."""
-        found = (self.folder / "tenants" / tenant_id).glob("*/tenant.json")
-        return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
+        found = (self.folder / "tenants" / tenant_id).glob("*")
+        return sorted(int(path.name) for path in found if path.name.isdecimal())
 
     def remove_tenant(self, tenant_id: str) -> None:
         """Removes all versions of a tenant. They leave `tenants` together, so an interrupted removal leaves none there."""
@@ -252,19 +204,23 @@ class Store(Branches, Stacks):
             going.parent.rmdir()
 
     def tenant_version(self, tenant_id: str, version: int) -> TenantFile:
-        return TenantFile.read(self.tenant_folder(tenant_id, version) / "tenant.json")
+        return described(self.tenant_folder(tenant_id, version))
 
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
 
+    def knowledge(self, tenant: TenantFile) -> Knowledge:
+        """Returns all that is published of a version."""
+        return read_version(self.tenant_folder(tenant.id, tenant.version), self.config)
+
     def tenant_weights(self, tenant: TenantFile) -> Weights:
         """Returns the adapter by layer, None if the tenant has none, and the head, empty if it has none."""
-        folder = self.tenant_folder(tenant.id, tenant.version)
-        head = load_weights(folder / HEAD) if tenant.has_head else {}
-        return (read_adapter(folder, self.config.upper_layers) if tenant.rank else None), head
+        found = self.knowledge(tenant)
+        adapter = [dict(layer) for layer in found.adapter[1]] if found.adapter is not None else None
+        return adapter, dict(found.head[1]) if found.head is not None else {}
 
     def report(self, tenant: TenantFile) -> dict:
-        return read_json(self.tenant_folder(tenant.id, tenant.version) / "report.json")
+        return read_json(self.tenant_folder(tenant.id, tenant.version) / REPORT)
 
     def save_tenant(
         self,
@@ -278,12 +234,33 @@ class Store(Branches, Stacks):
 
         `head`: empty if the tenant has none.
         """
+        self.save_version(tenant, tenant.knowledge(self.config, adapter, head), report, draw)
+
+    def save_version(
+        self, tenant: TenantFile, found: Knowledge, report: dict, draw: Callable[[Path], object] | None = None
+    ) -> None:
+        if self.format != FORMAT:  # releases that read no records must not overlook this one
+            with suppress(FileNotFoundError):  # another process has just written the same
+                write_json(self.folder / "store.json", {"format": FORMAT, "model": self.model})
+            self.format = FORMAT
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
-            write_weights(folder, adapter, head)
-            (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
-            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+            packed = found.packed()
+            (folder / packed.name).write_bytes(packed.content)
+            write_json(folder / REPORT, report)
             if draw is not None:
-                draw(folder / "training.png")
+                draw(folder / PICTURE)
+
+    def save_next(self, tenant: TenantFile, found: Knowledge, report: dict) -> TenantFile:
+        """Saves a next version with the same weights, and the pages of the training that made them."""
+        before = self.tenant_folder(tenant.id, tenant.version)
+        tenant = replace(tenant, version=tenant.version + 1)
+
+        def keep(picture: Path) -> None:
+            for page in (*before.glob("*.png"), *before.glob("*.html")):
+                shutil.copyfile(page, picture.with_name(page.name))
+
+        self.save_version(tenant, found, report, keep)
+        return tenant
 
 
 def _remove_folder(folder: Path) -> None:

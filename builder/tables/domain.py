@@ -62,8 +62,9 @@ def build_domain(
         plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
         if any(domain == name for domain, _ in store.domains()):
             if was_just_finished(working, corpus, plan):
+                branch_page(store.folder, table := store.table(name, 1))  # it may be missing
                 put_away(working)
-                return store.table(name, 1)
+                return table
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
@@ -111,6 +112,7 @@ def update_domain(
         with held(finished := store.work_folder(name, version - 1), f"domain {name!r}"):
             if was_just_finished(finished, corpus, plan):
                 store.sweep()  # before the plan is removed: if this fails, the same command is recognised
+                branch_page(store.folder, before)  # it may be missing
                 put_away(finished)
                 return before
         dtype = options.dtype or before.meta.dtype

@@ -63,8 +63,9 @@ def build_root(
     with held(working, f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
             if was_just_finished(working, corpus, plan):
+                branch_page(folder, table := store.table("root", 1))  # it may be missing
                 put_away(working)
-                return store, store.table("root", 1)
+                return store, table
             raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
         build = BuildFolder(working, corpus, plan, clear=lambda: _clear(folder))
         begun = (folder / "store.json").exists()

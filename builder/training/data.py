@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from builder.store.store import Store, TenantFile
-from builder.store.weights import Weights
+from builder.store.version import Weights
 from builder.tasks.examples import Labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Divided, Reader, Texts, split_off

@@ -26,3 +26,8 @@ def grown(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
         whole[name] = torch.zeros(size, *head[name].shape[1:])
         whole[name][: len(head[name])] = head[name]
     return whole
+
+
+def shrunk(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Returns the head with its first `size` rows: those that `grown` was given."""
+    return {name: tensor[:size].clone() if name in ("weight", "bias") else tensor for name, tensor in head.items()}

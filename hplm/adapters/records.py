@@ -1,4 +1,5 @@
-"""Record files: the head, the adapter and the exits of one version of a tenant, each as one tensor of a safetensors file.
+"""Record files: one version of a tenant. The head, the adapter and the exits are one tensor each of a safetensors file, whose
+header says the rest. A store, an export and a registry have the same bytes.
 
 A file never changes, and its name ends with the digest of its content. So whoever has the name of a record has its weights, and
 a file may be copied anywhere. It is opened for each reading: thousands of open files would be more than a process may have.
@@ -12,7 +13,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -23,7 +26,8 @@ from hplm.adapters.record import Record, file_name
 from hplm.errors import Broken
 from hplm.model.tensors import array_of
 
-FORMAT = 1
+FORMAT = 2
+FIELD = "hplm"  # of the safetensors header
 WAY_OUT = (
     "restore the state with `hplm restore`, update the tenant with `hplm tenant update`, or export the repository again with "
     "--replace"
@@ -34,11 +38,40 @@ Part = tuple[Layout, Sequence[Mapping[str, Tensor]]]  # with the tensors of each
 
 @dataclass(frozen=True)
 class Packed:
-    """The content of a record file, and the records in it by the names of their parts."""
+    """A record file in memory. Raises one of MISFITS where the content is not that of such a file."""
 
-    name: str
     content: bytes
-    records: Mapping[str, Record]
+    unique: str = ""  # what the file's name begins with, so that it is not used twice
+
+    @cached_property
+    def name(self) -> str:
+        return file_name(self.content, self.unique)
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """What the file says of itself: `format`, `layouts` and, unless an earlier release made it, `tenant`."""
+        return header_of(self._header)
+
+    @cached_property
+    def records(self) -> Mapping[str, Record]:
+        """The records in the file, by the names of their parts."""
+        begin, file, stored = 8 + len(self._header), self.name, json.loads(self._header)
+        records: dict[str, Record] = {}
+        for name, layout in self.header["layouts"].items():
+            start, end = (begin + offset for offset in stored[name]["data_offsets"])
+            records[name] = Record(file, layout, start, zlib.crc32(memoryview(self.content)[start:end]))
+        return records
+
+    def weights(self, record: Record) -> list[dict[str, Tensor]]:
+        """Returns a copy of a record's weights, by layer."""
+        layout = Layout.of(record.layout)
+        own = bytearray(memoryview(self.content)[record.offset : record.offset + layout.weight_bytes])
+        layers = layout.unpack(torch.frombuffer(own, dtype=layout.torch_dtype).view(layout.layers, layout.layer_size))
+        return [{name: tensor.contiguous() for name, tensor in layer.items()} for layer in layers]
+
+    @property
+    def _header(self) -> bytes:
+        return self.content[8 : 8 + int.from_bytes(self.content[:8], "little")]
 
 
 class Records:
@@ -79,26 +112,30 @@ class Records:
         raise Broken(f"record {name} is missing in {' and '.join(map(str, self._folders))}: {WAY_OUT}")
 
 
-def pack(parts: Mapping[str, Part], unique: str = "") -> Packed:
-    """Returns a record file with these parts. `unique`: what its name begins with, so that it is not used twice."""
+def pack(parts: Mapping[str, Part], tenant: Mapping[str, Any] | None = None) -> Packed:
+    """Returns a record file with these parts. `tenant`: what its header says of the tenant."""
     flat = {name: layout.pack(layers) for name, (layout, layers) in parts.items()}
-    layouts = {name: layout.key for name, (layout, _) in sorted(parts.items())}
-    # One field only: the library writes several in any order, but equal weights give equal files.
-    content = save(flat, {"hplm": json.dumps({"format": FORMAT, "layouts": layouts})})
-    begin = 8 + int.from_bytes(content[:8], "little")
-    file = file_name(content, unique)
-    records: dict[str, Record] = {}
-    for name, entry in json.loads(content[8:begin]).items():
-        if name in parts:
-            start, end = (begin + offset for offset in entry["data_offsets"])
-            records[name] = Record(file, parts[name][0].key, start, zlib.crc32(memoryview(content)[start:end]))
-    return Packed(file, content, records)
+    header: dict[str, Any] = {"format": FORMAT, "layouts": {name: layout.key for name, (layout, _) in sorted(parts.items())}}
+    if tenant is not None:
+        header["tenant"] = tenant
+    # One field only: the library writes several in any order, but equal versions give equal files.
+    return Packed(save(flat, {FIELD: json.dumps(header)}))
 
 
-def write(folder: Path, parts: Mapping[str, Part]) -> Mapping[str, Record]:
-    """Writes a record file with these parts, and returns its records. Without parts there is no file."""
-    if not parts:
-        return {}
-    packed = pack(parts)
-    (folder / packed.name).write_bytes(packed.content)
+def header_of(stored: bytes) -> dict[str, Any]:
+    """Returns what the header of a record file says of the tenant."""
+    return json.loads(json.loads(stored)["__metadata__"][FIELD])
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Reads the header of a record file, and not its weights. Raises one of MISFITS if there is none."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return header_of(file.read(min(size, path.stat().st_size)))
+
+
+def write(folder: Path, packed: Packed) -> Mapping[str, Record]:
+    """Writes a record file, and returns its records. Without records there is no file."""
+    if packed.records:
+        (folder / packed.name).write_bytes(packed.content)
     return packed.records

@@ -13,8 +13,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser(
         "calibrate",
         help="make the confidence of a tenant's answers true",
-        description="Fit how likely the answers of a tenant's newest version are right to labelled texts, and store it beside "
-        "that version. A later version has no calibration until it is calibrated too.",
+        description="Fit how likely the answers of a tenant's newest version are right to labelled texts, and store it as "
+        "its next version. A version that is trained later has no calibration until it is calibrated too.",
     )
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
     command.add_argument("--id", required=True, help="name of the tenant")

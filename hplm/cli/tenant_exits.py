@@ -19,7 +19,7 @@ def register(actions: argparse._SubParsersAction) -> None:
         description="Make the exits of a tenant's newest version in the store. At an exit, a text leaves whose answer is sure "
         "enough. The exits learn the full stack's answers to the texts of the tenant's training; other texts, which need no "
         "labels, choose how sure an answer must be, so that the plan loses no more points than allowed. "
-        "A later version has no exits until they are made for it too.",
+        "They are its next version. One that is trained later has no exits until they are made for it too.",
     )
     command.add_argument("id", help="name of the tenant")
     command.add_argument("--store", type=Path, required=True, help="folder of the store")

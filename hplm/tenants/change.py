@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hplm.adapters.record import Record
-from hplm.adapters.records import Packed, Part, pack
+from hplm.adapters.records import Packed
 from hplm.plot.branch import Branch
 from hplm.registry.store import RECORDS, Store
 from hplm.tenants.snapshot import SETTINGS, Snapshot, Tenant
@@ -28,13 +28,12 @@ class Kept:
         self._bytes = 0  # of those
         self._written: set[str] = set()
 
-    def of(self, key: Hashable, parts_of: Callable[[], Mapping[str, Part]]) -> Mapping[str, Record]:
+    def of(self, key: Hashable, packed_of: Callable[[], Packed]) -> Mapping[str, Record]:
         """`key`: what one change keeps once."""
         if key not in self._records:
-            parts = parts_of()
-            packed = pack(parts, f"{secrets.token_hex(4)}-") if parts else None
-            self._records[key] = packed.records if packed is not None else {}
-            if packed is not None:
+            packed = replace(packed_of(), unique=f"{secrets.token_hex(4)}-")
+            self._records[key] = packed.records
+            if packed.records:
                 self._waiting.append(packed)
                 self._bytes += len(packed.content)
             if self._bytes > HELD_BYTES:

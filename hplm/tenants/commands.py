@@ -156,7 +156,7 @@ def _calibration(given: dict[str, Any]) -> Calibration | None:
     try:
         return Calibration.read(stored)
     except MISFITS as error:
-        raise InvalidInput(f"'calibration' is not that of a store's calibration.json ({error})") from None
+        raise InvalidInput(f"'calibration' is not that of a record ({error})") from None
 
 
 def _given_exits(given: dict[str, Any], config: BackboneConfig, task: str, labels: Sequence[str]) -> ExitKnowledge | None:
@@ -165,7 +165,7 @@ def _given_exits(given: dict[str, Any], config: BackboneConfig, task: str, label
     try:
         exits = Exits.read(stored)
     except MISFITS as error:
-        raise InvalidInput(f"'exits' is not that of a store's exits.json ({error})") from None
+        raise InvalidInput(f"'exits' is not that of a record ({error})") from None
     layout = exit_layout(config, find_task(task).exit_outputs(labels))
     heads = _layers(_tensors(given), layout, [f"exits.{number}." for number in range(layout.layers)])
     return ExitKnowledge(exits, layout, heads)

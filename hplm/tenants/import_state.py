@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -25,6 +25,7 @@ import msgspec
 import torch
 
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.adapters.records import Part, pack
 from hplm.errors import MISFITS, Broken, InvalidInput
 from hplm.plot.branch import Branch
@@ -35,7 +36,7 @@ from hplm.tenants.change import AT_ONCE, Change
 from hplm.tenants.exits import Exits
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import CHANGES
-from hplm.tenants.snapshot import Tenant, checked, files_of
+from hplm.tenants.snapshot import Tenant, checked
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, EXPORTED_UPPER
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class _Import:
         self._manager = manager
         self._folder = folder
         self._exported = exported
-        self._here = files_of(manager.exported.tenants)
+        self._here = {tenant.id: _records(tenant) for tenant in manager.exported.tenants}
 
     def edit(self, change: Change) -> None:
         exported = _read(self._exported / EXPORTED_TENANTS)
@@ -150,11 +151,12 @@ class _Import:
             exits = entry.get("exits")
             banked = {"head": entry["head"], "adapter": entry["adapter"], "exits": exits and exits["record"]}
             parts = {part: self._part(record) for part, record in banked.items() if record is not None}
-            packed = pack(parts) if parts else None
-            if packed is not None and packed.name in self._here:
-                records = packed.records
+            packed = pack(parts)
+            here = self._here.get(tenant.id, {})
+            if _contents(here) == _contents(packed.records):
+                records: Mapping[str, Record] = here
             else:
-                records = change.kept.of((tenant.id, tenant.version), lambda: parts)
+                records = change.kept.of((tenant.id, tenant.version), lambda: packed)
             own = replace(Exits.read({**exits, "record": None}), record=records["exits"]) if exits is not None else None
             return checked(replace(tenant, head=records.get("head"), adapter=records.get("adapter"), exits=own))
         except MISFITS as error:
@@ -206,6 +208,16 @@ def _read(path: Path) -> dict[str, Any]:
     if found[0] not in FORMATS:
         raise InvalidInput(f"{path} has format {found[0]!r}, which is not of the release before: name its --from-repository")
     return stored
+
+
+def _records(tenant: Tenant) -> dict[str, Record]:
+    """Returns the records of a tenant by the names of their parts."""
+    records = {"head": tenant.head, "adapter": tenant.adapter, "exits": tenant.exits and tenant.exits.record}
+    return {part: record for part, record in records.items() if record is not None}
+
+
+def _contents(records: Mapping[str, Record]) -> dict[str, tuple[str, int]]:
+    return {part: (record.layout, record.checksum) for part, record in records.items()}
 
 
 @cache

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
-from hplm.adapters.heads import grown, size_for
+from hplm.adapters.heads import grown, shrunk, size_for
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
-from hplm.adapters.records import Part
+from hplm.adapters.records import Packed, Part, pack
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import Calibration
+from hplm.levels.calibration import KINDS, Calibration
 from hplm.plot.branch import Branch
-from hplm.tasks import TASKS
+from hplm.tasks import TASKS, find_task
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 
+log = logging.getLogger(__name__)
 Head = tuple[Layout, Mapping[str, Tensor]]
 Adapter = tuple[Layout, Sequence[Mapping[str, Tensor]]]
 
@@ -46,15 +49,41 @@ class Knowledge:
     calibration: Calibration | None = None
     exits: ExitKnowledge | None = None
 
-    def parts(self) -> dict[str, Part]:
-        """Returns what a record file holds. Heads have room for more labels, so that several tenants have alike ones."""
+    def packed(self) -> Packed:
+        """Returns the version's record file. Its heads have room for more labels, so that several tenants have alike ones."""
         heads = {"head": (self.head[0], [self.head[1]])} if self.head is not None else {}
         heads |= {"exits": (self.exits.layout, self.exits.heads)} if self.exits is not None else {}
         parts: dict[str, Part] = {"adapter": self.adapter} if self.adapter is not None else {}
         for name, (layout, layers) in heads.items():
             size = size_for(layout.size)
             parts[name] = replace(layout, size=size), [grown(layer, size) for layer in layers]
-        return parts
+        calibration = asdict(self.calibration) if self.calibration is not None else None
+        exits = self.exits.exits.described() if self.exits is not None else None
+        tenant = {
+            "domain": self.domain, "domain_version": self.domain_version, "task": self.task, "labels": self.labels,
+            "calibration": calibration, "exits": exits,
+        }  # fmt: skip
+        return pack(parts, tenant)
+
+    @classmethod
+    def read(cls, packed: Packed, version: int) -> Knowledge:
+        """Returns what a record file holds. Raises one of MISFITS if it is not the file of a version."""
+        tenant, weights, labels = packed.header["tenant"], packed.weights, tuple(packed.header["tenant"]["labels"])
+        found = {name: (Layout.of(record.layout), weights(record)) for name, record in packed.records.items()}
+        head = exits = None
+        if "head" in found:
+            layout, (whole,) = found["head"]
+            head = replace(layout, size=len(labels)), shrunk(whole, len(labels))
+        if "exits" in found:
+            (layout, heads), outputs = found["exits"], find_task(tenant["task"]).exit_outputs(labels)
+            own = [shrunk(whole, outputs) for whole in heads]
+            exits = ExitKnowledge(Exits.read(tenant["exits"]), replace(layout, size=outputs), own)
+        stored = tenant["calibration"]
+        calibration = read_calibration(stored, len(labels), packed.name) if stored is not None else None
+        return cls(
+            tenant["domain"], tenant["domain_version"], tenant["task"], labels, head, found.get("adapter"), version,
+            calibration, exits,
+        )  # fmt: skip
 
     def tenant(self, tenant_id: str, uid: int, version: int, records: Mapping[str, Record]) -> Tenant:
         """Returns the tenant as snapshots hold it. `records`: those of its parts."""
@@ -131,3 +160,14 @@ class Knowledge:
             raise InvalidInput(
                 f"tenant {tenant_id!r} has {exits} exits, but not as many layers: make them anew with `hplm tenant exits`"
             )
+
+
+def read_calibration(stored: dict[str, Any], labels: int, place: object) -> Calibration | None:
+    """Reads a stored calibration. One of a kind that other releases have is left out, with a line in the log."""
+    if stored["kind"] not in KINDS:
+        log.warning("%s has a calibration of kind %r, which is not served: calibrate the tenant again", place, stored["kind"])
+        return None
+    calibration = Calibration.read(stored)
+    if not calibration.suits(labels):
+        raise TypeError(f"its calibration is not of {labels} labels")
+    return calibration

@@ -97,7 +97,7 @@ class Manager:
             )
         uid = before.uid if before is not None else change.new_uid()
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
-        tenant = knowledge.tenant(tenant_id, uid, version, change.kept.of((tenant_id, knowledge.version), knowledge.parts))
+        tenant = knowledge.tenant(tenant_id, uid, version, change.kept.of((tenant_id, knowledge.version), knowledge.packed))
         if before is not None:
             tenant = replace(tenant, **{name: getattr(before, name) for name in SETTINGS})
         change.put(tenant)

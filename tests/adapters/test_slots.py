@@ -7,7 +7,7 @@ import torch
 
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import has_content
-from hplm.adapters.records import Records, write
+from hplm.adapters.records import Records, pack, write
 from hplm.adapters.slots import Slots, SlotsTaken
 from hplm.errors import Broken
 from tests.support.message import mentioning
@@ -21,7 +21,7 @@ class Kept:
 
     def __init__(self, folder):
         self.folder, self.files = folder, Records(folder)
-        self.made = [write(folder, {"adapter": (LAYOUT, LAYOUT.unpack(_numbers(i)))})["adapter"] for i in range(5)]
+        self.made = [write(folder, pack({"adapter": (LAYOUT, LAYOUT.unpack(_numbers(i)))}))["adapter"] for i in range(5)]
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def test_a_record_comes_back_in_its_shapes(kept):
 def test_a_file_holds_several_parts_and_its_name_says_what_they_are(tmp_path):
     head = Layout("head", 16, 8, 1, dtype="bf16")
     parts = {"adapter": (LAYOUT, LAYOUT.unpack(_numbers(1))), "head": (head, head.unpack(torch.ones(1, 144).bfloat16()))}
-    found = write(tmp_path, parts)
+    found = write(tmp_path, pack(parts))
     (path,) = tmp_path.iterdir()
     assert {record.file for record in found.values()} == {path.name} and has_content(path.name, path.read_bytes())
     assert (Records(tmp_path).weights(found["head"])[0]["bias"] == 1).all()
     assert torch.equal(
         Records(tmp_path).weights(found["adapter"])[1]["attention_out/up"], LAYOUT.unpack(_numbers(1))[1]["attention_out/up"]
     )
-    assert not has_content(path.name, path.read_bytes()[:-1]) and write(tmp_path / "none", {}) == {}
+    assert not has_content(path.name, path.read_bytes()[:-1]) and write(tmp_path / "none", pack({})) == {}
 
 
 @pytest.mark.parametrize("harm", [{"checksum": 7}, {"offset": 8}, {"offset": 10**6}, {"file": "none"}], ids=str)

@@ -17,13 +17,11 @@ import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import TenantFile
 from hplm.errors import InvalidInput
-from hplm.model.weights import save_weights
 from hplm.model.windows import Window
 from hplm.scheduling.policy import OURS
-from testing.random_store import random_store
+from testing.random_store import change_version, random_store
 from testing.reference import Reading, Reference
 from testing.toy import CONFIG, DOMAINS, WORDS, random_text
 from testing.toy import TENANTS as TOY
@@ -80,7 +78,7 @@ class World:
         store = random_store(folder / "store", replace(CONFIG, window=window), tenants, DOMAINS, spread=0.3, dtype=stored)
         tasks.leave_some_unanswered(store)
         for name, calibration in CALIBRATIONS.items():
-            save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
+            change_version(store, store.tenant(name), calibration=calibration)
         export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4))
         self.folder = folder / "repository/toy/1"
         rng, self.pool = random.Random(5), []
@@ -225,7 +223,7 @@ def test_a_value_far_from_0_is_exact_in_16_bits(tmp_path):
     (mark,) = (tenant for tenant in tasks.TENANTS if tenant.id == "mark")
     store = random_store(tmp_path / "store", CONFIG, [mark], DOMAINS, spread=0.3)
     _, head = store.tenant_weights(mark)
-    save_weights({**head, "bias": head["bias"] + 1990}, store.tenant_folder("mark", 1) / "head.safetensors")
+    change_version(store, mark, head=(mark.head_layout(store.config), {**head, "bias": head["bias"] + 1990}))
     export(store, tmp_path / "repository", ServingOptions(dtype="bf16"))
     folder, rng = tmp_path / "repository/toy/1", random.Random(0)
     reference, asker = Reference.open(folder), Asker(folder, dtype="bf16")

@@ -26,7 +26,7 @@ from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import TRIGRAMS, Window
 from hplm.plot.table import Table
-from testing.random_store import tokenizer_json, words
+from testing.random_store import random_tenant, tokenizer_json, words
 from testing.toy import CONFIG
 
 CPU = torch.device("cpu")
@@ -106,8 +106,7 @@ def with_bio(folder: Path) -> Store:
 
 
 def add_tenant(store: Store, name: str, domain: str, version: int = 1) -> None:
-    weights = {"weight": store.upper().norm.weight.detach(), "bias": store.upper().norm.bias.detach()}
-    store.save_tenant(TenantFile(name, 1, domain, version, "classify", ["a", "b"], 0), None, weights, {})
+    random_tenant(store, TenantFile(name, 1, domain, version, "classify", ["a", "b"], 0), 0.3, seed=1)
 
 
 def add_domain(store: Store, name: str, *seeds: int, **options: Any) -> Table:

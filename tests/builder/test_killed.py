@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from builder.evaluation.calibration import calibrate_tenant
+from builder.exits.build import build_exits
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.pack import pack_root, unpack_root
@@ -17,6 +19,7 @@ from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.training.start import ANEW
+from hplm.engine.engine import resolve_precision
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.builder.checkpoints import save_bert
@@ -87,6 +90,21 @@ def tenant(folder, monkeypatch, learnable):
     return lambda target: pretend(copied(ready, target), "classify", train, from_version=ANEW)
 
 
+def exits(folder, monkeypatch, learnable):
+    """Whose tenant is calibrated first: both make a version."""
+    ready, (train, texts) = copied(learnable, folder / "ready"), (made(folder, "classify", 120, seed) for seed in (1, 2))
+    pretend(ready, "classify", train)
+    precision = resolve_precision("fp32", CPU)
+
+    def work(target):
+        store = copied(ready, target)
+        if "exits" not in store.report(store.tenant("acme")):
+            calibrate_tenant(store, "acme", texts, precision, CPU, show_progress=False)
+        build_exits(store, "acme", texts, precision, CPU, show_progress=False)
+
+    return work
+
+
 def imported(folder, monkeypatch, _):
     ready, text = Store(make_imported_store(folder)), corpus(folder, 1)
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], min_tokens=1))
@@ -105,7 +123,7 @@ def unpacked(folder, monkeypatch, _):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, imported: 20, unpacked: 5
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, exits: 3, imported: 20, unpacked: 5
 }  # fmt: skip
 
 

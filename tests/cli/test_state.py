@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from builder.publish.export import export
-from builder.publish.learned import knowledge_of
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
@@ -87,7 +86,7 @@ def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tm
 
 def learned(folder):
     store = Store(folder / "store")
-    return knowledge_of(store, store.tenant("acme"))
+    return store.knowledge(store.tenant("acme"))
 
 
 @pytest.fixture

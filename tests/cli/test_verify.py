@@ -56,36 +56,37 @@ def test_everything_that_is_broken_in_an_export_is_named(toy, tmp_path, capsys):
     )
 
 
-def test_everything_that_is_damaged_or_lost_in_a_store_is_named(grown, capsys):
-    for name in ("rich", "nameless"):
-        random_tenant(grown, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
-    head, adapter, tenant = (
-        grown.tenant_folder(*place) / file
-        for *place, file in (
-            ("acme", 1, "head.safetensors"), ("rich", 1, "adapter.safetensors"), ("nameless", 1, "tenant.json"),
-        )
-    )  # fmt: skip
-    head.write_bytes(b"")
-    adapter.unlink()
-    tenant.unlink()
+def test_all_damaged_files_of_a_store_are_named(grown, capsys):
+    table, root = grown.table_folder("bio", 1), grown.table_folder("root", 1)
+    (table / "values").write_bytes((table / "values").read_bytes()[:-1])
+    flip(root / "values", 5000)
     counts = grown.counts_folder("bio", 2) / "keys-0"
     counts.write_bytes(counts.read_bytes()[:-8])
+    (head,) = grown.tenant_folder("acme", 1).glob("*.safetensors")
+    head.write_bytes(b"")
     flip(grown.folder / "upper.safetensors", -5)
-    root, bio, cells = (grown.table_folder(name, 1) for name in ("root", "bio", "cells"))
-    flip(root / "values", 5000)
-    (bio / "values").write_bytes((bio / "values").read_bytes()[:-1])
-    shutil.rmtree(grown.table_folder("bio", 2))
-    (cells / "meta.json").unlink()
+    broken = [table / "values", root, counts.parent, head, grown.folder / "upper.safetensors"]
+    expect_broken(refused(capsys, "verify", "--store", grown.folder), *([path] for path in broken))
+
+
+def test_files_that_a_store_has_lost_are_named(grown, capsys):
+    random_tenant(grown, TenantFile("rich", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    lost = [
+        next(grown.tenant_folder("rich", 1).glob("*.safetensors")),
+        grown.tenant_folder("acme", 1) / "report.json",
+        grown.table_folder("root", 1) / "meta.json",
+    ]
+    for path in lost:
+        path.unlink()
+    for version in (1, 2):
+        shutil.rmtree(grown.table_folder("bio", version))
     expect_broken(
         refused(capsys, "verify", "--store", grown.folder),
-        [head],
-        ["rich", adapter],
-        ["nameless", tenant],
-        [counts.parent],
-        [grown.folder / "upper.safetensors"],
-        [root],
-        [bio / "values"],
-        [cells, "meta.json"],
+        ["rich", lost[0].parent],
+        [lost[1]],
+        [lost[2].parent, "meta.json"],
+        ["acme", grown.table_folder("bio", 1)],
+        [grown.table_folder("cells", 1), grown.table_folder("bio", 2)],
     )
 
 

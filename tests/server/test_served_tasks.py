@@ -12,9 +12,9 @@ import torch
 from builder.evaluation.served import score_served
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.live import update_tenant
-from builder.store.calibrations import Calibrated, save_calibrated
 from hplm.levels.calibration import Calibration
 from hplm_client import HplmClient
+from testing.random_store import change_version
 from tests.confidence import CALIBRATIONS, of_logits, of_passage
 from tests.server.stock import LIBRARIES
 from tests.tasks import TENANTS, question
@@ -43,9 +43,9 @@ def test_every_task_has_the_confidence_of_its_logits(server, protocol, model):
 def test_a_new_calibration_is_served_at_once(server):
     stock, live, store = server.stock(), server.manager("tasks"), server.built.stores["tasks"]
     before = stock.ask(["a b"], "many", outputs=OUTPUTS, model="tasks")
-    save_calibrated(store, store.tenant("many"), Calibrated(Calibration(temperature=9.0), {}, {}))
+    change_version(store, store.tenant("many"), calibration=Calibration(temperature=9.0))
     change = update_tenant(live, store, "many")
-    save_calibrated(store, store.tenant("many"), Calibrated(CALIBRATIONS["many"], {}, {}))
+    change_version(store, store.tenant("many"), calibration=CALIBRATIONS["many"])
     assert live.settle(change.generation) == []
     after = stock.ask(["a b"], "many", outputs=(*OUTPUTS, "VERSION"), model="tasks")
     assert after["VERSION"][0, 0] == b"%d" % change.after and (after["LOGITS"] == before["LOGITS"]).all()

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import pytest
 from safetensors.torch import save
 
-from builder.store.exits import read_exits
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import INTERVAL, Calibration
 from hplm.model.config import BackboneConfig
@@ -44,7 +43,7 @@ def test_a_rollback_and_compacting_keep_exits(place):
     live.add("new-a", knowledge(store, "new-a"))
     live.add("new-b", knowledge(store, "new-b"))
     before, exits = answer(place, "new-b"), live.current().find("new-b").exits
-    assert replace(exits, record=None) == read_exits(store, store.tenant("new-b")).exits
+    assert replace(exits, record=None) == knowledge(store, "new-b").exits.exits
     live.update("new-b", replace(knowledge(store, "new-b"), exits=None))
     assert live.current().find("new-b").exits is None
     live.roll_back("new-b")

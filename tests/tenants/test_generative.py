@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from builder.publish.export import write_version
-from builder.publish.live import knowledge_of
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
@@ -49,11 +48,11 @@ def test_they_are_added_updated_and_rolled_back(place):
     manager = Manager(folder, state)
     manager.registry.begin()
     random_tenant(store, replace(CHANGED, id="new"), 0.3, seed=7)
-    manager.add("new", knowledge_of(store, store.tenant("new")))
+    manager.add("new", store.knowledge(store.tenant("new")))
     assert manager.current().find("new").head is None
     random_tenant(store, replace(CHANGED, id="new", version=2), 0.3, seed=8)
     first = GenerativeReference(Backbone(folder, state)).logits(PROMPT, "new")
-    manager.update("new", knowledge_of(store, store.tenant("new")))
+    manager.update("new", store.knowledge(store.tenant("new")))
     second = GenerativeReference(Backbone(folder, state)).logits(PROMPT, "new")
     assert (first - second).abs().max() > 1e-3
     manager.compact()
@@ -64,7 +63,7 @@ def test_they_are_added_updated_and_rolled_back(place):
 
 def test_a_head_and_the_task_must_fit(place):
     store, folder, state = place
-    manager, own = Manager(folder, state), knowledge_of(store, store.tenant("changed"))
+    manager, own = Manager(folder, state), store.knowledge(store.tenant("changed"))
     manager.registry.begin()
     with pytest.raises(InvalidInput, match=mentioning("'new'", "tag")):
         manager.add("new", replace(own, task="tag", labels=("a",)))

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from builder.evaluation.calibration import calibrate_tenant
-from builder.store.calibrations import read_calibrated
 from builder.store.resumable import digest_of
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
@@ -95,7 +94,7 @@ def test_the_precision_that_serves_makes_the_logits(store, files):
     found = {}
     for dtype in ("fp32", "bf16", "int8"):
         own, is_new = calibrated(store, "classify", files, resolve_precision(dtype, CPU))
-        assert is_new and read_calibrated(store, store.tenant("pair")) == own
+        assert is_new and store.knowledge(store.tenant("pair")).calibration == own.calibration
         found[dtype] = own.report["after"]["nll"], own.calibration
     nll = [nll for nll, _ in found.values()]
     assert len({calibration for _, calibration in found.values()}) == 3 and max(nll) - min(nll) < 0.05
@@ -111,8 +110,9 @@ def test_the_same_command_changes_nothing(store, files, capsys, tmp_path):
     assert [one.pop("changed") for one in told] == [True, False]
     assert told[0] == told[1] and found[0] == found[1]
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    random_tenant(store, replace(store.tenant("pair"), version=2), 0.3, seed=9)
-    assert read_calibrated(store, store.tenant("pair")) is None  # a new version has no calibration
+    assert store.tenant_versions("pair") == [1, 2] and store.knowledge(store.tenant_version("pair", 1)).calibration is None
+    random_tenant(store, replace(store.tenant("pair"), version=3), 0.3, seed=9)
+    assert store.knowledge(store.tenant("pair")).calibration is None  # another version has no calibration
 
 
 def test_texts_that_any_version_has_learned_are_left_out(store, files, tmp_path):

@@ -14,20 +14,19 @@ from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.store.exits import FILE, WEIGHTS, layout_of, read_exits, write_exits
+from builder.publish.live import update_tenant
 from builder.store.resumable import digest_of
 from builder.store.store import Store
-from builder.store.verification import store_parts
 from builder.tasks.examples import Bare, read_labelled
 from builder.tasks.lookup import unread_targets
 from builder.tasks.tasks import training_task
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput
+from hplm.tenants.manager import Manager
 from testing.random_store import random_exits, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.builder.stores import cut
 from tests.builder.training.small_tenants import made, write
 from tests.engine.asker import Asker
 from tests.support.killed import content
@@ -59,14 +58,15 @@ def built(store, tenant_id, file, **options):
 @pytest.mark.parametrize("task", TENANTS)
 def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store, file, task):
     found, is_new = built(store, TENANTS[task], file)
-    report, plans = found.report, found.exits.plans
+    report, plans = found.report, found.exits.exits.plans
     assert is_new and (report["learned_texts"], report["texts"]) == (150, 150)  # no version has learned from a file
     assert all("lost" not in plan for plan in report["plans"])
     assert (report["delta"] is not None) == (task == "regress")
     assert [plan.cost for plan in plans] == sorted({plan.cost for plan in plans}, reverse=True)
     before = content(store.folder)
     again, is_new = built(store, TENANTS[task], file)
-    assert not is_new and content(store.folder) == before and again.exits == found.exits == again.exits
+    assert not is_new and content(store.folder) == before and again.exits.exits == found.exits.exits
+    assert built(store, TENANTS[task], file, drops=(5.0,))[1]
 
 
 def test_texts_with_labels_say_what_is_lost_by_them(store, tasks, tmp_path):
@@ -106,7 +106,7 @@ def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
     seen = states(store, tenant, tmp_path / "texts.jsonl", texts)
     expected = seen.logits
     if exit is not None:
-        expected = outputs_of(found.heads[exit], layout_of(store, tenant), seen.exits[exit])
+        expected = outputs_of(found.heads[exit], found.layout, seen.exits[exit])
     asker = Asker(exported(store, tmp_path / "served") / store.config.name / "1")
     answers = asker.wait(asker.ask("pair", texts))
     asker.close()
@@ -133,44 +133,25 @@ def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(store, file,
             built(store, tenant, texts, **options)
 
 
-def test_an_interrupted_write_leaves_no_exits_and_a_new_version_has_none(store, monkeypatch):
-    tenant = store.tenant("pair")
-    found = random_exits(store, tenant)
-    cut(monkeypatch, lambda: write_exits(store, tenant, found), "builder.store.exits.write_json")
-    assert read_exits(store, tenant) is None
-    write_exits(store, tenant, found)
-    assert read_exits(store, tenant).exits == found.exits
-    random_tenant(store, replace(tenant, version=2), 0.3, seed=9)
-    assert read_exits(store, store.tenant("pair")) is None
-
-
-def test_broken_files_are_found(store):
-    tenant, folder = store.tenant("pair"), store.tenant_folder("pair", 1)
-    found = random_exits(store, tenant)
-    assert problems(store) == []
-    for damage in (
-        lambda: (folder / WEIGHTS).unlink(),
-        lambda: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9]),
-        lambda: (folder / FILE).write_text("{}"),
-        lambda: write_exits(store, tenant, replace(found, heads=found.heads[1:])),
-        lambda: write_exits(store, tenant, replace(found, heads=[dict(list(head.items())[1:]) for head in found.heads])),
-    ):
-        damage()
-        with pytest.raises(Broken, match="hplm tenant exits"):
-            read_exits(store, tenant)
-        assert any(mentions(problem, folder / FILE) or mentions(problem, folder / WEIGHTS) for problem in problems(store))
-        write_exits(store, tenant, found)
-
-
-def problems(store):
-    return [problem for part in store_parts(store.folder) for problem in part.check(part.path, lambda _: None)]
+def test_exits_are_published_beside_the_version_and_a_new_version_has_none(store, file, tmp_path):
+    repository, state = exported(store, tmp_path / "repository"), tmp_path / "state"
+    live = Manager.open(repository, state)
+    live.registry.begin()
+    found, _ = built(store, "pair", file)
+    update_tenant(live, store, "pair")
+    served = live.current().find("pair")
+    assert served.exits.plans == found.exits.exits.plans and served.costs == tuple(
+        plan.cost for plan in found.exits.exits.plans
+    )
+    random_tenant(store, replace(store.tenant("pair"), version=3), 0.3, seed=9)
+    assert store.knowledge(store.tenant("pair")).exits is None
 
 
 def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
     command = ["tenant", "exits", "pair", "--store", store.folder, "--texts", file, "--dtype", "fp32", "--drop", "1", "20"]
     assert main([str(word) for word in command]) == 0
     printed = capsys.readouterr().out
-    assert mentions(printed, "pair version 1 in fp32", 150, file, "work of layers", "hplm tenant update")
+    assert mentions(printed, "pair version 2 in fp32", 150, file, "work of layers", "hplm tenant update")
     told = []
     for more in (["--json"], ["--json", "--picture", tmp_path / "exits.svg"]):
         assert main([str(word) for word in [*command, *more]]) == 0
@@ -193,4 +174,4 @@ def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, c
     assert main([str(word) for word in [*command, file]]) == 0
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert told["exits"]["texts"] == len(TEXTS)
-    assert read_exits(store, store.tenant("acme")).report["learned_texts"] == 150
+    assert store.report(store.tenant("acme"))["exits"]["report"]["learned_texts"] == 150

@@ -9,15 +9,17 @@ from safetensors.torch import save_file
 
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
+from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from builder.tables.domain import UpdateOptions, update_domain
+from builder.tables.table import build_table
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from testing.generative import GenerativeReference
 from testing.random_store import random_store
 from testing.toy import CONFIG
-from tests.builder.stores import CPU, NO_TIME, decoder_store
+from tests.builder.stores import CPU, decoder_store
 from tests.model.decoders import MADE, drawn, saved, tokens
 from tests.support.message import mentioning
 
@@ -68,7 +70,7 @@ def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
 
 
 @torch.no_grad()
-def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
+def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, monkeypatch):
     model, corpus = drawn(MADE["llama"]()), tmp_path / "corpus.txt"
     corpus.write_text("abc\nabd\n", "utf-8")
     store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, texts=[corpus])
@@ -84,7 +86,10 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
     assert torch.allclose(found, model(torch.tensor([text.tolist()])).logits[0], atol=0.05)
 
     assert main(["build", "tenant", "--id", "acme", "--store", str(store.folder)]) == 0 and store.tenant("acme") == tenant
-    update_domain(store, "law", [corpus], UpdateOptions(), NO_TIME, CPU)
+    known = []
+    monkeypatch.setattr("builder.tables.domain.build_table", lambda *given: known.append(given[-1]) or build_table(*given))
+    update_domain(store, "law", [corpus], UpdateOptions(), Budget(steps=1), CPU)
+    assert known[0].meta.version == 1  # nothing has learned, so no row is computed again
     assert main(["build", "tenant", "--id", "acme", "--store", str(store.folder)]) == 0
     assert store.tenant("acme") == replace(tenant, version=2, domain_version=2) and tenant.rank == RANK
     weights = [store.tenant_weights(store.tenant_version("acme", version))[0] for version in (1, 2)]

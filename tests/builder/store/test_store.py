@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tarfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +15,23 @@ from safetensors.torch import save_file
 
 from builder.evaluation.tenant import find_tenant
 from builder.publish.export import export
+from builder.publish.live import update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
-from builder.store.store import Store, TenantFile
+from builder.store.store import FORMAT, Store, TenantFile
 from builder.store.verification import store_parts
+from builder.store.version import described
+from hplm.adapters.record import has_content
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
-from hplm.model.weights import load_weights
+from hplm.levels.calibration import Calibration
+from hplm.model.weights import load_weights, save_weights
 from hplm.plot.room import NoSpace
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
+from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_table, random_tenant
+from testing.random_store import change_version, random_exits, random_table, random_tenant
 from tests.builder.stores import grow, make_store, rooted
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
@@ -61,15 +69,14 @@ READERS = {
     "upper.safetensors": Store.upper,
     "lower/root-1.safetensors": lambda store: store.lower("root", 1),
     "lower/root-1.head.safetensors": lambda store: store.masked_head("root", 1),
-    "tenants/acme/1/head.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
-    "tenants/acme/1/adapter.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
+    "tenants/acme/1/*.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
 }
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     assert store.tenant_weights(store.tenant("bare"))[0] is None  # it needs no adapter
-    path = store.folder / name
+    (path,) = store.folder.glob(name)
     whole = path.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
     for data in (flipped, whole[:-1], b""):
@@ -80,7 +87,7 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     if name == "lower/root-1.head.safetensors":  # not every branch has one
         assert store.masked_head("root", 1) is None
     else:
-        with pytest.raises(Broken, match=mentioning(path)):
+        with pytest.raises(Broken, match=mentioning(path.parent)):
             READERS[name](store)
 
 
@@ -89,8 +96,78 @@ def test_weights_of_earlier_versions_have_no_checksum_and_are_read(tmp_path):
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
 
 
+def test_a_tenant_that_is_deleted_while_it_is_read_is_none_and_no_error(store, monkeypatch):
+    def deleted(folder):
+        store.remove_tenant("acme")
+        return described(folder)
+
+    monkeypatch.setattr("builder.store.store.described", deleted)
+    assert store.tenant("acme") is None
+
+
+def test_a_version_has_the_same_bytes_in_the_store_an_export_and_a_registry(store, tmp_path):
+    random_table(store, "root", 1, None, 500, seed=1)
+    random_exits(store, store.tenant("acme"))
+    change_version(store, store.tenant("bare"), calibration=Calibration(temperature=2.0))
+    export(store, tmp_path / "repository", ServingOptions())
+    begin(Folder(tmp_path / "state" / store.config.name))
+    live = Manager.open(tmp_path / "repository", tmp_path / "state")
+    for name in ("acme", "bare"):
+        update_tenant(live, store, name)
+        (path,) = store.tenant_folder(name, 1).glob("*.safetensors")
+        exported = tmp_path / "repository" / store.config.name / "1/records" / path.name
+        (served,) = (tmp_path / "state" / store.config.name / "records").glob(f"*-{path.name}")
+        assert path.read_bytes() == exported.read_bytes() == served.read_bytes()
+        assert has_content(path.name, path.read_bytes())
+
+
+def as_before(store, name):
+    """Stores a tenant's first version as releases did whose stores had the format 2."""
+    tenant, found, folder = store.tenant(name), store.knowledge(store.tenant(name)), store.tenant_folder(name, 1)
+    adapter, head = store.tenant_weights(tenant)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    (folder / "tenant.json").write_text(json.dumps(asdict(tenant)))
+    save_weights(head, folder / "head.safetensors")
+    for file, layers in (("adapter", adapter), ("exits", found.exits and found.exits.heads)):
+        if layers is not None:
+            save_weights(
+                {f"{i}.{key}": one for i, layer in enumerate(layers) for key, one in layer.items()},
+                folder / f"{file}.safetensors",
+            )
+    if found.exits is not None:
+        (folder / "exits.json").write_text(json.dumps({"exits": found.exits.exits.described()}))
+    if found.calibration is not None:
+        (folder / "calibration.json").write_text(json.dumps({"calibration": asdict(found.calibration)}))
+    stored = json.loads((store.folder / "store.json").read_text())
+    (store.folder / "store.json").write_text(json.dumps({**stored, "format": 2}))
+    return Store(store.folder)
+
+
+def test_versions_of_the_release_before_are_read_and_those_after_them_are_records(store):
+    random_exits(store, store.tenant("acme"))
+    change_version(store, store.tenant("acme"), calibration=Calibration(temperature=2.0))
+    files = [
+        TenantFile("lora", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh", dtype="bf16")
+    ]
+    random_tenant(store, files[0], 0.3, seed=2)
+    for name in ("acme", "bare", "lora"):
+        tenant, content = store.tenant(name), store.knowledge(store.tenant(name)).packed().content
+        older = as_before(store, name)
+        assert older.tenant(name) == tenant and older.knowledge(tenant).packed().content == content
+        found = older.save_next(tenant, older.knowledge(tenant), older.report(tenant))
+        assert Store(store.folder).format == FORMAT and found == older.tenant(name) == replace(tenant, version=2)
+        assert store.knowledge(found).packed().content == content
+    folder = store.tenant_folder("acme", 1)
+    for file, content in (("calibration.json", "{"), ("calibration.json", "[]"), ("exits.json", "{}"), ("tenant.json", "{}")):
+        (folder / file).write_text(content)
+        with pytest.raises(Broken, match=mentioning(folder / file)):
+            store.knowledge(store.tenant_version("acme", 1))
+        (folder / file).unlink()
+
+
 def test_a_broken_tenant_stops_no_command_for_another(store):
-    path = store.folder / "tenants" / "bare" / "1" / "tenant.json"
+    (path,) = (store.folder / "tenants" / "bare" / "1").glob("*.safetensors")
     path.write_text("{")
     assert store.tenant("acme") == store.tenant_version("acme", 1) and store.tenant("*") is None
     with pytest.raises(InvalidInput, match=mentioning("'none'", "acme, bare")):

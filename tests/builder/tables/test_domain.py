@@ -62,7 +62,7 @@ def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
     for given, named in ((("bio", 7), ["'bio'", 7]), (("law",), ["'law'"]), (("root",), ["root"])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             delete_domain(store, *given)
-    (store.tenant_folder("acme", 1) / "tenant.json").unlink()
+    store.remove_tenant("acme")
     assert delete_domain(store, "bio") == [1]
     assert not [path for path in store.folder.rglob("*bio*")]
 
@@ -91,7 +91,7 @@ def test_sweep_keeps_used_versions_and_the_two_newest(tmp_path):
     for seed in (2, 3, 4):
         grow(store, "bio", seed)
     assert [version for name, version in store.domains() if name == "bio"] == [1, 3, 4]
-    (store.tenant_folder("acme", 1) / "tenant.json").unlink()
+    store.remove_tenant("acme")
     assert store.sweep() == [("bio", 1)]
     assert not store.counts_folder("bio", 1).exists() and not store.has_lower("bio", 2) and store.has_lower("bio", 3)
     delete_domain(store, "bio", 4)

@@ -3,6 +3,7 @@
 Killed builds are in `tests/builder/test_killed.py`.
 """
 
+import os
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -40,6 +41,25 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
         build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
     assert grow(store, "bio", 2).meta.version == 2
     assert list((store.folder / "building").iterdir()) == []
+
+
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    def removed(folder, flags):
+        monkeypatch.undo()
+        folder.rmdir()
+        return os.open(folder, flags)
+
+    monkeypatch.setattr(os, "open", removed)
+    with held(tmp_path / "work", "it"):
+        assert (tmp_path / "work").is_dir()
+
+
+def test_a_page_that_an_interruption_has_left_out_is_made_by_the_same_command(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    for version, build in ((1, lambda: add_domain(store, "bio", 1)), (2, lambda: grow(store, "bio", 2))):
+        cut(monkeypatch, build, "builder.tables.domain.branch_page")
+        page = store.folder / f"lower/bio-{version}.html"
+        assert not page.exists() and build().meta.version == version and page.exists()
 
 
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):

@@ -90,7 +90,7 @@ def test_training_changes_no_shared_layer_and_the_store_can_be_verified(trained,
     for name in ("upper.safetensors", "lower/root-1.safetensors"):
         assert (store.folder / name).read_bytes() == (learnable.folder / name).read_bytes()
     parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]
-    assert {"tenant.json", "head.safetensors", "adapter.safetensors"} <= {part.path.name for part in parts}
+    assert {store.tenant_folder(tenant.id, 1) for tenant in store.tenants()} <= {part.path for part in parts}
     assert [wrong for part in parts for wrong in part.check(part.path, lambda done: None)] == []
 
 

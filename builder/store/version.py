@@ -1,0 +1,120 @@
+"""One version of a tenant: its record, as it is published, beside its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from builder.store import older
+from hplm.adapters.layout import KINDS, Layout, adapter_layout, head_layout
+from hplm.adapters.record import ENDING, has_content
+from hplm.adapters.records import Packed, read_header
+from hplm.errors import MISFITS, Broken
+from hplm.model.config import BackboneConfig
+from hplm.tasks import TASKS
+from hplm.tenants.knowledge import Knowledge
+
+REPORT, PICTURE = "report.json", "training.png"
+WAY_OUT = "build or copy it again"
+Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the adapter, layer by layer, and the head
+
+
+@dataclass(frozen=True)
+class TenantFile:
+    """What a version is, without its weights."""
+
+    id: str
+    version: int
+    domain: str
+    domain_version: int
+    task: str
+    labels: list[str]
+    rank: int  # of the adapter; 0: a head alone
+    adapter: str = "bottleneck"
+    places: tuple[str, ...] | None = None  # the projections that the adapter works on; None: the usual ones of its kind
+    function: str = "relu"  # inside the adapter
+    head_function: str | None = None  # between the two layers of a head; None: the head has one layer
+    dtype: str = "fp16"  # of the stored adapter and head
+
+    @property
+    def has_head(self) -> bool:
+        task = TASKS.get(self.task)
+        return task is None or not task.generates
+
+    def adapter_layout(self, config: BackboneConfig) -> Layout | None:
+        return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
+
+    def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
+        return head_layout(config, size or len(self.labels), self.head_function, self.dtype)
+
+    def knowledge(self, config: BackboneConfig, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor]) -> Knowledge:
+        """Returns the version with these weights, which its layouts name and shape. `head`: empty if there is none."""
+        layout = self.adapter_layout(config)
+        return Knowledge(
+            domain=self.domain,
+            domain_version=self.domain_version,
+            task=self.task,
+            labels=tuple(self.labels),
+            head=(self.head_layout(config), head) if head else None,
+            adapter=(layout, adapter) if layout is not None and adapter is not None else None,
+            version=self.version,
+        )
+
+
+def described(folder: Path) -> TenantFile:
+    """Returns what a version is. Reads no weights."""
+    if (folder / older.TENANT).exists():
+        return TenantFile(**older.described(folder))
+    path = _record(folder)
+    try:
+        header = read_header(path)
+        tenant, layouts = header["tenant"], {name: Layout.of(key) for name, key in header["layouts"].items()}
+        adapter, head = layouts.get("adapter"), layouts.get("head")
+        if (
+            not all(type(name) is str for name in (tenant["domain"], tenant["task"], *tenant["labels"]))
+            or type(tenant["domain_version"]) is not int
+        ):
+            raise TypeError("its domain, task and labels are not all words")
+    except (*MISFITS, OSError) as error:
+        raise Broken(f"{path} does not describe a tenant ({error}): {WAY_OUT}") from None
+    return TenantFile(
+        id=folder.parent.name,
+        version=int(folder.name),
+        domain=tenant["domain"],
+        domain_version=tenant["domain_version"],
+        task=tenant["task"],
+        labels=list(tenant["labels"]),
+        rank=adapter.size if adapter is not None else 0,
+        **(_form(adapter) if adapter is not None else {}),
+        head_function=head.function if head is not None and head.kind == "head2" else None,
+        dtype=(adapter or head or Layout).dtype,
+    )
+
+
+def read_version(folder: Path, config: BackboneConfig) -> Knowledge:
+    """Returns all that is published of a version, and checks it."""
+    if (folder / older.TENANT).exists():
+        return older.read(folder, TenantFile(**older.described(folder)), config)
+    path = _record(folder)
+    try:
+        content = path.read_bytes()
+        if not has_content(path.name, content):
+            raise Broken(f"{path} does not match the checksum in its name: {WAY_OUT}")
+        return Knowledge.read(Packed(content), int(folder.name))
+    except (*MISFITS, OSError) as error:
+        raise Broken(f"{path} does not hold a version of a tenant ({error}): {WAY_OUT}") from None
+
+
+def _record(folder: Path) -> Path:
+    found = list(folder.glob(f"*{ENDING}"))
+    if len(found) != 1:
+        raise Broken(f"{folder} has {len(found)} files *{ENDING}, and not the one record of a version: {WAY_OUT}")
+    return found[0]
+
+
+def _form(layout: Layout) -> dict[str, Any]:
+    usual = layout.places == KINDS[layout.kind].usual_places
+    return {"adapter": layout.kind, "places": None if usual else layout.places, "function": layout.function}
