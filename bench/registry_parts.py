@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import testing.bucket
 from builder.store.store import Store
-from hplm.adapters.records import pack
 from hplm.cluster.local import LocalReplica
 from hplm.cluster.pools import PlannedReplica
 from hplm.errors import HplmError
@@ -155,7 +154,7 @@ def _manage(pipe: Connection, repository: Path, folder: Path, environment: dict[
     os.environ.update(environment)
     store, manager = Store(folder), Manager.open(repository, STATE)
     knowledge = [store.knowledge(tenant) for tenant in store.tenants()]
-    contents = {pack(one.parts()).name: number for number, one in enumerate(knowledge)}
+    contents = {one.packed().name: number for number, one in enumerate(knowledge)}
 
     def state(snapshot: Snapshot, name: str) -> State:
         now, before = ([one for one in tenants if one.id == name] for tenants in (snapshot.tenants, snapshot.ledger.before))
