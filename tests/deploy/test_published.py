@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+import testing.bucket
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
@@ -26,7 +27,6 @@ from tests.deploy.image import SECRET, copy_files, python_of_the_image, started
 from tests.deploy.manifests import BUCKET, container, find, rendered, words
 from tests.deploy.programs import debian_program, run
 from tests.server.stock import LIBRARIES, Stock
-from tests.support import bucket as support
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ class Place:
 @pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """The variables of a bucket that this process plays."""
-    with support.bucket() as server:
+    with testing.bucket.bucket() as server:
         yield server.environment
 
 

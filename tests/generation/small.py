@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hplm.adapters.layout import Layout, adapter_layout
-from hplm.adapters.records import Records, write
+from hplm.adapters.records import Records, pack, write
 from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
 from hplm.generation.staging import Stager
@@ -73,7 +73,7 @@ class Small:
             return Source(f"tenant-{uid}", uid, 1, chain)
         layout = adapter_layout(self.config, "lora", 4, places)
         flat = torch.randn(layout.layers, layout.layer_size, generator=torch.Generator().manual_seed(uid)) * 0.2
-        made = write(folder, {"adapter": (layout, layout.unpack(flat))})
+        made = write(folder, pack({"adapter": (layout, layout.unpack(flat))}))
         return Source(f"tenant-{uid}", uid, 1, chain, made["adapter"])
 
     @torch.no_grad()

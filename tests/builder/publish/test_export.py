@@ -140,10 +140,9 @@ def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_i
 
 
 def test_stores_that_cannot_be_exported_are_refused(toy, tmp_path):
-    for tenants, named in (([], [tmp_path / "0", "hplm build tenant"]), (random_tenants(1, 0, 5000), [5000])):
-        store = random_store(tmp_path / str(len(tenants)), CONFIG, tenants, corpus_tokens=500)
-        with pytest.raises(InvalidInput, match=mentioning(*named)):
-            export(store, tmp_path / "r", ServingOptions())
+    store = random_store(tmp_path / "empty", CONFIG, [], corpus_tokens=500)
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "empty", "hplm build tenant")):
+        export(store, tmp_path / "r", ServingOptions())
     with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm build root")):
         Store(tmp_path)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hplm.engine.engine import Engine, computed
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.model.sizes import rounded_up
+from hplm.plot.gathering import Gatherer
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware
@@ -125,7 +126,7 @@ def test_the_engine_computes_the_rows_and_slots_that_das_has_filled(kitchen, kin
 def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkeypatch):
     orders, stager = [(0, 1), (1, 2), (0, 0), (1, 1), (0, 2)], kitchen.stager(Concat())
     texts = [kitchen.text(*order) for order in orders]
-    monkeypatch.setattr(stager, "_readable", lambda forest, texts, broken: [0, 2, 3, 4])
+    monkeypatch.setattr(Gatherer, "readable", lambda self, forest, texts, broken: [0, 2, 3, 4])
     batch = stager.stage(texts, lambda text, error: None, Places(np.array([0, 1, 1, 2, 2])))
     assert batch.texts == [texts[i] for i in (0, 2, 3, 4)]
     (sheet,) = batch.sheets
