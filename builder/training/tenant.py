@@ -104,6 +104,7 @@ def build_tenant(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
         )  # fmt: skip
+        store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
         if tried:
             report["grid"] = [point.described() for point in tried]
@@ -115,7 +116,7 @@ def build_tenant(
             draw_learning(report, trained.scores.metric, title, picture)
             tenant_page(report, title, picture)
 
-        store.chain(*stands_on)  # fails if the domain was deleted meanwhile
+        store.chain(*stands_on)
         store.save_tenant(tenant, adapter, head, report, draw)
         put_away(working)
         return tenant

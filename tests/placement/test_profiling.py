@@ -59,8 +59,8 @@ def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path
     own = profile.backbones["toy"]
     assert set(own.times) == {1, len(cores)} and all(len(times) == CONFIG.upper_layers for times in own.times.values())
     assert own.parents == {"bio": "root", "law": "root"} and sorted(own.tenants["bio"]) == ["acme", "dune", "gaia"]
-    assert own.precision == "fp32" and own.slots == 4 and 6e9 > own.around.batch_ns > 2e9 and profile.hop.batch_ns > 0
-    assert 4e9 > own.core.text_ns > 1e9
+    assert own.precision == "fp32" and own.slots == 4 and 6e9 > own.around.batch_ns > 2e9
+    assert 4e9 > own.core.text_ns > 1e9 and max(profile.hop.batch_ns, profile.hop.token_ns) > 0
     assert np.isfinite(profile.error.mean) and profile.error.max >= profile.error.mean
     profile.write(tmp_path / "p.json")
     read = Profile.read(tmp_path / "p.json")
