@@ -83,10 +83,10 @@ def test_a_served_checkpoint_answers(folder, server, capsys):
     ]
     text = f"{FRUIT[0]} {OTHER[0]} {FRUIT[1]} {FRUIT[2]}"
     command = [sys.executable, "-m", "hplm.cli.main", "infer", "--url", server.http_url, "--json"]
-    for tenant, labels in (("classify", {"fruit", "metal"}), ("tag", {"FRUIT", "O"})):
+    for tenant, labels, version in (("classify", {"fruit", "metal"}, "2"), ("tag", {"FRUIT", "O"}, "1")):  # 2: calibrated
         done = subprocess.run([*command, "--tenant", tenant, text], capture_output=True, text=True, timeout=60)
         answer = json.loads(done.stdout)
-        assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == "1", done.stderr
+        assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == version, done.stderr
         assert len(answer["rows"]) == (1 if tenant == "classify" else 4)
         assert answer["confidence"] is None if tenant == "tag" else 0 < answer["confidence"] <= 1
     done = subprocess.run([*command, "--tenant", "nobody", text], capture_output=True, text=True, timeout=60)

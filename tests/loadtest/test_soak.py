@@ -1,6 +1,5 @@
 """The soak compares what processes take at the beginning and at the end, and a short run on a real server ends well."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,13 +59,3 @@ def test_refusals_are_no_capacity(monkeypatch):
     monkeypatch.setattr(soak, "_beside_guests", lambda _, load, seconds: offered.append(load.rate) or ([REPORT], [{}], 0))
     served = SimpleNamespace(open_tenants=lambda: ["acme"], backbone="toy", address="")
     assert soak._soak(served, 60.0, 0.8)["rate_per_s"] == 8.0 == pytest.approx(offered[0])
-
-
-@pytest.mark.slow
-def test_a_short_run_on_a_real_server_answers_everything_while_tenants_come_and_go(toy, capsys, monkeypatch):
-    monkeypatch.setattr(soak, "CAPACITY_SECONDS", 1.0)
-    monkeypatch.setattr(soak, "CHURN_SECONDS", 0.5)
-    assert soak.main(["--repository", str(toy.repository), "--minutes", "0.1", "--share", "0.1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["failed"] == 0 and found["sent"] > 0 and found["guests"] > 0
-    assert {"tritonserver", "engine", "toy-lookup", "toy-upper", "hplm"} <= found["memory_mb"].keys()
