@@ -63,7 +63,9 @@ def _main(words: list[str]) -> int:
     else:
         for name, value in found.items():
             print(name, value)
-    return 0
+    if found["failed"]:
+        print(f"soak: {found['failed']:,} requests failed", file=sys.stderr)
+    return 1 if found["failed"] else 0
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
