@@ -71,6 +71,28 @@ def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monk
         result = {"commit": git("rev-parse", "HEAD").strip()}
 
 
+def test_a_command_without_figures_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    bad, good = claims.measurements()[:2]
+    kept = results()[good.command]
+
+    def measured(one: claims.Measurement) -> dict:
+        if one is bad:
+            raise HplmError("there is no peft")
+        return kept
+
+    for name, value in {
+        "RESULTS": tmp_path / "r.json",
+        "PAGES": {},
+        "measurements": lambda: [bad, good],
+        "measure": measured,
+    }.items():
+        monkeypatch.setattr(claims, name, value)
+    with pytest.raises(SystemExit, match="1 commands have no new figures"):
+        claims.main(["--run"])
+    assert "there is no peft" in capsys.readouterr().err
+    assert json.loads((tmp_path / "r.json").read_text("utf-8")) == {good.command: kept}
+
+
 def test_only_takes_a_part_of_a_command_and_says_when_nothing_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     claims.main(["--only", "comparison"])
     assert "research.comparison.compare" in capsys.readouterr().out
