@@ -25,7 +25,7 @@ Expected = Mapping[str, Sequence[Array]]  # the answers of all knowledge, by tex
 
 
 class Entry(NamedTuple):
-    """What a tenant was or may have been, and when."""
+    """Says what a tenant was or may have been, and when."""
 
     begin: float
     end: float
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class Books:
-    """What all tenants were, as their managers have said."""
+    """Keeps what all tenants were, as their managers have said."""
 
     def __init__(self) -> None:
         self._entries: dict[str, list[Entry]] = {}

@@ -110,7 +110,7 @@ class Machine(LocalReplica):
 
 
 class State(NamedTuple):
-    """What a manager knows of a tenant."""
+    """Holds what a manager knows of a tenant."""
 
     now: int | None = None  # the number of its knowledge; None: it is not served
     before: int | None = None  # to which it can be rolled back

@@ -24,7 +24,7 @@ Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the ada
 
 @dataclass(frozen=True)
 class TenantFile:
-    """What a version is, without its weights."""
+    """Describes a version without its weights."""
 
     id: str
     version: int

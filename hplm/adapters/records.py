@@ -49,7 +49,7 @@ class Packed:
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """What the file says of itself: `format`, `layouts` and, unless an earlier release made it, `tenant`."""
+        """Holds what the file says of itself: `format`, `layouts` and, unless an earlier release made it, `tenant`."""
         return header_of(self._header)
 
     @cached_property

@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass
 class Outcome:
-    """What became of each arrival. A time is NEVER if the event did not happen."""
+    """Says what became of each arrival. A time is NEVER if the event did not happen."""
 
     arrivals: Arrivals
     fate: Array

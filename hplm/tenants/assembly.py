@@ -1,4 +1,4 @@
-"""What a copy of a registry serves next, from the registry's newest snapshot and from what is here."""
+"""Decides what a copy of a registry serves next, from the newest snapshot and from what is here."""
 
 from __future__ import annotations
 

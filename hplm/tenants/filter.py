@@ -1,4 +1,4 @@
-"""What a server takes of its registry: all, or what one group of a placement serves (`hplm place emit`)."""
+"""Limits a server to the part of its registry that one group of a placement serves (`hplm place emit`)."""
 
 from __future__ import annotations
 
