@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.cascade_material import Judged, Way, described, judged, stored
-from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
+from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, rows_of, say
 from builder.exits.build import DROPS
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -56,12 +56,13 @@ def cascade(
     files: tuple[Path, ...] = (),
     questions: Whole = 100,
     texts: Whole = 3000,
-    epochs: Whole = 4,
+    epochs: Whole = 3,
     minutes: Positive = 2.5,
-    keep: Positive | None = None,
+    keep: Positive = 0.1,
     seconds: Positive = 20.0,
     rounds: Whole = 3,
     dtype: EngineDtype = "auto",
+    build: bool = False,
 ) -> Rows:
     """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
@@ -75,12 +76,16 @@ def cascade(
     :param texts: of each file, at most
     :param epochs: of each tenant
     :param minutes: of adapting the lower layers
-    :param keep: share of the n-grams that have rows in the table; without it, as many as usual
+    :param keep: share of the n-grams that have rows in the table
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
     :param dtype: precision of the engine
+    :param build: only build what the folder lacks
     """
     store, asked = stored(folder, model, files, questions, texts, epochs, minutes, keep)
+    if build:
+        yield Row("tenants", len(asked))
+        return
     precision = served_precision(store, dtype, resolve_device("auto"))
     found = [judged(store, id, question, precision) for id, question in asked.items()]
     yield from rows_of({"dtype": precision.name, **offline(found)}, TARGETS)

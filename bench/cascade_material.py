@@ -52,7 +52,7 @@ class Question(NamedTuple):
 
 
 def stored(
-    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float | None
+    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float
 ) -> tuple[Store, dict[str, Question]]:
     """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
     if not (folder / TASKS_FILE).exists():
