@@ -66,11 +66,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
         questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
-        history = History(victim.address, victim.models, expected, args.clients)
-        try:
+        with History(victim.address, victim.models, expected, args.clients) as history:
             each = _harm(args, victim, history, list(expected))
-        finally:
-            history.stop()
         counts = history.counts()
         return {
             "sent": counts.total(),

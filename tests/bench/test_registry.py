@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.registry_judge import LAG, MIXED, WRONG, Books, Judge, Owner
+from bench.registry_judge import LAG, MIXED, Books, Judge, Owner
 from bench.registry_parts import State
 from hplm.errors import HplmError
 from loadtest.chaos.history import OK, REFUSED, UNANSWERED, Answer, Question
