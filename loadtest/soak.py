@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
         folder = Path(place)
         with ServedCopy(args.repository, folder, folder / "state", args.backbone) as served:
-            return _soak(served, args.minutes * 60, args.share)
+            return soaked(served, args.minutes * 60, args.share)
 
 
-def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
+def soaked(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
     tenants = itertools.cycle(served.open_tenants())
     requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in standard_library()]
     load = Load(served.address, requests, seconds=CAPACITY_SECONDS, connections=CONNECTIONS)
@@ -96,7 +96,7 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
         "p99_first_ms": first,
         "p99_last_ms": last,
         "p99_growth": round(last / first - 1, 3) if first and last else None,
-        **_growth(samples),
+        **growth(samples),
     }
 
 
@@ -147,7 +147,7 @@ def _taken(pid: int) -> tuple[int, int]:
     return private, len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def _growth(samples: Sequence[Sample]) -> dict[str, Any]:
+def growth(samples: Sequence[Sample]) -> dict[str, Any]:
     """Compares the medians of the second sixth, after the warm-up, and of the last."""
     part = max(1, len(samples) // COMPARED)
     early, late = samples[part : 2 * part] or samples[:1], samples[-part:]

@@ -27,8 +27,9 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.server import ServedCopy, add_options
+from loadtest.server import QUICK_HELP, ServedCopy, add_options, quick
 
+QUICK = "--minutes 0 --clients 4 --faults kill tenant"
 TENANTS = 8
 TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
 WITHIN = 120.0  # seconds in which the server must answer all tenants again, or the run ends
@@ -38,14 +39,20 @@ SHARED_MEMORY_MB, STATE_MB = 256, 32
 
 
 def main(arguments: list[str] | None = None) -> int:
+    with quick(arguments, QUICK) as words:
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="loadtest.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10); each fault comes at least once")
     parser.add_argument("--clients", type=int, default=128, help="clients, each with a request in flight (default: 128)")
     parser.add_argument("--faults", nargs="+", metavar="WORD", help="only faults whose names begin so, such as kill")
     parser.add_argument("--seed", type=int, default=0, help="for the order of the faults (default: 0)")
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
     add_options(parser)
-    args = parser.parse_args(arguments)
-    if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own()) is not None:
+    args = parser.parse_args(words)
+    if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own(words)) is not None:
         return code
     try:
         found = run(args)
@@ -141,7 +148,7 @@ def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:
     return next((answer for answer in answers if answer.outcome != OK), Answer(OK))
 
 
-def _in_a_place_of_its_own() -> int | None:
+def _in_a_place_of_its_own(words: list[str]) -> int | None:
     """Runs this program again where /dev/shm and the state are small and its own. Returns None if the system refuses that."""
     with tempfile.TemporaryDirectory(prefix="hplm-chaos-") as state:
         mounts = f"mount -t tmpfs -o size={SHARED_MEMORY_MB}m none /dev/shm && mount -t tmpfs -o size={STATE_MB}m none {state}"
@@ -152,7 +159,7 @@ def _in_a_place_of_its_own() -> int | None:
         except FileNotFoundError:  # no `unshare` on this system
             return None
         environment = {**os.environ, INSIDE: state}
-        command = [*apart, f'{mounts} && exec "$@"', "sh", sys.executable, "-m", "loadtest.chaos", *sys.argv[1:]]
+        command = [*apart, f'{mounts} && exec "$@"', "sh", sys.executable, "-m", "loadtest.chaos", *words]
         return subprocess.run(command, env=environment).returncode
 
 
