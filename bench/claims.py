@@ -83,7 +83,7 @@ def make(name: str, need: Need) -> None:
     """Runs the commands that make what is missing."""
     for command in need.commands:
         print(f"{name} is missing: {command}", file=sys.stderr, flush=True)
-        if code := subprocess.run(_words(command), stdout=sys.stderr, cwd=ROOT).returncode:
+        if code := subprocess.run(_words(command), stdout=sys.__stderr__, cwd=ROOT).returncode:
             raise HplmError(
                 f"`{command}` ended with status {code}, and what needs {name} is not measured: see its messages above"
             )
