@@ -76,6 +76,7 @@ def test_what_a_command_needs_is_made_first_and_what_cannot_be_measured_does_not
         monkeypatch.setattr(claims, name, value)
     with pytest.raises(SystemExit, match="1 commands have no new figures"):
         claims.main(["--run"])
-    assert "file is missing: python" in (said := capsys.readouterr().err) and "luck is missing: `false`" in said
+    said = capsys.readouterr().err
+    assert "file is missing: python" in said and "luck is missing: false" in said
     kept = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert list(kept) == [good.command] and kept[good.command]["figures"] == {"share": 1.0}
