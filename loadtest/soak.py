@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 import threading
@@ -27,7 +26,7 @@ from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import QUICK_HELP, ServedCopy, add_options, quick
+from loadtest.server import ServedCopy, command, quick
 from loadtest.texts import standard_library
 
 QUICK = "--minutes 0.1 --share 0.1"
@@ -42,30 +41,15 @@ Sample = dict[str, tuple[int, int]]
 
 
 def main(arguments: list[str] | None = None) -> int:
+    options = (
+        ("--minutes", float, 30.0, "how long"),
+        ("--share", float, 0.8, "share of the capacity"),
+    )
     with quick(arguments, QUICK) as words:
-        return _main(words)
-
-
-def _main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="loadtest.soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default: 30)")
-    parser.add_argument("--share", type=float, default=0.8, help="share of the capacity (default: 0.8)")
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    add_options(parser)
-    args = parser.parse_args(words)
-    try:
-        found = run(args)
-    except HplmError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(name, value)
-    if found["failed"]:
+        found = command(("soak", __doc__), words, options, run)
+    if found and found["failed"]:
         print(f"soak: {found['failed']:,} requests failed", file=sys.stderr)
-    return 1 if found["failed"] else 0
+    return int(found is None or bool(found["failed"]))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

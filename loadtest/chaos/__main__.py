@@ -10,7 +10,6 @@ As root, the run has a small /dev/shm and state of its own (`unshare`), so that 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -27,7 +26,7 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.server import QUICK_HELP, ServedCopy, add_options, quick
+from loadtest.server import ServedCopy, command, quick
 
 QUICK = "--minutes 0 --clients 4 --faults kill tenant"
 TENANTS = 8
@@ -39,29 +38,17 @@ SHARED_MEMORY_MB, STATE_MB = 256, 32
 
 
 def main(arguments: list[str] | None = None) -> int:
+    options = (
+        ("--minutes", float, 10.0, "how long; each fault comes at least once"),
+        ("--clients", int, 128, "clients, each with a request in flight"),
+        ("--faults", str, [""], "only faults whose names begin so, such as kill"),
+        ("--seed", int, 0, "for the order of the faults"),
+    )
     with quick(arguments, QUICK) as words:
-        return _main(words)
-
-
-def _main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="loadtest.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10); each fault comes at least once")
-    parser.add_argument("--clients", type=int, default=128, help="clients, each with a request in flight (default: 128)")
-    parser.add_argument("--faults", nargs="+", metavar="WORD", help="only faults whose names begin so, such as kill")
-    parser.add_argument("--seed", type=int, default=0, help="for the order of the faults (default: 0)")
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    add_options(parser)
-    args = parser.parse_args(words)
-    if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own(words)) is not None:
-        return code
-    try:
-        found = run(args)
-    except HplmError as error:
-        print(f"chaos: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(found))
-    return int(bool(found["unanswered"] or found["wrong"] or any("wrong_answer" in one for one in found["faults"])))
+        if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own(words)) is not None:
+            return code
+        found = command(("chaos", __doc__), words, options, run)
+    return int(found is None or bool(found["unanswered"] or found["wrong"] or not found["recovered"]))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,7 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _harm(args: argparse.Namespace, victim: ServedCopy, history: History, questions: list[Question]) -> list[dict[str, Any]]:
     """Makes one fault after another, each at least once, until one is not mended."""
     chance, known = random.Random(args.seed), faults(victim)
-    chosen = [one for one in known if not args.faults or one.name.startswith(tuple(args.faults))]
+    chosen = [one for one in known if one.name.startswith(tuple(args.faults))]
     if not chosen:
         names = ", ".join(one.name for one in known)
         raise HplmError(f"no fault begins with {' or '.join(args.faults)}: known are {names}")
