@@ -49,9 +49,8 @@ def command(
     parser = argparse.ArgumentParser(prog=f"loadtest.{name}", description=doc, formatter_class=argparse.RawTextHelpFormatter)
     for option, kind, default, text in options:
         is_list = isinstance(default, list)
-        parser.add_argument(
-            option, type=kind, default=default, nargs="+" if is_list else None, help=f"{text} (default: {default})"
-        )
+        said = f"{text} (default: {'all' if is_list else default})"
+        parser.add_argument(option, type=kind, default=default, nargs="+" if is_list else None, help=said)
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
     parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")

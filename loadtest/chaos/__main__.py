@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = (
         ("--minutes", float, 10.0, "how long; each fault comes at least once"),
         ("--clients", int, 128, "clients, each with a request in flight"),
-        ("--faults", str, [""], "only faults whose names begin so, such as kill"),
+        ("--faults", str, [], "only faults whose names begin so, such as kill"),
         ("--seed", int, 0, "for the order of the faults"),
     )
     with quick(arguments, QUICK) as words:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _harm(args: argparse.Namespace, victim: ServedCopy, history: History, questions: list[Question]) -> list[dict[str, Any]]:
     """Makes one fault after another, each at least once, until one is not mended."""
     chance, known = random.Random(args.seed), faults(victim)
-    chosen = [one for one in known if one.name.startswith(tuple(args.faults))]
+    chosen = [one for one in known if not args.faults or one.name.startswith(tuple(args.faults))]
     if not chosen:
         names = ", ".join(one.name for one in known)
         raise HplmError(f"no fault begins with {' or '.join(args.faults)}: known are {names}")
