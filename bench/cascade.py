@@ -80,14 +80,14 @@ def cascade(
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
     :param dtype: precision of the engine
-    :param build: only build what the folder lacks
+    :param build: only build what the folder lacks, for this precision
     """
     store, asked = stored(folder, model, files, questions, texts, epochs, minutes, keep)
-    if build:
-        yield Row("tenants", len(asked))
-        return
     precision = served_precision(store, dtype, resolve_device("auto"))
     found = [judged(store, id, question, precision) for id, question in asked.items()]
+    if build:
+        yield Row("tenants", len(found))
+        return
     yield from rows_of({"dtype": precision.name, **offline(found)}, TARGETS)
     with _servers(store, list(asked), precision.name, folder) as (exits, full):
         yield from rows_of(_Turns(found, exits, full, seconds, rounds).figures(), TARGETS)
