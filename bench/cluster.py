@@ -48,7 +48,17 @@ Asked = Mapping[str, Sequence[bytes]]  # requests by address
 Part = Literal["proxy", "faults", "changes", "revoke", "spread", "limits"]
 
 
-@benchmark(size="toy", tokens=16, slots=4, connections=8, seconds=2.0, rounds=1, adds=2, table_mb=1.0, only=("proxy", "changes", "revoke"))
+@benchmark(
+    size="toy",
+    tokens=16,
+    slots=4,
+    connections=8,
+    seconds=2.0,
+    rounds=1,
+    adds=2,
+    table_mb=1.0,
+    only=("proxy", "changes", "revoke"),
+)
 def cluster(
     *,
     size: Size = "minilm",
