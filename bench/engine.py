@@ -1,7 +1,7 @@
 """`hplm bench engine`: packed batches beside padded ones, 8 bits beside fp32, and the engine beside bare matrix products.
 
 All variants of a figure take turns in one process. Lengths of texts are as in TCB 6.1: normal, mean 20, variance 20 or 100, 3
-to 100. `python -m research.papers packings` compares all packings.
+to 100. `hplm bench overload --packings` compares packings on a server.
 """
 
 from __future__ import annotations
