@@ -83,7 +83,7 @@ def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> N
             return answer()
 
         server.respond = close_after_ten
-        report = loaded(server, count=1000)
+        report = loaded(server, count=1000, seconds=3.0)
     assert (report.by_status, report.errors, report.lost_connections) == ({200: 10}, {"reset": 1}, 1)
     with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{server.port}")):
         loaded(server)
