@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -77,7 +78,7 @@ def quick(arguments: Sequence[str] | None, small: str) -> Iterator[list[str]]:
 
     with TemporaryDirectory(prefix="hplm-quick-") as folder:
         write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
-        yield ["--repository", folder, *small.split(), *words]
+        yield ["--repository", folder, *shlex.split(small), *words]
 
 
 class Running:

@@ -82,7 +82,7 @@ def numbers(found: object) -> Iterator[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", FIGURES)
-def test_a_command_ends_with_its_figures(command: str, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
+def test_a_command_ends_with_its_figures(command: str, capfd: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
     """Some start a server or train, so they take more than five seconds."""
     monkeypatch.chdir(tmp_path)
     if "--door" in command:
@@ -90,13 +90,13 @@ def test_a_command_ends_with_its_figures(command: str, capsys: pytest.CaptureFix
     if "--model" in command:
         save_bert(tmp_path / "bert")
     assert status(f"{command} --quick --json") == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
     assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
     if "cascade" in command:  # whose store and exits Tabi's other ways use
         assert status("papers tabi --quick --json") == 0
-        ways = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
+        ways = json.loads(capfd.readouterr().out.splitlines()[-1])["ways"]
         assert ways.keys() == {*tabi.WAYS, "words pruned"}
         assert all(0 <= one["work"] <= 1.2 for way in ways.values() for one in way.values())
 
