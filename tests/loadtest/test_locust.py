@@ -144,6 +144,7 @@ def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
             assert not refused["success"] and mentions(refused["message"], "--deadline", "'luck'")
             form["deadline"] = "0"
             assert json.loads(_get(f"{page}/swarm", urlencode({**form, "scenario": "Gamma"}).encode()))["success"]
+            eventually(lambda: json.loads(_get(f"{page}/outcomes") or "{}").get("Gamma", {}).get("requests", 0) > 10)
             eventually(lambda: json.loads(_get(f"{page}/stats/requests") or "{}").get("state") == "stopped")
             outcomes = json.loads(_get(f"{page}/outcomes"))
             assert outcomes.keys() == {"Gamma"} and outcomes["Gamma"]["on_time_share"] == 1.0
