@@ -52,7 +52,7 @@ class Question(NamedTuple):
 
 
 def stored(
-    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float | None
+    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float
 ) -> tuple[Store, dict[str, Question]]:
     """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
     if not (folder / TASKS_FILE).exists():
@@ -92,7 +92,6 @@ class Way(NamedTuple):
 
     work: float  # the share of the layers' work that is left
     lost: Estimate
-    agrees: float = 1.0  # the share with the full stack's answer
 
 
 def described(ways: Sequence[Way]) -> dict[str, float]:
@@ -140,8 +139,7 @@ class Judged:
     def way(self, leaving: Plan) -> Way:
         answered, right = self.test.answered, self.test.right
         left, texts = answered.left_at(leaving), np.arange(len(self.texts))
-        lost = Estimate.of(right[-1] - right[left, texts])
-        return Way(answered.cost_of(leaving), lost, float(answered.agrees[left, texts].mean()))
+        return Way(answered.cost_of(leaving), Estimate.of(right[-1] - right[left, texts]))
 
     def random(self, leaving: Plan) -> Way:
         """Returns what is expected if as many texts leave, whichever they are."""

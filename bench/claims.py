@@ -1,7 +1,7 @@
 """The claims of the project: each figure with its command, its last result and commit, and whether that is stale.
 
     python -m bench.claims                      all figures, and which are stale
-    python -m bench.claims --run                measures all of them again, in one go
+    python -m bench.claims --run                measures all of them again, in one go, and makes first what they need
     python -m bench.claims --run --only glue    only commands with this word
 
 The claims are in claims.json, the results in docs/figures.json. docs/benchmarks.md and README.md take their figures from it,
@@ -19,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from importlib import invalidate_caches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,19 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Need:
+    """Something that a measurement needs, and the commands that make it."""
+
+    commands: list[str]
+    path: str = ""
+    package: str = ""
+
+    @property
+    def is_there(self) -> bool:
+        return (ROOT / self.path).exists() and (not self.package or find_spec(self.package) is not None)
+
+
+@dataclass(frozen=True)
 class Measurement:
     title: str
     command: str
@@ -47,29 +62,50 @@ class Measurement:
     watches: list[str]  # paths whose changes make the figures stale
     claims: tuple[Claim, ...]
     paper: str = ""
+    needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
     sides: tuple[str, ...] = ()  # what the README compares by it
     compared: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])  # a figure of each side, by what it says
 
 
 def measurements() -> list[Measurement]:
-    entries = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    read = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
     return [
-        Measurement(claims=tuple(Claim(figure, **claim) for figure, claim in entry.pop("figures").items()), **entry)
-        for entry in entries
+        Measurement(
+            claims=tuple(Claim(figure, **claim) for figure, claim in entry.pop("figures").items()),
+            needs={name: Need(**read["needs"][name]) for name in entry.pop("needs", ())},
+            **entry,
+        )
+        for entry in read["measurements"]
     ]
+
+
+def make(name: str, need: Need) -> None:
+    """Runs the commands that make what is missing."""
+    for command in need.commands:
+        print(f"{name} is missing: {command}", file=sys.stderr, flush=True)
+        if code := subprocess.run(_words(command), stdout=sys.__stderr__, cwd=ROOT).returncode:
+            raise HplmError(
+                f"`{command}` ended with status {code}, and what needs {name} is not measured: see its messages above"
+            )
+    invalidate_caches()
+
+
+def _words(command: str) -> list[str]:
+    name, *words = shlex.split(command)
+    beside = Path(sys.executable).parent / name
+    return [str(beside) if beside.exists() else name, *words]
 
 
 def measure(one: Measurement) -> dict[str, Any]:
     """Runs a command. Returns its claimed figures, and where and when they were measured."""
     if _git("status", "--porcelain", "--", *watched(one)).strip():
         raise HplmError(f"files that `{one.command}` depends on have changed since the last commit: commit them first")
+    for name, need in one.needs.items():
+        if not need.is_there:
+            make(name, need)
     print(f"{one.command}: about {one.minutes} minutes", file=sys.stderr, flush=True)
     start, before = time.monotonic(), gflops()
-    words = shlex.split(one.command)
-    program = (
-        [str(Path(sys.executable).with_name(words[0])), *words[1:]] if words[0] == "hplm" else [sys.executable, *words[1:]]
-    )
-    done = subprocess.run([*program, "--json"], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    done = subprocess.run([*_words(one.command), "--json"], stdout=subprocess.PIPE, cwd=ROOT, text=True)
     if not done.stdout.strip().endswith("}"):
         raise HplmError(f"`{one.command}` ended with status {done.returncode} and no figures: see its messages above")
     found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -131,10 +167,9 @@ def tables(results: dict[str, Any]) -> str:
         if result is None:
             blocks.append(f"**{one.title}**{paper}: `{one.command}`, {one.minutes} min. Not measured yet.")
             continue
-        speed = "{} and {} GFLOP/s before and after".format(*result["gflops"]) if result["gflops"] else "GFLOP/s not measured"
         lines = [
             f"**{one.title}**{paper}: `{one.command}`, {result['minutes']:g} min; {result['date']}, {result['commit']}, "
-            f"{result['cpu']}, {speed}.\n",
+            f"{result['cpu']}, {speed(result)}.\n",
             "| | figure | target |\n|---|---|---|",
         ]
         for claim in one.claims:
@@ -143,6 +178,10 @@ def tables(results: dict[str, Any]) -> str:
             lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def speed(result: dict[str, Any]) -> str:
+    return "{} and {} GFLOP/s before and after".format(*result["gflops"]) if result["gflops"] else "GFLOP/s not measured"
 
 
 def headlines(results: dict[str, Any]) -> str:
@@ -216,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if (result := results.get(one.command)) is None:
                 print(f"{one.command}: not measured yet")
                 continue
-            print(f"{one.command}: {result['commit']}{', stale' if stale(one, result) else ''}")
+            print(f"{one.command}: {result['commit']}, {speed(result)}{', stale' if stale(one, result) else ''}")
             for claim in one.claims:
                 value, target = result["figures"][claim.figure], result["targets"][claim.figure]
                 print(f"  {shown(value):>10}  {claim.says}" + (f" ({target}: {verdict(value, target)})" if target else ""))

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from typing_extensions import Self
 
 from bench.rows import say
 from bench.server import tenant_id, texts_of
@@ -23,7 +17,18 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
-from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, Question, expected_answers
+from loadtest.chaos.history import (
+    FAILED,
+    OK,
+    UNANSWERED,
+    WRONG,
+    Answer,
+    Asker,
+    Clients,
+    History,
+    Question,
+    expected_answers,
+)  # fmt: skip
 from loadtest.encode import infer_request
 from loadtest.server import ServedCluster
 from testing.random_store import SIZES, random_store, random_table, random_tenant, random_tenants
@@ -32,10 +37,10 @@ RANK, LABELS, TEXTS = 8, 4, 64
 SPREAD = 0.3  # of weights, so that answers of another tenant or slot are other answers
 CLIENTS, TENANTS = 16, 8
 CALM = 2.0  # seconds of load before and after
-PATIENCE, BACK_SECONDS, TRAVEL_SECONDS = 60.0, 180.0, 600.0
-PAUSE = 0.01  # between two requests of a client
+PATIENCE, BACK_SECONDS = 60.0, 180.0
+PAUSE = 0.01  # seconds between looks
 AFTER = 0.5  # seconds that a deleted tenant is asked for
-TRAVELLER = "traveller"  # the domain whose table travels
+NEWCOMER = "newcomer"  # a domain whose table is large
 
 
 @dataclass(frozen=True)
@@ -69,43 +74,41 @@ class Material:
         return [Question(tenant, text) for text in self.texts[:3] for tenant in self.tenants[:TENANTS]]
 
 
-class Client:
-    """Asks one question after the other, and notes what came back."""
+class Retrying(Asker):
+    """Asks by `hplm_client`, which tries again."""
 
-    def __init__(self, address: str, backbone: str, questions: Sequence[Question], **options: Any) -> None:
-        self.answers: list[tuple[float, float, str]] = []  # when asked, when answered, and the kind of error if there was one
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on, args=(address, backbone, questions, options), daemon=True)
+    def __init__(self, address: str, backbone: str) -> None:
+        self._client = HplmClient(address, backbone=backbone)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def ask(self, question: Question) -> Answer:
+        try:
+            self._client.infer(question.text, tenant=question.tenant)
+        except HplmClientError as error:
+            return Answer(FAILED, type(error).__name__)
+        return Answer(OK)
 
-    def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        self._thread.join()
+    def close(self) -> None:
+        self._client.close()
 
-    def first(self, good: bool, since: float) -> float:
-        """Returns when the first such answer to a request after `since` came. Waits for it."""
+
+class AtEach(Clients):
+    """A client of each replica, which asks for one tenant."""
+
+    pauses = 0.01, 0.01
+
+    def __init__(self, cluster: ServedCluster, material: Material, tenant: str, key: str = "") -> None:
+        askers = [Asker(address, material.backbone) for address in cluster.replicas.values()]
+        super().__init__(askers, [Question(tenant, material.texts[0], key)])
+
+    def all_heard(self, since: float, is_answered: bool = True) -> float:
+        """Waits until each replica has answered, or refused, a request from after `since`. Returns when that was."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            for asked, answered, error in self.answers:
-                if asked >= since and good == (not error):
-                    return answered
+            times = [ended for ended in self.first(since, is_answered) if ended is not None]
+            if len(times) == len(self.heard):
+                return max(times)
             time.sleep(PAUSE)
         raise HplmError(f"a replica has not taken a change within {PATIENCE:g} s: read its log")
-
-    def _ask_on(self, address: str, backbone: str, questions: Sequence[Question], options: dict[str, Any]) -> None:
-        with HplmClient(address, backbone=backbone, **options) as client:
-            for question in cycle(questions):
-                if self._ending.wait(PAUSE):
-                    return
-                asked, error = time.monotonic(), ""
-                try:
-                    client.infer(question.text, tenant=question.tenant)
-                except HplmClientError as refused:
-                    error = type(refused).__name__
-                self.answers.append((asked, time.monotonic(), error))
 
 
 def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
@@ -113,8 +116,7 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
     say("kill -9 of a replica under load")
     victim, address = next(iter(cluster.replicas.items()))
     expected = expected_answers(address, material.backbone, material.questions())
-    history = History(cluster.address, [material.backbone], expected, CLIENTS)
-    try:
+    with History(cluster.address, [material.backbone], expected, CLIENTS) as history:
         time.sleep(CALM)
         before, killed = history.counts(), time.monotonic()
         processes = cluster.kill(victim)
@@ -125,8 +127,6 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
             time.sleep(CALM / 4)
         back = time.monotonic()
         time.sleep(CALM)
-    finally:
-        history.stop()
     counts = history.counts()
     return {
         "kill_unanswered": counts[UNANSWERED],
@@ -143,17 +143,12 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
 def roll_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
     """Counts the requests of `hplm_client` that fail although it retries, while all replicas are replaced."""
     say("all replicas are replaced under load")
-    questions = material.questions()
-    clients = [Client(cluster.address, material.backbone, questions[number:]) for number in range(CLIENTS)]
-    with ExitStack() as asking:
-        for client in clients:
-            asking.enter_context(client)
+    with Clients([Retrying(cluster.address, material.backbone) for _ in range(CLIENTS)], material.questions()) as asking:
         time.sleep(CALM)
         cluster.roll(say)
         time.sleep(CALM)
-    reasons = Counter(error for client in clients for _, _, error in client.answers)
-    answered = reasons.pop("", 0)
-    return {"roll_failures": reasons.total(), "roll_requests": answered, "roll_reasons": dict(reasons)}
+    counts = asking.counts()
+    return {"roll_failures": counts.total() - counts[OK], "roll_requests": counts[OK], "roll_reasons": asking.reasons()}
 
 
 def change_figures(cluster: ServedCluster, material: Material, count: int) -> dict[str, Any]:
@@ -167,17 +162,16 @@ def change_figures(cluster: ServedCluster, material: Material, count: int) -> di
     for number in range(count):
         guest = f"guest-{number}"
         random_tenant(material.store, replace(like, id=guest), SPREAD, seed=1000 + number)
-        with ExitStack() as asking:
-            clients = _at_each(cluster, material, guest, asking)
+        with AtEach(cluster, material, guest) as asking:
             began = time.monotonic()
             manager.settle(add_tenant(manager, material.store, guest).generation)
-            took.append(max(client.first(True, began) for client in clients) - began)
+            took.append(asking.all_heard(began) - began)
             began = time.monotonic()
             manager.settle(manager.delete(guest).generation)
             returned = time.monotonic()
             deletes.append(returned - began)
             time.sleep(AFTER)
-        after += sum(not error for client in clients for asked, _, error in client.answers if asked >= returned)
+        after += sum(one.is_answered for own in asking.heard for one in own if one.asked >= returned)
     return {
         "add_p50_s": round(float(np.percentile(took, 50)), 3),
         "add_p99_s": round(float(np.percentile(took, 99)), 3),
@@ -187,41 +181,18 @@ def change_figures(cluster: ServedCluster, material: Material, count: int) -> di
 
 
 def revoke_figures(cluster: ServedCluster, material: Material, table_mb: float) -> dict[str, Any]:
-    """Revokes a key as soon as a large table is published, which all replicas then fetch."""
+    """Revokes a key as soon as a large table is published, which all replicas then open."""
     say(f"making a table of {table_mb:,.0f} MB")
     store, manager, tenant = material.store, cluster.manager(), material.tenants[-1]
-    row_bytes = store.table_spec(TRAVELLER, 1, ("root", 1), "fp16", 0).row_bytes
-    random_table(store, TRAVELLER, 1, ("root", 1), round(1e6 * table_mb / row_bytes), seed=9)  # most tokens bring a new row
+    row_bytes = store.table_spec(NEWCOMER, 1, ("root", 1), "fp16", 0).row_bytes
+    random_table(store, NEWCOMER, 1, ("root", 1), round(1e6 * table_mb / row_bytes), seed=9)  # most tokens bring a new row
     manager.add_key(tenant)  # a last one cannot be revoked
     secret, key = manager.add_key(tenant)
     manager.settle_now()
-    with ExitStack() as asking:
-        clients = _at_each(cluster, material, tenant, asking, api_key=secret)
-        for client in clients:
-            client.first(True, time.monotonic())
-        say("a key is revoked while the table travels")
-        add_domain(manager, store, TRAVELLER)
+    with AtEach(cluster, material, tenant, secret) as asking:
+        asking.all_heard(time.monotonic())
+        say("a table is published and a key is revoked")
+        add_domain(manager, store, NEWCOMER)
         began = time.monotonic()
         manager.revoke_key(tenant, key.id)
-        refused = max(client.first(False, began) for client in clients)
-        travels = _without_the_table(cluster, material)
-        while _without_the_table(cluster, material) and time.monotonic() < began + TRAVEL_SECONDS:
-            time.sleep(PAUSE)
-    return {
-        "revoke_s": round(refused - began, 3),
-        "revoked_while_travelling": travels,
-        "table_travelled_s": round(time.monotonic() - began, 1),
-    }
-
-
-def _at_each(cluster: ServedCluster, material: Material, tenant: str, asking: ExitStack, **options: Any) -> list[Client]:
-    """Starts a client of each replica, which asks for a tenant until `asking` ends."""
-    question = [Question(tenant, material.texts[0])]
-    clients = [Client(address, material.backbone, question, retries=0, **options) for address in cluster.replicas.values()]
-    return [asking.enter_context(client) for client in clients]
-
-
-def _without_the_table(cluster: ServedCluster, material: Material) -> int:
-    """Returns how many replicas do not have the whole table yet."""
-    folders = (cluster.folder / name / material.backbone / "plot" / TRAVELLER / "1" for name in cluster.replicas)
-    return sum(not folder.is_dir() for folder in folders)
+        return {"revoke_s": round(asking.all_heard(began, is_answered=False) - began, 3)}

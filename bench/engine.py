@@ -1,7 +1,7 @@
 """`hplm bench engine`: packed batches beside padded ones, 8 bits beside fp32, and the engine beside bare matrix products.
 
 All variants of a figure take turns in one process. Lengths of texts are as in TCB 6.1: normal, mean 20, variance 20 or 100, 3
-to 100. `uniform` is the same number of tokens in texts of one length: no packing can beat it.
+to 100. `hplm bench overload --packings` compares packings on a server.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from testing.random_store import SIZES, bert_config
 
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
 MEAN, VARIANCES = 20, (20, 100)
-ROW = 400  # tokens, TCB's L
 EQUAL = (20, 128)  # lengths compared with bare products
-ONE = (128, 512)  # tokens of a batch of one
+ONE = 128  # tokens of a batch of one
 EIGHT_BITS, EIGHT_BITS_TOKENS = {"one": 1, "batch": 10}, 128  # texts of a batch, and tokens of a text
 
 Lay = Callable[[np.ndarray], list[Arrangement]]  # puts texts of these lengths into tensors
-PACKINGS = ("naive", "turbo", f"concat:rows={TEXTS},length={ROW}", f"slotted:rows={TEXTS},length={ROW}", "packed")
 
 Run = Callable[[int], float]  # runs the batch of this number, and returns its time, in seconds a token
 
@@ -56,15 +54,13 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
             yield from _packings(runs, variance, f"{at}/var{variance}")
         for tokens in EQUAL:
             lengths = np.full(1280 // tokens, tokens)
-            timed = {"engine": runs.batches(packed, [lengths]), "bare": runs.bare(int(lengths.sum()))}
-            timings = runs.time(timed | {"transformers": runs.plain(len(lengths), tokens)})
+            timings = runs.time({"engine": runs.batches(packed, [lengths]), "bare": runs.bare(int(lengths.sum()))})
             yield from _rates(f"{at}/equal/{tokens}", timings)
             yield Row(f"{at}/equal/{tokens}/share_of_bare", timings["bare"] / timings["engine"])
-        for tokens in ONE:
-            timings = runs.time({"engine": runs.batches(packed, [np.array([tokens])]), "transformers": runs.plain(1, tokens)})
-            for variant, took in timings.items():
-                yield Row(f"{at}/one/{tokens}/{variant}_ms", took * tokens / 1e3, "ms")
-            yield Row(f"{at}/one/{tokens}/to_plain", timings["transformers"] / timings["engine"])
+        timings = runs.time({"engine": runs.batches(packed, [np.array([ONE])]), "transformers": runs.plain(1, ONE)})
+        for variant, took in timings.items():
+            yield Row(f"{at}/one/{ONE}/{variant}_ms", took * ONE / 1e3, "ms")
+        yield Row(f"{at}/one/{ONE}/to_plain", timings["transformers"] / timings["engine"])
         if device.type == "cpu":
             for row in _eight_bits(runs, f"{at}/{INT8}"):
                 eight_bits += [row.value] if row.name.endswith("int8_over_fp32") else []
@@ -77,26 +73,26 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
 
 
 def _packings(runs: LayerRuns, variance: int, at: str) -> Rows:
-    packings = {name.partition(":")[0]: lay_of(name, runs.engine.seconds) for name in PACKINGS}
-    batches = batches_of(TEXTS, variance)
+    """`uniform` is the same number of tokens in texts of one length: no packing can beat it."""
+    generator = np.random.default_rng(variance)
+    batches = [Lengths(MEAN, variance).draw(TEXTS, generator) for _ in range(BATCHES)]
     equal = [np.full(TEXTS, round(int(lengths.sum()) / TEXTS)) for lengths in batches]
+    naive = read_packing("naive", runs.engine.seconds)
+    assert naive is not None
     timings = runs.time(
-        {name: runs.batches(packing, batches) for name, packing in packings.items()} | {"uniform": runs.batches(packed, equal)}
+        {
+            "packed": runs.batches(packed, batches),
+            "naive": runs.batches(naive.lay, batches),
+            "uniform": runs.batches(packed, equal),
+        }
     )
     yield from _rates(at, timings)
-    for name in packings:
-        yield Row(f"{at}/to_uniform/{name}", timings["uniform"] / timings[name])
-    for name in ("naive", "turbo"):
-        yield Row(f"{at}/packed_to/{name}", timings[name] / timings["packed"])
+    yield Row(f"{at}/to_uniform/packed", timings["uniform"] / timings["packed"])
+    yield Row(f"{at}/packed_to/naive", timings["naive"] / timings["packed"])
 
 
 def packed(lengths: np.ndarray) -> list[Arrangement]:
     return [end_to_end(lengths)]
-
-
-def lay_of(name: str, measure: Callable[[int, int], float]) -> Lay:
-    packing = read_packing(name, measure)
-    return packed if packing is None else packing.lay
 
 
 def _eight_bits(runs: LayerRuns, at: str) -> Rows:
@@ -112,11 +108,6 @@ def _eight_bits(runs: LayerRuns, at: str) -> Rows:
 def _rates(at: str, timings: dict[str, float]) -> Rows:
     for name, took in timings.items():
         yield Row(f"{at}/{name}", 1e6 / took, "tokens/s")
-
-
-def batches_of(texts: int, variance: int) -> list[np.ndarray]:
-    generator = np.random.default_rng(variance)
-    return [Lengths(MEAN, variance).draw(texts, generator) for _ in range(BATCHES)]
 
 
 class LayerRuns:

@@ -6,15 +6,12 @@ infinity-emb is measured before and after our servers; `infinity_drift` shows wh
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -25,6 +22,8 @@ from bench.serve import one_and_many, tenants_served
 from bench.server import texts_of
 from hplm.engine.engine import resolve_device, resolve_precision
 from hplm.errors import HplmError
+from hplm.server.ports import LOOPBACK, free_ports
+from hplm.server.process import Process
 from loadtest.encode import json_request
 from loadtest.load import Report
 from testing.random_store import MINILM, bert_config, tokenizer_json
@@ -112,32 +111,23 @@ def save_whole(folder: Path) -> Path:
 
 @contextmanager
 def _serving(python: Path, model: Path, dtype: str) -> Generator[str]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        url = "127.0.0.1:{1}".format(*found.getsockname())
+    (port,) = free_ports(1)
     command = [
-        python, "-m", "infinity_emb.cli", "v2", "--model-id", model, "--served-model-name", MODEL, "--engine", "torch",
-        "--device", "cpu", "--dtype", dtype, "--no-bettertransformer", "--no-model-warmup", "--log-level", "warning",
-        "--host", "127.0.0.1", "--port", url.rpartition(":")[2],
-    ]  # fmt: skip
-    offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-    server = subprocess.Popen(command, env=os.environ | offline, stdout=sys.stderr)
+        *("env", "HF_HUB_OFFLINE=1", "DO_NOT_TRACK=1", "INFINITY_ANONYMOUS_USAGE_STATS=0"),
+        *(str(python), "-m", "infinity_emb.cli", "v2", "--model-id", str(model), "--served-model-name", MODEL),
+        *("--engine", "torch", "--device", "cpu", "--dtype", dtype, "--no-bettertransformer", "--no-model-warmup"),
+        *("--log-level", "warning", "--host", LOOPBACK, "--port", str(port)),
+    ]
+    server = Process("infinity-emb", command, model.with_name("infinity.log"))
+    server.start()
     try:
-        _wait_for(f"http://{url}/health", server)
-        yield url
+        server.wait_until(lambda: _answers(f"http://{LOOPBACK}:{port}/health"), START_S)
+        yield f"{LOOPBACK}:{port}"
     finally:
-        server.terminate()
-        server.wait(30)
+        server.stop(30)
 
 
-def _wait_for(url: str, server: subprocess.Popen) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if server.poll() is not None:
-            raise HplmError(f"infinity-emb ended with code {server.returncode} while it started: see its messages above")
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise HplmError(f"infinity-emb did not start within {START_S:.0f} s")
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False

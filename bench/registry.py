@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.registry_judge import MIXED, WRONG, Books, Expected, Judge, Owner
+from bench.registry_judge import MIXED, Books, Expected, Judge, Owner
 from bench.registry_parts import (
     CLOSED,
     KEPT,
@@ -34,7 +34,7 @@ from bench.server import texts_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
-from loadtest.chaos.history import OK, UNANSWERED, Answer, Question, expected_answers
+from loadtest.chaos.history import OK, UNANSWERED, WRONG, Answer, Question, expected_answers
 from loadtest.server import ENGINE, SERVER
 from testing.random_store import TOY, random_store, random_tenants
 
@@ -115,7 +115,8 @@ def registry(
         judge.stop()
         for line in losses:
             say(f"lost: {line}")
-        counts = {name: judge.counts[name] for name in (WRONG, MIXED, UNANSWERED)}
+        counted = judge.counts()
+        counts = {name: counted[name] for name in (WRONG, MIXED, UNANSWERED)}
         yield from rows_of({"lost": len(losses), **counts, **figures, **run.figures(judge)}, TARGETS)
 
 
@@ -178,17 +179,10 @@ class Run:
 
     def first_good(self, judge: Judge, since: float) -> float:
         """Returns when each server has answered a request from after `since`, for the tenant that is kept."""
-        first: dict[str, float] = {}
-
-        def are_all() -> bool:
-            for one in judge.of_kept:
-                if one.is_good and one.asked >= since:
-                    first.setdefault(one.machine.name, one.answered)
-            return len(first) == len(self.machines)
-
-        if not self.until(are_all, START_SECONDS):
-            raise HplmError(f"only {', '.join(first) or 'no server'} answered for {KEPT} within {START_SECONDS:g} s")
-        return max(first.values())
+        servers = len(self.machines)
+        if not self.until(lambda: None not in judge.first(since)[:servers], START_SECONDS):
+            raise HplmError(f"a server has not answered for {KEPT} within {START_SECONDS:g} s: {judge.reasons()}")
+        return max(first for first in judge.first(since)[:servers] if first is not None)
 
     def losses(self, witness: ManagerProcess, judge: Judge, books: Books) -> list[str]:
         """Returns the acknowledged changes that are not in the registry, or not at a server."""
@@ -216,8 +210,8 @@ class Run:
             "unheard": dict(sum((owner.unknown for owner in self._owners), Counter[str]())),
             "change_ms": {f"p{part}": round(1e3 * float(np.percentile(took, part)), 1) for part in (50, 99)},
             "killed": dict(self._killed),
-            "requests": judge.counts.total(),
-            "reasons": dict(judge.reasons),
+            "requests": judge.counts().total(),
+            "reasons": judge.reasons(),
         }
 
 
@@ -231,12 +225,13 @@ def _away(run: Run, judge: Judge, links: Sequence[Link], lease: float, away: flo
     began = max([machine.cut(CLOSED) for machine in run.machines])
     run.change(1)
     run.wait(began + lease - time.monotonic())
-    answered = judge.counts[OK]
+    answered = judge.counts()[OK]
     run.wait(began + away - time.monotonic())
+    keyed = [one.asked for _, one in judge.of_kept() if one.is_answered]
     found: dict[str, Any] = {
-        "open": judge.counts[OK] - answered,
-        "keyed": sum(one.is_good for one in judge.of_kept if one.asked >= began + lease),
-        "keyed_before": sum(one.is_good for one in judge.of_kept if began <= one.asked < began + lease),
+        "open": judge.counts()[OK] - answered,
+        "keyed": sum(asked >= began + lease for asked in keyed),
+        "keyed_before": sum(began <= asked < began + lease for asked in keyed),
     }
     for link in links:
         link.state = OPEN
@@ -258,9 +253,10 @@ def _cut_off(run: Run, judge: Judge, witness: ManagerProcess, books: Books, keys
     revoked, dead = time.monotonic(), time.monotonic() + at - time.time()
     books.is_now(KEPT, State(0), [other])
     run.wait(dead + AFTER - time.monotonic())
+    answered = [(where, one.asked) for where, one in judge.of_kept() if one.is_answered]
     found = {
-        "until_dead": sum(one.is_good for one in judge.of_kept if one.machine is machine and revoked <= one.asked < dead),
-        "dead": sum(one.is_good for one in judge.of_kept if one.asked >= dead),
+        "until_dead": sum(where is machine and revoked <= asked < dead for where, asked in answered),
+        "dead": sum(asked >= dead for _, asked in answered),
     }
     judge.kept = Question(KEPT, judge.kept.text, other)
     back = machine.mend()

@@ -6,20 +6,19 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bench.registry_parts import Machine, ManagerProcess, State
 from bench.rows import say
 from hplm.arrays import Array
 from hplm.errors import HplmError, NoTenant
-from loadtest.chaos.history import OK, Answer, Asker, Question
+from loadtest.chaos.history import OK, WRONG, Answer, Asker, Clients, Heard, Question
 
 TENANTS = 4  # that each manager changes
 KEYS = 3  # of a tenant at most
 LAG = 10.0  # seconds in which a server that sees the bucket must have a change, on a machine that is full of work
-PAUSE = 0.05
-MIXED, WRONG = "mixed", "wrong"
+MIXED = "mixed"
 
 Expected = Mapping[str, Sequence[Array]]  # the answers of all knowledge, by text
 
@@ -148,35 +147,21 @@ class Owner(threading.Thread):
         return state
 
 
-class Heard(NamedTuple):
-    machine: Machine
-    asked: float
-    answered: float
-    is_good: bool
-
-
-class Judge:
+class Judge(Clients):
     """Asks all servers without a pause, and compares each answer with what the books allow."""
+
+    pauses = 0.05, 0.25
 
     def __init__(self, machines: Sequence[Machine], clients: int, books: Books, expected: Expected, kept: Question) -> None:
         """`kept`: what the first client of each machine asks."""
-        self._books, self._expected = books, expected
-        self.kept, self.of_kept = kept, list[Heard]()
-        self.counts: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self._ending = threading.Event()
-        self._counting = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._ask_on, args=(number, machines[number % len(machines)], number < len(machines)))
-            for number in range(max(clients, len(machines)))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._machines, self._books, self._expected, self.kept = machines, books, expected, kept
+        numbers = range(max(clients, len(machines)))
+        self._chances = [random.Random(number) for number in numbers]
+        super().__init__([Asker(machines[number % len(machines)].http, "toy") for number in numbers])
 
-    def stop(self) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join()
+    def of_kept(self) -> Iterator[tuple[Machine, Heard]]:
+        """Yields what the machines have answered for the tenant that is kept."""
+        return ((machine, one) for machine, own in zip(self._machines, self.heard, strict=False) for one in own)
 
     def is_newest(self, machine: Machine, tenant: str) -> bool:
         """Whether a server answers as the tenant is now."""
@@ -186,39 +171,29 @@ class Judge:
         asker.close()
         return found in self._books.allowed(question, now, now)
 
-    def _ask_on(self, number: int, machine: Machine, watches: bool) -> None:
-        asker, chance, texts = Asker(machine.http, "toy"), random.Random(number), list(self._expected)
-        while not self._ending.is_set():
-            random_one = self._books.question(chance.choice(self._books.tenants()), chance.choice(texts), chance)
-            question = self.kept if watches else random_one
-            asked = time.monotonic()
-            answer = asker.ask(question)
-            now = time.monotonic()
-            outcome, why = self._outcome(machine, question, answer, asked, now)
-            with self._counting:
-                self.counts[outcome] += 1
-                if watches:
-                    self.of_kept.append(Heard(machine, asked, now, answer.outcome == OK))
-                if outcome != OK:
-                    self.reasons[f"{outcome}: {why.partition(' ')[0]}"] += 1
-            if outcome in (MIXED, WRONG):
-                say(f"{outcome}: {why}")
-            time.sleep(PAUSE if outcome == OK else 5 * PAUSE)
-        asker.close()
+    def question(self, client: int, turn: int) -> Question:
+        if client < len(self._machines):
+            return self.kept
+        chance = self._chances[client]
+        return self._books.question(chance.choice(self._books.tenants()), chance.choice(list(self._expected)), chance)
 
-    def _outcome(self, machine: Machine, question: Question, answer: Answer, asked: float, now: float) -> tuple[str, str]:
-        """Returns the outcome of a request, and why it is none."""
+    def judged(self, client: int, question: Question, answer: Answer, asked: float, ended: float) -> tuple[str, str]:
+        return self.verdict(self._machines[client % len(self._machines)], question, answer, asked, ended)
+
+    def verdict(self, machine: Machine, question: Question, answer: Answer, asked: float, ended: float) -> tuple[str, str]:
         if (found := self._found(question, answer)) is None and answer.said != NoTenant.word:
             return answer.outcome, answer.said
         since = asked - LAG
         for begin, end in machine.blind:
             if begin < asked < end + LAG:
                 since = min(since, begin - LAG)
-        allowed = self._books.allowed(question, since, now)
+        allowed = self._books.allowed(question, since, ended)
         if found in allowed:
             return answer.outcome, answer.said
-        why = f"{machine.name} answers {question.tenant} as {found}, not {allowed}, within {now - asked:.1f} s"
-        return MIXED if found == -1 else WRONG, f"{why}; it was {self._books.told(question.tenant, now)}"
+        outcome = MIXED if found == -1 else WRONG
+        why = f"{machine.name} answers {question.tenant} as {found}, not {allowed}, within {ended - asked:.1f} s"
+        say(f"{outcome}: {why}; it was {self._books.told(question.tenant, ended)}")
+        return outcome, machine.name
 
     def _found(self, question: Question, answer: Answer) -> int | None:
         """Returns whose knowledge answered; -1: nobody's. None: no answer."""

@@ -141,16 +141,12 @@ def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, 
 def _fairness(machine: Machine, seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
     """Simulates a tenant that uses a fifth of the capacity: alone, and beside a tenant that sends three times the capacity."""
 
-    def sent(share: float, mean: int, tenant: int) -> Arrivals:
-        rate = share * TEXTS_A_SECOND * MEAN / mean
-        return Stream(rate, seconds, Lengths(mean, 20), deadlines_ms, tenants=(tenant,)).draw(SEED + tenant)
+    def sent(share: float, tenant: int) -> Arrivals:
+        load = Stream(share * TEXTS_A_SECOND, seconds, Lengths(MEAN, 20), deadlines_ms, tenants=(tenant,))
+        return load.draw(SEED + tenant)
 
-    modest, long_texts, flood = sent(0.2, MEAN, 0), sent(0.2, 2 * MEAN, 0), sent(3.0, MEAN, 1)
-    loads = {
-        "alone": modest,
-        "beside_a_flood": Arrivals.together([modest, flood]),
-        "long_texts_beside_a_flood": Arrivals.together([long_texts, flood]),
-    }
+    modest, flood = sent(0.2, 0), sent(3.0, 1)
+    loads = {"alone": modest, "beside_a_flood": Arrivals.together([modest, flood])}
     for name in ("default", "fcfs", "sjf"):
         for load_name, load in loads.items():
             outcome = _run(POLICIES[name], machine, load, 0.0)

@@ -28,7 +28,7 @@ from hplm.engine.staging import Stager, StagingSettings
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
-from loadtest.generator import Load
+from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES
 
@@ -103,11 +103,9 @@ def one_and_many(
     """Returns the reports of one connection, and then of all connections."""
     reports = []
     for count in (1, connections):
-        send(Load(url, warming, seconds=seconds / 4, connections=count))
         say(f"measuring {count} connections for {seconds:g} s")
-        (report,) = send(Load(url, requests, seconds=seconds, connections=count))
-        report.expect_success(f"{count} connections")
-        reports.append(report)
+        load = Load(url, requests, seconds=seconds, connections=count)
+        reports.append(measured(load, f"{count} connections", seconds / 4, warming=warming))
     return reports[0], reports[1]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.server.process_group import arguments, members
+from hplm.server.process_group import members
 from hplm.tenants.snapshot import Snapshot, Tenant
 from loadtest.encode import infer_request
 from loadtest.traffic import texts_for
@@ -30,7 +28,6 @@ from testing.random_repository import write
 from testing.random_store import words
 
 APART = 8  # numbers of the pool between the beginnings of two tenants
-TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
 @contextmanager
@@ -74,56 +71,22 @@ def requests_of(
 
 @dataclass(frozen=True)
 class Used:
-    """The memory and the processor time of a server and all processes that it has started."""
+    """The memory of a server and all processes that it has started."""
 
     resident: int  # bytes, with the pages of mapped files, which count in each process that has them
     private: int  # bytes, without the pages of mapped files
-    ticks: Counter[str]  # of processor time, by the name of the process
 
     @classmethod
     def by(cls, pid: int | None) -> Used:
         assert pid is not None, "the server has not started"
-        resident = private = 0
-        used: Counter[str] = Counter()
+        sums = {"VmRSS": 0, "RssAnon": 0}
         for process in members(pid):
-            fields = dict(line.split(":", 1) for line in _read(f"/proc/{process}/status").splitlines())
-            resident += _bytes(fields.get("VmRSS"))
-            private += _bytes(fields.get("RssAnon"))
-            # The command, field 2, is in parentheses and may contain any text.
-            ticks = _read(f"/proc/{process}/stat").rpartition(")")[2].split()[11:13]
-            used[_name(process)] += sum(map(int, ticks))
-        return cls(resident, private, used)
-
-    def since(self, before: Used, requests: float) -> dict[str, int]:
-        """Returns the microseconds of processor time that each process has used for a request."""
-        return {name: round(1e6 * used / TICKS / requests) for name, used in (self.ticks - before.ticks).items()}
-
-
-def _read(path: str) -> str:
-    """Returns "" if the process or thread has ended since it was found."""
-    try:
-        return Path(path).read_text("utf-8", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def _bytes(field: str | None) -> int:
-    """Reads "12 kB". A process that has ended has no field."""
-    return int(field.split()[0]) * 1024 if field else 0
-
-
-def _name(process: int) -> str:
-    command = arguments(process)
-    if "hplm.engine.child" in command:
-        return "engine"
-    if "hplm.generation.child" in command:
-        return "decoder"
-    # A Python model is a process whose first argument is the model's file.
-    model = next((Path(word) for word in command[1:] if word.endswith("/model.py")), None)
-    if model is None:
-        return Path(command[0]).name if command else "ended"
-    folder = model.parent if not model.parent.name.isdigit() else model.parent.parent
-    return folder.name.removeprefix("hplm_")
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was found
+                for line in Path(f"/proc/{process}/status").read_text("utf-8", "replace").splitlines():
+                    name, _, kilobytes = line.partition(":")
+                    if name in sums:
+                        sums[name] += int(kilobytes.split()[0]) * 1024
+        return cls(*sums.values())
 
 
 def expect_room(folder: Path, needed: float, what: str, way_out: str) -> None:

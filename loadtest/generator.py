@@ -90,9 +90,9 @@ class Load:
         return None
 
 
-def measured(load: Load, of: str, warm_up_s: float, way_out: str = WAY_OUT) -> Report:
-    """Sends a load after it has been sent for some seconds. Raises if a request failed."""
-    send(replace(load, seconds=warm_up_s))
+def measured(load: Load, of: str, warm_up_s: float, way_out: str = WAY_OUT, warming: Sequence[bytes] = ()) -> Report:
+    """Sends a load after it, or `warming`, has been sent for some seconds. Raises if a request failed."""
+    send(replace(load, seconds=warm_up_s, requests=warming or load.requests))
     (report,) = send(load)
     report.expect_success(of, way_out)
     return report

@@ -6,13 +6,13 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import HplmError
+from hplm.server.process import Process
 
 CONFIG = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
 HOST = "127.0.0.1"
@@ -41,28 +41,31 @@ def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **
     folder.mkdir(exist_ok=True)
     certificate, pair = make_certificate(folder)
     # The port stays bound, so that nobody else gets it. HAProxy shares it: connections go to the socket that listens.
-    with socket.socket() as kept, (folder / "log").open("wb") as output:
+    with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         kept.bind((HOST, 0))
         port = kept.getsockname()[1]
         environment = {
             "HPLM_DOOR": f"{HOST}:{port}",
-            "HPLM_CERTIFICATE": str(pair),
+            "HPLM_CERTIFICATE": pair,
             "HPLM_HTTP": http_url,
             "HPLM_GRPC": grpc_url,
             "HPLM_BACKBONES": backbones,
             "HPLM_PROBED": backbones.split()[0],
-            "HPLM_DOOR_LUA": str(CONFIG.parent / "door.lua"),
-            **{name: str(value) for name, value in settings.items()},
+            "HPLM_DOOR_LUA": CONFIG.parent / "door.lua",
+            **settings,
         }
         command = [*(REAL_TIME if _may_be_real_time() else ()), str(_found("haproxy")), "-db", "-f", str(CONFIG)]
-        process = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output, start_new_session=True)
+        process = Process(
+            "haproxy", ["env", *(f"{name}={value}" for name, value in environment.items()), *command], folder / "log"
+        )
+        process.start()
         try:
-            _wait_until_open(port, process, folder / "log")
-            yield Proxy(port, certificate, folder / "log", process.pid)
+            process.wait_until(lambda: _is_open(port), PATIENCE_S)
+            assert process.pid is not None
+            yield Proxy(port, certificate, process.log_file, process.pid)
         finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+            process.stop(PATIENCE_S)
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
@@ -83,12 +86,7 @@ def _may_be_real_time() -> bool:
     return _found("chrt") is not None and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode
 
 
-def _wait_until_open(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection((HOST, port), timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise HplmError(f"haproxy does not start: {log.read_text(errors='replace').strip()}")
+def _is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+        return True
+    return False

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -38,10 +39,31 @@ QUICK_HELP = "measure little on a toy that is made for it: the figures mean noth
 START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to end
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+Options = Sequence[tuple[str, type, Any, str]]  # name, type, default, help
+
+
+def command(
+    about: tuple[str, str | None], words: Sequence[str], options: Options, run: Callable[[argparse.Namespace], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Runs a test on a copy of a repository, and prints its figures; None: it failed. `about`: its name, and what it does."""
+    name, doc = about
+    parser = argparse.ArgumentParser(prog=f"loadtest.{name}", description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    for option, kind, default, text in options:
+        is_list = isinstance(default, list)
+        said = f"{text} (default: {'all' if is_list else default})"
+        parser.add_argument(option, type=kind, default=default, nargs="+" if is_list else None, help=said)
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
     parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
+    given = parser.parse_args(words)
+    try:
+        found = run(given)
+    except HplmError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return None
+    print(json.dumps(found) if given.json else "\n".join(f"{what} {value}" for what, value in found.items()))
+    return found
 
 
 @contextmanager
@@ -56,7 +78,7 @@ def quick(arguments: Sequence[str] | None, small: str) -> Iterator[list[str]]:
 
     with TemporaryDirectory(prefix="hplm-quick-") as folder:
         write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
-        yield ["--repository", folder, *small.split(), *words]
+        yield ["--repository", folder, *shlex.split(small), *words]
 
 
 class Running:

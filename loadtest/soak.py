@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 import threading
@@ -23,11 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import QUICK_HELP, ServedCopy, add_options, quick
+from loadtest.server import ServedCopy, command, quick
 from loadtest.texts import standard_library
 
 QUICK = "--minutes 0.1 --share 0.1"
@@ -42,40 +40,25 @@ Sample = dict[str, tuple[int, int]]
 
 
 def main(arguments: list[str] | None = None) -> int:
+    options = (
+        ("--minutes", float, 30.0, "how long"),
+        ("--share", float, 0.8, "share of the capacity"),
+    )
     with quick(arguments, QUICK) as words:
-        return _main(words)
-
-
-def _main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="loadtest.soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default: 30)")
-    parser.add_argument("--share", type=float, default=0.8, help="share of the capacity (default: 0.8)")
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    add_options(parser)
-    args = parser.parse_args(words)
-    try:
-        found = run(args)
-    except HplmError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(name, value)
-    if found["failed"]:
+        found = command(("soak", __doc__), words, options, run)
+    if found and found["failed"]:
         print(f"soak: {found['failed']:,} requests failed", file=sys.stderr)
-    return 1 if found["failed"] else 0
+    return int(found is None or bool(found["failed"]))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
         folder = Path(place)
         with ServedCopy(args.repository, folder, folder / "state", args.backbone) as served:
-            return _soak(served, args.minutes * 60, args.share)
+            return soaked(served, args.minutes * 60, args.share)
 
 
-def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
+def soaked(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
     tenants = itertools.cycle(served.open_tenants())
     requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in standard_library()]
     load = Load(served.address, requests, seconds=CAPACITY_SECONDS, connections=CONNECTIONS)
@@ -96,7 +79,7 @@ def _soak(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
         "p99_first_ms": first,
         "p99_last_ms": last,
         "p99_growth": round(last / first - 1, 3) if first and last else None,
-        **_growth(samples),
+        **growth(samples),
     }
 
 
@@ -117,7 +100,7 @@ def _beside_guests(served: ServedCopy, window: Load, seconds: float) -> tuple[li
     with ThreadPoolExecutor(1) as pool:
         guests = pool.submit(_guests, served, ending)
         try:
-            while time.monotonic() < end and not guests.done():
+            while not samples or (time.monotonic() < end and not guests.done()):
                 reports += send(window)
                 samples.append({name: _taken(pid) for name, pid in served.processes().items()})
                 took = len(reports) * window.seconds
@@ -125,8 +108,6 @@ def _beside_guests(served: ServedCopy, window: Load, seconds: float) -> tuple[li
         finally:
             ending.set()
         count = guests.result()  # raises the error of a change
-    if not samples:
-        raise HplmError("nothing was measured: give more --minutes")
     return reports, samples, count
 
 
@@ -147,7 +128,7 @@ def _taken(pid: int) -> tuple[int, int]:
     return private, len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def _growth(samples: Sequence[Sample]) -> dict[str, Any]:
+def growth(samples: Sequence[Sample]) -> dict[str, Any]:
     """Compares the medians of the second sixth, after the warm-up, and of the last."""
     part = max(1, len(samples) // COMPARED)
     early, late = samples[part : 2 * part] or samples[:1], samples[-part:]

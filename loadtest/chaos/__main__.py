@@ -10,7 +10,6 @@ As root, the run has a small /dev/shm and state of its own (`unshare`), so that 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -27,8 +26,9 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.server import ServedCopy, add_options
+from loadtest.server import ServedCopy, command, quick
 
+QUICK = "--minutes 0 --clients 4 --faults 'kill toy-lookup' tenant"
 TENANTS = 8
 TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
 WITHIN = 120.0  # seconds in which the server must answer all tenants again, or the run ends
@@ -38,23 +38,17 @@ SHARED_MEMORY_MB, STATE_MB = 256, 32
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="loadtest.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10); each fault comes at least once")
-    parser.add_argument("--clients", type=int, default=128, help="clients, each with a request in flight (default: 128)")
-    parser.add_argument("--faults", nargs="+", metavar="WORD", help="only faults whose names begin so, such as kill")
-    parser.add_argument("--seed", type=int, default=0, help="for the order of the faults (default: 0)")
-    add_options(parser)
-    args = parser.parse_args(arguments)
-    if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own()) is not None:
-        return code
-    try:
-        found = run(args)
-    except HplmError as error:
-        print(f"chaos: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(found))
-    return int(bool(found["unanswered"] or found["wrong"] or any("wrong_answer" in one for one in found["faults"])))
+    options = (
+        ("--minutes", float, 10.0, "how long; each fault comes at least once"),
+        ("--clients", int, 128, "clients, each with a request in flight"),
+        ("--faults", str, [], "only faults whose names begin so, such as kill"),
+        ("--seed", int, 0, "for the order of the faults"),
+    )
+    with quick(arguments, QUICK) as words:
+        if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own(words)) is not None:
+            return code
+        found = command(("chaos", __doc__), words, options, run)
+    return int(found is None or bool(found["unanswered"] or found["wrong"] or not found["recovered"]))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -66,11 +60,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
         questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
-        history = History(victim.address, victim.models, expected, args.clients)
-        try:
+        with History(victim.address, victim.models, expected, args.clients) as history:
             each = _harm(args, victim, history, list(expected))
-        finally:
-            history.stop()
         counts = history.counts()
         return {
             "sent": counts.total(),
@@ -144,7 +135,7 @@ def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:
     return next((answer for answer in answers if answer.outcome != OK), Answer(OK))
 
 
-def _in_a_place_of_its_own() -> int | None:
+def _in_a_place_of_its_own(words: list[str]) -> int | None:
     """Runs this program again where /dev/shm and the state are small and its own. Returns None if the system refuses that."""
     with tempfile.TemporaryDirectory(prefix="hplm-chaos-") as state:
         mounts = f"mount -t tmpfs -o size={SHARED_MEMORY_MB}m none /dev/shm && mount -t tmpfs -o size={STATE_MB}m none {state}"
@@ -155,7 +146,7 @@ def _in_a_place_of_its_own() -> int | None:
         except FileNotFoundError:  # no `unshare` on this system
             return None
         environment = {**os.environ, INSIDE: state}
-        command = [*apart, f'{mounts} && exec "$@"', "sh", sys.executable, "-m", "loadtest.chaos", *sys.argv[1:]]
+        command = [*apart, f'{mounts} && exec "$@"', "sh", sys.executable, "-m", "loadtest.chaos", *words]
         return subprocess.run(command, env=environment).returncode
 
 

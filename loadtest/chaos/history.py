@@ -1,7 +1,4 @@
-"""Clients that ask without a pause, and what became of each of their requests.
-
-Every answer is compared with the answer that the same server gave to the same question before anything was broken.
-"""
+"""Clients that ask without a pause while something fails, and what became of each of their requests."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import Self
 
 from hplm.arrays import Array
 from hplm.errors import HplmError, error_in
@@ -23,7 +22,6 @@ OK, REFUSED, FAILED, UNANSWERED, WRONG = "ok", "refused", "failed", "unanswered"
 OUTCOMES = (OK, REFUSED, FAILED, UNANSWERED, WRONG)
 PATIENCE = 30.0  # seconds; longer than a fault and the 20 seconds after it in which every request must end
 CLOSE = 0.03  # of the range of a tenant's logits: what bf16 may differ by among other neighbours
-PAUSE = 0.25  # seconds before a client that was not answered asks again
 
 
 @dataclass(frozen=True)
@@ -98,53 +96,91 @@ def expected_answers(address: str, model: str, questions: Sequence[Question]) ->
     return expected
 
 
-class History:
-    """Counts the outcomes of many clients' requests. Each client asks its next question when it has an answer."""
+class Heard(NamedTuple):
+    """A request: when it was sent and when it ended, its outcome, whether it was answered, and why not."""
 
-    def __init__(self, address: str, models: Sequence[str], expected: Mapping[Question, Array], clients: int) -> None:
-        self._expected = expected
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._said: Counter[str] = Counter()
+    asked: float  # on the monotonic clock
+    ended: float
+    outcome: str
+    is_answered: bool
+    why: str
+
+
+class Clients:
+    """Clients that ask without a pause, each its next question when it has an answer. A subclass may judge the answers."""
+
+    pauses = 0.0, 0.25  # seconds after an answer, and after none: refused clients would ask thousands of times a second
+
+    def __init__(self, askers: Sequence[Asker], questions: Sequence[Question] = ()) -> None:
+        """Starts the clients. Each asks the questions in turn, and begins with another one."""
+        self.heard: list[list[Heard]] = [[] for _ in askers]  # of each client
+        self._questions, self._asking = questions, [False] * len(askers)
         self._ending = threading.Event()
-        self.in_flight = 0
-        self.last_failure = 0.0  # on the monotonic clock
-        askers = [Asker(address, models[number % len(models)]) for number in range(clients)]
         self._threads = [threading.Thread(target=self._ask_on, args=one, daemon=True) for one in enumerate(askers)]
         for thread in self._threads:
             thread.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def question(self, client: int, turn: int) -> Question:
+        return self._questions[(client + turn) % len(self._questions)]
+
+    def judged(self, client: int, question: Question, answer: Answer, asked: float, ended: float) -> tuple[str, str]:
+        """Returns the outcome of a request, and why it is not OK."""
+        return answer.outcome, answer.said
+
     def counts(self) -> Counter[str]:
-        with self._lock:
-            return self._counts.copy()
+        return Counter(one.outcome for own in self.heard for one in own)
 
     def reasons(self) -> dict[str, int]:
         """Returns why requests were not answered."""
-        with self._lock:
-            return dict(self._said.most_common())
+        said = (f"{one.outcome}: {one.why}" for own in self.heard for one in own if one.outcome != OK)
+        return dict(Counter(said).most_common())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(self._asking)
+
+    @property
+    def last_failure(self) -> float:
+        """When the last request ended that was not OK; 0: none."""
+        return max((one.ended for own in self.heard for one in own if one.outcome != OK), default=0.0)
+
+    def first(self, since: float, is_answered: bool = True) -> list[float | None]:
+        """Returns when each client had the first answer, or refusal, to a request from after `since`; None: not yet."""
+        found = ((one.ended for one in own if one.asked >= since and one.is_answered == is_answered) for own in self.heard)
+        return [next(own, None) for own in found]
 
     def stop(self) -> None:
         self._ending.set()
         for thread in self._threads:
             thread.join()
 
-    def _ask_on(self, number: int, asker: Asker) -> None:
-        questions = list(self._expected)
-        for question in itertools.islice(itertools.cycle(questions), number % len(questions), None):
+    def _ask_on(self, client: int, asker: Asker) -> None:
+        for turn in itertools.count():
             if self._ending.is_set():
                 break
-            with self._lock:
-                self.in_flight += 1
+            question, asked = self.question(client, turn), time.monotonic()
+            self._asking[client] = True
             answer = asker.ask(question)
-            outcome = answer.outcome
-            if outcome == OK and not answer.agrees_with(self._expected[question]):
-                outcome = WRONG
-            with self._lock:
-                self.in_flight -= 1
-                self._counts[outcome] += 1
-                if outcome != OK:
-                    self.last_failure = time.monotonic()
-                    self._said[f"{outcome}: {answer.said or question.tenant}"] += 1
-            if outcome != OK:
-                time.sleep(PAUSE)  # else refused clients would ask thousands of times a second
+            self._asking[client], ended = False, time.monotonic()
+            outcome, why = self.judged(client, question, answer, asked, ended)
+            self.heard[client].append(Heard(asked, ended, outcome, answer.outcome == OK, why))
+            self._ending.wait(self.pauses[outcome != OK])
         asker.close()
+
+
+class History(Clients):
+    """Clients whose answers must be those of the unharmed server."""
+
+    def __init__(self, address: str, models: Sequence[str], expected: Mapping[Question, Array], clients: int) -> None:
+        self._expected = expected
+        super().__init__([Asker(address, models[client % len(models)]) for client in range(clients)], list(expected))
+
+    def judged(self, client: int, question: Question, answer: Answer, asked: float, ended: float) -> tuple[str, str]:
+        is_wrong = answer.outcome == OK and not answer.agrees_with(self._expected[question])
+        return (WRONG, question.tenant) if is_wrong else (answer.outcome, answer.said)

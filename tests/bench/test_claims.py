@@ -11,8 +11,6 @@ import pytest
 
 from bench import claims
 from bench.run import of
-from hplm.errors import HplmError
-from tests.support.message import mentioning
 
 
 def results() -> dict:
@@ -21,10 +19,11 @@ def results() -> dict:
 
 @pytest.mark.parametrize("one", claims.measurements(), ids=lambda one: one.command)
 def test_the_command_of_a_claim_takes_its_options_and_what_it_watches_is_there(one: claims.Measurement) -> None:
-    words = shlex.split(one.command)
-    if words[:2] == ["hplm", "bench"]:
-        _, app = of(words[2])
-        app.parse_args(words[3:], exit_on_error=False, print_error=False)
+    for command in (one.command, *(command for need in one.needs.values() for command in need.commands)):
+        words = shlex.split(command)
+        if words[:2] == ["hplm", "bench"]:
+            _, app = of(words[2])
+            app.parse_args(words[3:], exit_on_error=False, print_error=False)
     assert all((claims.ROOT / path).exists() for path in one.watches) and one.claims and one.minutes > 0
     if one.command in results():
         assert set(results()[one.command]["figures"]) == {claim.figure for claim in one.claims}
@@ -36,14 +35,8 @@ def test_the_pages_say_what_was_measured() -> None:
         text = page.read_text("utf-8")
         figures = claims.headlines(results()) if only_headlines else claims.tables(results())
         assert claims.filled(text, figures) == text, "run `python -m bench.claims --write`"
-    with pytest.raises(HplmError, match=mentioning(claims.END)):
-        claims.filled(claims.BEGIN, "figures")
-
-
-def test_a_figure_is_judged_by_its_target() -> None:
-    assert claims.verdict(0.9, "at least 0.9") == "met" and claims.verdict(0.9, "") == ""
-    for value, target in ((0.89, "at least 0.9"), (5.1, "at most 5"), (None, "at most 5")):
-        assert claims.verdict(value, target) == "missed"
+    judged = [claims.verdict(*one) for one in ((0.9, "at least 0.9"), (0.89, "at least 0.9"), (None, "at most 5"), (1, ""))]
+    assert judged == ["met", "missed", "missed", ""]
 
 
 def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,51 +44,39 @@ def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monk
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def commit(file: str) -> str:
+    def commit(file: str) -> dict[str, str]:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("changed")
         git("add", "-A")
         git("commit", "-qm", "change")
-        return git("rev-parse", "HEAD").strip()
+        return {"commit": git("rev-parse", "HEAD").strip()}
 
     monkeypatch.setattr(claims, "ROOT", tmp_path)
     one = claims.Measurement("title", "hplm bench glue --seconds 3", 3, ["engine"], ())
     git("init", "-q")
-    result = {"commit": commit("README.md")}
+    result = commit("README.md")
     commit("docs/page.md")
-    assert not claims.stale(one, result)
-    assert claims.stale(one, {"commit": "0" * 40})
+    assert not claims.stale(one, result) and claims.stale(one, {"commit": "0" * 40})
     for file in ("engine/layer.py", "bench/glue.py"):
-        commit(file)
-        assert claims.stale(one, result)
-        result = {"commit": git("rev-parse", "HEAD").strip()}
+        before, result = result, commit(file)
+        assert claims.stale(one, before) and not claims.stale(one, result), file
 
 
-def test_a_command_without_figures_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    bad, good = claims.measurements()[:2]
-    kept = results()[good.command]
-
-    def measured(one: claims.Measurement) -> dict:
-        if one is bad:
-            raise HplmError("there is no peft")
-        return kept
-
-    for name, value in {
-        "RESULTS": tmp_path / "r.json",
-        "PAGES": {},
-        "measurements": lambda: [bad, good],
-        "measure": measured,
-    }.items():
+def test_what_a_command_needs_is_made_first_and_what_cannot_be_measured_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = 'python -c "import pathlib; {}"'
+    make = python.format("pathlib.Path('made').touch()")
+    show = python.format("print(dict(share=float(pathlib.Path('made').exists())).__repr__().replace(chr(39), chr(34)))")
+    claim = (claims.Claim("share", "its share"),)
+    good = claims.Measurement("good", show, 1, [], claim, needs={"file": claims.Need([make], "made")})
+    bad = claims.Measurement("bad", show + " ", 1, [], claim, needs={"luck": claims.Need(["false"], "luck")})
+    patches = {"ROOT": tmp_path, "RESULTS": tmp_path / "r.json", "PAGES": {}, "measurements": lambda: [bad, good]}
+    for name, value in {**patches, "_git": lambda *words: ""}.items():
         monkeypatch.setattr(claims, name, value)
     with pytest.raises(SystemExit, match="1 commands have no new figures"):
         claims.main(["--run"])
-    assert "there is no peft" in capsys.readouterr().err
-    assert json.loads((tmp_path / "r.json").read_text("utf-8")) == {good.command: kept}
-
-
-def test_only_takes_a_part_of_a_command_and_says_when_nothing_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    claims.main(["--only", "comparison"])
-    assert "research.comparison.compare" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        claims.main(["--only", "absent"])
-    assert "no command has the word absent" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "file is missing: python" in said and "luck is missing: false" in said
+    kept = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert list(kept) == [good.command] and kept[good.command]["figures"] == {"share": 1.0}

@@ -95,15 +95,6 @@ def test_refused_late_and_timely_answers_are_counted_separately() -> None:
     assert (found["on_time"], found["on_time_by_server"], found["server_counts_more"]) == (1, 3, 2.0)
 
 
-@pytest.mark.parametrize(("rate", "least", "most"), [(5.0, 1.0, 1.0), (30.0, 0.3, 0.45)])
-def test_the_simulated_server_does_what_its_batches_allow(rate: float, least: float, most: float) -> None:
-    """A batch of ten texts takes a second. At three times that rate a third is answered, at half of it everything."""
-    batches = overload.batches_in([{"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}}] * 40)
-    offered = overload.Offered(np.arange(round(60 * rate)) / rate, np.full(round(60 * rate), 6.0))
-    drawn = overload.Drawn([], np.full(8, 10), 60.0, 3.0, (2.0, 12.0), batch=10)
-    assert least <= overload.simulate(offered, batches, drawn, "timely") <= most
-
-
 def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() -> None:
     rows = [
         *rows_of({"rates": {"0.5": {"das": 1.0}, "2": {"das": 0.25}}, "cut": [1, 2]}, {"rates/2/das": (">=", 0.5)}),

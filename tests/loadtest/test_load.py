@@ -18,7 +18,7 @@ class Doing:
     """A load that sends nothing."""
 
     what: str
-    limit_s: float = 60.0
+    limit_s: float = 0.1
 
     def run(self) -> tuple[str, int]:
         if self.what == "refuses":
@@ -30,23 +30,21 @@ class Doing:
         return self.what, os.getpid()
 
 
-def test_reports_come_in_the_order_of_the_loads_each_from_a_process_of_its_own() -> None:
+def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_end_ends_the_others(monkeypatch) -> None:
+    """Processes start one after the other."""
     (first, one), (second, other) = send(Doing("first"), Doing("second"))
     assert (first, second) == ("first", "second") and len({one, other, os.getpid()}) == 3
+    for what, start_s, named in (
+        ("refuses", 3600, "no server"),
+        ("dies", 3600, "without a report"),
+        ("hangs", 0.1, "not end within"),
+    ):
+        monkeypatch.setattr(load, "START_S", start_s)
+        with pytest.raises(HplmError, match=named):
+            send(Doing("hangs"), Doing(what))
 
 
-@pytest.mark.parametrize(
-    ("what", "named"), [("refuses", "no server"), ("dies", "without a report"), ("hangs", "did not end within")]
-)
-def test_a_load_that_fails_or_does_not_end_ends_the_others(what: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "START_S", 0.1 if what == "hangs" else 3600.0)
-    with pytest.raises(HplmError, match=named):
-        send(Doing("hangs", limit_s=0.1), Doing(what, limit_s=0.1))
-
-
-@pytest.mark.parametrize(
-    ("command", "start_s", "named"), [("doctor", 0.0, "not ready within"), ("luck", 600.0, "does not start")]
-)
+@pytest.mark.parametrize(("command", "start_s", "named"), [("doctor", 0.0, "ready within"), ("luck", 600.0, "does not start")])
 def test_a_server_that_is_never_ready_is_stopped_and_named(tmp_path, monkeypatch, command, start_s, named) -> None:
     monkeypatch.setattr(server, "START_S", start_s)
     with pytest.raises(HplmError, match=named):

@@ -53,34 +53,22 @@ def rows_of(path: Path, name: str) -> dict[str, dict[str, str]]:
 
 @on_toy
 def test_several_scenarios_run_together_and_write_their_reports(server, tmp_path) -> None:
-    """Without a repository or tenants, the load goes to all tenants of model_repository."""
+    """Without a repository or tenants, the load goes to all tenants of model_repository. Most deadlines of the trace pass."""
     (tmp_path / "model_repository").symlink_to(server.repository)
-    options = ("-u", "24", "-r", "24", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html")
-    options += ("--repository", "", "--backbone", "toy", "--zipf", "1", "--lengths", "normal:20,20,3,60")
-    outcomes, done = headless(server, tmp_path, *options, "--scenario", "Poisson", "Gamma")
-    assert done.returncode == 0, done.stderr
-    assert set(outcomes) == {"Poisson", "Gamma"}
-    assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 50
-    report = (tmp_path / "run.html").read_text()
-    assert "on time" in done.stderr and f"<td>Poisson</td><td>{outcomes['Poisson']['requests']}</td><td>100.0%</td>" in report
-    assert int(rows_of(tmp_path / "run_stats.csv", "Name")["Poisson"]["Request Count"]) == outcomes["Poisson"]["requests"]
-
-
-@on_toy
-def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(server, tmp_path) -> None:
-    rows = [
-        {"arrival": i / 50, "tokens": 12, "tenant": ["acme", "beta"][i % 2], "deadline_ms": 0.05 if i % 3 else 100_000}
-        for i in range(60)
-    ]
+    rows = [{"arrival": i / 50, "tokens": 12, "tenant": "acme", "deadline_ms": 0.05 if i % 3 else 100_000} for i in range(60)]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ("-u", "10", "-r", "10", "--protocol", "grpc", "--trace", "trace.jsonl", "--csv", "run", *TOYS, "Replay")
-    outcomes, done = headless(server, tmp_path, *options)
-    replay = outcomes["Replay"]
-    assert (replay["requests"], replay["on_time"]) == (60, 20), done.stderr
+    options = ("-u", "34", "-r", "34", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html")
+    options += ("--repository", "", "--backbone", "toy", "--zipf", "1", "--lengths", "normal:20,20,3,60")
+    options += ("--protocol", "grpc", "--trace", "trace.jsonl")
+    outcomes, done = headless(server, tmp_path, *options, "--scenario", "Poisson", "Gamma", "Replay")
+    assert done.returncode == 1, done.stderr  # Locust's exit code if some requests failed
+    assert set(outcomes) == {"Poisson", "Gamma", "Replay"}
+    (requests, replay) = outcomes["Poisson"]["requests"], outcomes["Replay"]
+    assert outcomes["Poisson"]["on_time"] == requests > 50 and (replay["requests"], replay["on_time"]) == (60, 20)
     assert replay["late"] + sum(replay["not_on_time"].values()) == 40
-    assert done.returncode == 1  # Locust's exit code if some requests failed
-    failures = rows_of(tmp_path / "run_failures.csv", "Error")
-    assert failures and all("[" in error for error in failures)  # one line for each word in brackets
+    assert "on time" in done.stderr and f"<td>{requests}</td><td>100.0%</td>" in (tmp_path / "run.html").read_text()
+    assert int(rows_of(tmp_path / "run_stats.csv", "Name")["Poisson"]["Request Count"]) == requests
+    assert all("[" in error for error in rows_of(tmp_path / "run_failures.csv", "Error"))  # a line for each word in brackets
 
 
 @on_toy
@@ -92,8 +80,7 @@ def test_requests_go_through_the_front_door(server, tmp_path) -> None:
         for protocol in ("http", "grpc"):
             more = ("--protocol", protocol, "--ca-file", str(door.certificate))
             outcomes, done = headless(server, tmp_path, *at_door, *more, "Poisson")
-            assert done.returncode == 0, done.stderr
-            assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 20
+            assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 20 and not done.returncode, done.stderr
         _, failed = headless(server, tmp_path, *at_door, "Poisson")
     assert failed.returncode != 0 and "NotTrusted" in failed.stderr + failed.stdout
 
@@ -104,14 +91,10 @@ def test_answers_of_a_decoder_are_streamed_and_the_times_of_tokens_listed(server
     options = ("-u", "8", "-r", "8", "--rate", "8", "--duration", "2", "--max-tokens", "12", "--protocol", protocol)
     options += ("--backbone", "chat", "--tenant-ids", "plain,lora", "--metrics", server.metrics_url)
     outcomes, done = headless(server, tmp_path, *options, "--csv", "run", "Chat")
-    assert done.returncode == 0, done.stderr
-    requests = outcomes["Chat"]["requests"]
-    assert outcomes["Chat"]["on_time"] == requests > 4
-    rows = rows_of(tmp_path / "run_stats.csv", "Type")
-    assert int(rows[protocol.upper()]["Request Count"]) == int(rows["FIRST TOKEN"]["Request Count"]) == requests
-    assert requests < int(rows["TOKEN"]["Request Count"]) <= 11 * requests
-    assert float(rows["FIRST TOKEN"]["Average Response Time"]) <= float(rows[protocol.upper()]["Average Response Time"])
-    assert f"by the server's: {requests} " in done.stderr
+    requests, rows = outcomes["Chat"]["requests"], rows_of(tmp_path / "run_stats.csv", "Type")
+    assert outcomes["Chat"]["on_time"] == requests > 4 and not done.returncode, done.stderr
+    whole, first, token = (int(rows[kind]["Request Count"]) for kind in (protocol.upper(), "FIRST TOKEN", "TOKEN"))
+    assert whole == first == requests < token <= 11 * requests and f"by the server's: {requests} " in done.stderr
 
 
 def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_without_metrics(tmp_path) -> None:
@@ -127,13 +110,6 @@ def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_w
         heads = [json.JSONDecoder().raw_decode(body.decode("latin-1"))[0] for body in server.bodies]
     assert sorted(head["parameters"]["hplm_priority"] for head in heads) == [0, 3]
     assert [head["parameters"]["hplm_rung"] for head in heads] == [2, 2]
-
-
-@on_toy
-def test_refusals_are_counted_by_their_word(server, tmp_path) -> None:
-    options = ("-u", "4", "--tenant-ids", "nobody", "--backbone", "toy", "--repository", "", "--duration", "1")
-    outcomes, _ = headless(server, tmp_path, *options)
-    assert set(outcomes["Poisson"]["not_on_time"]) == {"no_tenant"} and outcomes["Poisson"]["on_time_share"] == 0
 
 
 @on_chat
@@ -162,8 +138,7 @@ def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
     ) as locust:  # fmt: skip
         try:
             page = f"http://127.0.0.1:{port}"
-            eventually(lambda: "zipf" in _get(page))
-            assert '"title": "Outcomes"' in _get(page)
+            eventually(lambda: '"title": "Outcomes"' in _get(page))
             form = {"user_count": 8, "spawn_rate": 8, "host": f"http://{server.http_url}", "rate": 20, "duration": 2}
             refused = json.loads(_get(f"{page}/swarm", urlencode({**form, "deadline": "luck"}).encode()))
             assert not refused["success"] and mentions(refused["message"], "--deadline", "'luck'")
