@@ -17,8 +17,9 @@ MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 
-if IN_PARALLEL:  # before torch is imported; servers inherit it
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # other processes need the cores while threads wait for each other
+# Before torch is imported. Servers inherit it: other processes need the cores while threads wait for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if IN_PARALLEL:
     os.environ.setdefault("OMP_NUM_THREADS", "2")  # two, so that kernels divide their work as they do in production
 
 # The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.

@@ -89,24 +89,14 @@ class Lease:
             self._open.close()
             raise
         self._open.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+        own = self.server  # it keeps its addresses if it is started again
+        self.http_url, self.grpc_url, self.metrics_url = own.http_url, own.grpc_url, own.metrics_url
         self._tenants: list[tuple[str, str]] = []
         self._made = 0
         self._gateway = ""
 
     def close(self) -> None:
         self._open.close()
-
-    @property
-    def http_url(self) -> str:
-        return self.server.http_url
-
-    @property
-    def grpc_url(self) -> str:
-        return self.server.grpc_url
-
-    @property
-    def metrics_url(self) -> str:
-        return self.server.metrics_url
 
     @property
     def gateway(self) -> str:
