@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis
@@ -15,8 +17,9 @@ MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 
-if IN_PARALLEL:  # before torch is imported; servers inherit it
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # other processes need the cores while threads wait for each other
+# Before torch is imported. Servers inherit it: other processes need the cores while threads wait for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if IN_PARALLEL:
     os.environ.setdefault("OMP_NUM_THREADS", "2")  # two, so that kernels divide their work as they do in production
 
 # The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.
@@ -47,9 +50,11 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts modules by their number of slow tests. A process takes the next module, so quick ones must fill the end."""
-    servers = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("server"))}
+    marks = {item: mark for item in items if (mark := item.get_closest_marker("server"))}
+    servers = {item: mark.args[0] for item, mark in marks.items()}
+    stopping = {item for item, mark in marks.items() if mark.kwargs.get("stops")}  # after all others that ask the server
     if not IN_PARALLEL:
-        items.sort(key=lambda item: servers.get(item, ""))  # each server is started once
+        items.sort(key=lambda item: (servers.get(item, ""), item in stopping))  # each server is started once
         return
     slow: dict[str, int] = {}
     for item in items:
@@ -57,4 +62,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(servers[item]))
         module = item.nodeid.partition("::")[0]
         slow[module] = slow.get(module, 0) + (item.get_closest_marker("slow") is not None)
-    items.sort(key=lambda item: -slow[item.nodeid.partition("::")[0]])
+    items.sort(key=lambda item: (item in stopping, -slow[item.nodeid.partition("::")[0]]))
+
+
+def left_out(skipped: Sequence[pytest.TestReport], marks: str) -> list[str]:
+    """Returns what did not run, and why. Each reason says how to run it. `marks`: the expression that has chosen tests."""
+    told = [report.longrepr for report in skipped]
+    reasons = Counter(one[2].removeprefix("Skipped: ") for one in told if isinstance(one, tuple))
+    lines = [f"{count:5d} skipped: {reason}" for reason, count in reasons.most_common()]
+    return lines + [f"Chosen by `-m '{marks}'`: without it, all tests run."] * bool(marks)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if lines := left_out(terminalreporter.stats.get("skipped", []), config.option.markexpr):
+        terminalreporter.section("not run", sep="-")
+        for line in lines:
+            terminalreporter.write_line(line)

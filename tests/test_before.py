@@ -12,7 +12,7 @@ import sqlite3
 import tarfile
 import time
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,28 +53,12 @@ BACKBONE = "small"
 CHANGES = 8  # of the old state
 
 
-@dataclass(frozen=True)
 class Before:
-    """`store`, `repository` and `state` are of the release before; `new` and `live` are of this one."""
+    """`store`, `repository` of the folder and `old`, its state, are of the release before; `repository` and `live` are ours."""
 
-    folder: Path
-
-    @property
-    def store(self) -> Store:
-        return Store(self.folder / "store")
-
-    @property
-    def repository(self) -> Path:
-        return self.folder / "new"
-
-    @property
-    def live(self) -> Path:
-        return self.folder / "live"
-
-    @property
-    def old(self) -> Path:
-        """The files of the old state."""
-        return self.folder / "state" / BACKBONE
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, Store(folder / "store")
+        self.repository, self.live, self.old = folder / "new", folder / "live", folder / "state" / BACKBONE
 
     def export(self) -> None:
         export(self.store, self.repository, ServingOptions())
@@ -103,9 +87,10 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    before = Before(tmp_path_factory.mktemp("before"))
+    folder = tmp_path_factory.mktemp("before")
     with tarfile.open(FIXTURE / "before.tar.gz") as archive:
-        archive.extractall(before.folder, filter="data")
+        archive.extractall(folder, filter="data")
+    before = Before(folder)
     before.export()
     return before
 
@@ -267,19 +252,25 @@ def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, monk
     assert_answers(before.reference(), VERSIONS["state"])
 
 
-def test_a_decided_change_that_was_not_published_counts(before):
-    (before.old / "CURRENT").write_text("7\n")
-    assert before.bring_over() and "echo" not in served_versions(before.reference())
-
-
-def test_a_state_without_changes_serves_what_its_export_did(before):
+def without_changes(old):
     for path in ("snapshots", "adapters", "plot"):
-        shutil.rmtree(before.old / path)
-    (before.old / "registry.sqlite").unlink()
-    (before.old / "CURRENT").write_text("0\n")
+        shutil.rmtree(old / path)
+    (old / "registry.sqlite").unlink()
+    (old / "CURRENT").write_text("0\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "served"),
+    [
+        (lambda old: (old / "CURRENT").write_text("7\n"), "state"),  # a decided change that was not published counts
+        (without_changes, "export"),
+    ],
+)
+def test_an_old_state_whose_last_change_was_not_published_or_that_has_none_is_served(before, change, served):
+    change(before.old)
     assert before.bring_over()
-    assert served_versions(before.reference()) == VERSIONS["export"]
-    assert_answers(before.reference(), VERSIONS["export"])
+    assert served_versions(before.reference()) == VERSIONS[served]
+    assert_answers(before.reference(), VERSIONS[served])
 
 
 def test_an_old_backup_is_brought_over_as_well(before):

@@ -8,7 +8,7 @@ import pytest
 from builder.tasks.tasks import training_task
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
-from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, check_backbone, find_task, windows_of
+from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, check_backbone, find_task
 from testing.toy import CHAT, CONFIG, WORDS
 from tests.support.message import mentioning
 
@@ -80,22 +80,6 @@ def test_span_leaves_a_question_unanswered_if_that_scores_higher(none, label, sp
     assert (rows.labels, rows.spans.tolist(), rows.logits.tolist()) == ([label], [span], [[6, 4, none]])
     start, end = (np.exp([none / 2, *logits[1:, side]]) / np.exp([none / 2, *logits[1:, side]]).sum() for side in (0, 1))
     assert rows.scores[0] == pytest.approx(start[0] * end[0] if not label else start[2] * end[4])
-
-
-def test_span_answers_from_the_best_window_and_is_silent_only_if_all_are():
-    windows = [np.array([[0, 0, 0], [1, 0, 2], [2, 3, 6]]), np.array([[0, 0, 0], [1, 3, 6], [2, 7, 9]])]
-    spans = np.concatenate([windows[0], windows[1] + [3, 0, 0]]).astype(np.int32)
-    logits = np.array([[9, 9, 8], [1, 0, 0], [0, 5, 0], [9, 9, 4], [3, 0, 0], [0, 2, 0]], dtype=np.float32)
-    for none, label, span in ((5.9, "ab cde", [0, 6]), (6.1, "", [0, 0])):
-        logits[3, 2] = none  # 8 of the other window does not count
-        rows = TASKS["span"].answer(logits, spans, ["start", "end", "none"], passage="ab cde fg")
-        assert (rows.labels, rows.spans.tolist()) == ([label], [span])
-        assert rows.logits.tolist() == [[1, 5, pytest.approx(none)]] and 0 < rows.scores[0] < 1
-    rows = TASKS["span"].answer(logits[3:], spans[3:], ["start", "end", "none"], passage="ab cde fg")
-    assert rows.labels == [""]
-    cut = list(windows_of(spans, 6))
-    assert [(at.start, at.stop) for at, _ in cut] == [(0, 3), (3, 6)]
-    assert all(np.array_equal(own, window) for (_, own), window in zip(cut, windows, strict=True))
 
 
 def test_the_best_span_is_the_best_of_all_pairs():

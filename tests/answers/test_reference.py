@@ -25,9 +25,9 @@ from testing.random_store import change_version, random_store
 from testing.reference import Reading, Reference
 from testing.toy import CONFIG, DOMAINS, WORDS, random_text
 from testing.toy import TENANTS as TOY
-from tests import tasks
+from tests import confidence, tasks
 from tests.answers.pairwise import pairwise
-from tests.confidence import CALIBRATIONS, of_logits, of_passage
+from tests.confidence import CALIBRATIONS
 from tests.engine.asker import Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
@@ -101,9 +101,7 @@ class World:
             reference, given = self.references[eight_bits], (asked.text, asked.tenant.id, asked.pair)
             logits = np.array(expected_logits(reference, asked.tenant, asked.text, asked.pair))
             reading = reference.answer(*given)
-            sure = of_logits(asked.tenant.id, reading.labels, logits) if asked.tenant.id in CALIBRATIONS else -1.0
-            if sure is None:
-                sure = of_passage(reference.windows(*given))
+            sure = confidence.expected(reference, asked.tenant.id, reading.labels, logits, asked.text, asked.pair)
             self.known[key] = Expected(logits, reading, sure)
         return self.known[key]
 

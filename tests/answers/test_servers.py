@@ -25,6 +25,8 @@ def test_a_server_that_is_ill_is_named_and_replaced_and_one_that_does_not_start_
             tried.append(name)
             self.name, self.said, self.built = name, "", CONFIGS[name]
 
+        is_stopped = False
+
         def ill(self):
             return self.said
 

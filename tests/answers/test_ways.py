@@ -14,6 +14,7 @@ import pytest
 from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
+from tests import confidence
 from tests.server.stock import LIBRARIES
 from tests.support.answers import Comparison
 from tests.tasks import expected_logits, question, same_labels
@@ -21,13 +22,15 @@ from tests.tasks import expected_logits, question, same_labels
 BACKBONES = {  # of each server, with their precision
     "toy": {"toy": "fp32", "tasks": "fp32"},
     "precisions": {"bf16": "bf16", "int8": "int8"},
+    "group": {"toy": "fp32", "deep": "fp32"},  # one engine, of two stages
 }
+OUTPUTS = ("LABEL", "SPAN", "LOGITS", "CONFIDENCE")
 pytestmark = pytest.mark.slow
 on_toy = pytest.mark.server("toy")
 
 
 class Ways:
-    """Sends texts by a way, and returns labels, spans and logits of each."""
+    """Sends texts by a way, and returns labels, spans, logits and, if it tells it, confidence of each."""
 
     def __init__(self, server, clients):
         self.stocks = {protocol: server.stock(protocol) for protocol in LIBRARIES}
@@ -40,17 +43,19 @@ class Ways:
     def ask(self, way, protocol, backbone, tenant, texts, pairs):
         if way == "client":
             answers = self.clients[protocol, backbone].infer_batch(texts, tenant=tenant, pairs=pairs, logits=True)
-            return [([row.label for row in one.rows], [row.span for row in one.rows], [row.logits for row in one.rows])
+            return [([row.label for row in one.rows], [row.span for row in one.rows], [row.logits for row in one.rows], None)
                     for one in answers]  # fmt: skip
-        answer = self.stocks[protocol].ask(texts, tenant, pairs, model="hplm" if way == "alias" else backbone)
+        answer = self.stocks[protocol].ask(texts, tenant, pairs, OUTPUTS, "hplm" if way == "alias" else backbone)
         return [([label.decode() for label in answer["LABEL"][i]], [tuple(span) for span in answer["SPAN"][i].tolist()],
-                 answer["LOGITS"][i]) for i in range(len(texts))]  # fmt: skip
+                 answer["LOGITS"][i], answer["CONFIDENCE"][i, 0]) for i in range(len(texts))]  # fmt: skip
 
 
 @pytest.mark.parametrize("served", [pytest.param(name, marks=pytest.mark.server(name)) for name in BACKBONES])
 def test_every_way_answers_as_the_reference_does(server, served):
     rng, asked = random.Random(served), []
     known = {name: Snapshot.load(server.model_folder(name) / "tenants.json").tenants for name in BACKBONES[served]}
+    if served == "group":
+        known = {name: [one for one in tenants if one.domain != "law"] for name, tenants in known.items()}
     twice = [tenant.id for tenants in known.values() for tenant in tenants]
     for backbone, tenants in known.items():
         for tenant in tenants:
@@ -71,7 +76,7 @@ def test_every_way_answers_as_the_reference_does(server, served):
     comparisons = {name: Comparison() for name in known}
     for (way, protocol, backbone, tenant, texts, pairs), answer in zip(asked, answers, strict=True):
         reference = references[backbone]
-        for i, (labels, spans, logits) in enumerate(answer):
+        for i, (labels, spans, logits, sure) in enumerate(answer):
             given = texts[i], tenant.id, pairs and pairs[i]
             expected = np.array(expected_logits(reference, tenant, texts[i], pairs and pairs[i]), np.float32)
             found = np.asarray(logits, np.float32)
@@ -83,6 +88,8 @@ def test_every_way_answers_as_the_reference_does(server, served):
                 assert same_labels(tenant.task, labels[:rows], reading.labels), (way, protocol, given)
                 assert spans[:rows] == reading.spans, (way, protocol, given)
                 assert set(labels[rows:]) <= {""} and set(spans[rows:]) <= {(-1, -1)}
+                confident = confidence.expected(reference, tenant.id, labels, found, texts[i], pairs and pairs[i])
+                assert sure is None or sure == pytest.approx(confident, abs=1e-3), (way, protocol, given)
     for backbone, dtype in BACKBONES[served].items():
         comparisons[backbone].assert_equal(dtype)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zstandard
 
 from builder.importing.foreign import records, storable, upper_layout
@@ -22,7 +21,6 @@ from builder.store.store import Store
 from builder.store.verification import store_parts
 from builder.tasks.examples import read_corpus
 from builder.tasks.tasks import training_task
-from hplm.adapters.records import Records
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, HplmError, Internal
@@ -30,7 +28,6 @@ from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile
 from hplm.placement.units import units_of
-from hplm.plot.table import Table
 from hplm.registry.folder import Folder
 from hplm.simulate.arrivals import read_trace
 from hplm.tenants.backup import back_up, restore
@@ -80,7 +77,7 @@ def model_folder(work: Path, take: Taken) -> Made:
     toy = make_toy(work / "toy")
     export(toy.store, toy.repository, ServingOptions())
 
-    def read(name: str) -> None:
+    def read_backbone() -> None:
         backbone = Backbone(toy.folder, prepare=lambda table: table.index)
         backbone.upper()
         lookup, view = Lookup(backbone), backbone.view
@@ -88,6 +85,11 @@ def model_folder(work: Path, take: Taken) -> Made:
             for record in tenant.records():
                 take(lambda record=record: backbone.records.weights(record))
             take(lambda tenant=tenant: answered(lookup, view, tenant))
+
+    def read(name: str) -> None:
+        take(read_backbone)
+        for part in repository_parts(toy.repository, None):
+            take.verify(part)
 
     return toy.folder, read
 
@@ -101,33 +103,6 @@ def answered(lookup: Lookup, view: Any, tenant: Any) -> None:
             table.rows.vectors(int(own[0]))
 
 
-def table(work: Path, take: Taken) -> Made:
-    folder = make_toy(work / "toy").folder / "plot" / "bio" / "1"
-
-    def read(name: str) -> None:
-        table = Table(folder)
-        table.find(table.index.by_row()[:9])
-        table.rows.touch(np.arange(min(table.size, 9)))
-        table.verify()
-
-    return folder, read
-
-
-def record(work: Path, take: Taken) -> Made:
-    folder = make_toy(work / "toy").folder
-    tenants = Snapshot.load(folder / "tenants.json").tenants
-
-    def read(name: str) -> None:
-        records = Records(folder / "records")
-        for own in (own for tenant in tenants for own in tenant.records() if own.file == name):
-            take(lambda own=own: records.weights(own))
-        for part in repository_parts(folder.parents[1], None):
-            if part.kind == "record":
-                take.verify(part)
-
-    return folder / "records", read
-
-
 def state(work: Path, take: Taken) -> Made:
     model, known = _state(work)
 
@@ -139,13 +114,9 @@ def state(work: Path, take: Taken) -> Made:
         for part in repository_parts(model.parents[1], work / "state"):
             if part.path.is_relative_to(known):
                 take.verify(part)
+        take(lambda: manager.limit("dune", in_flight=3))
 
     return known, read
-
-
-def change(work: Path, take: Taken) -> Made:
-    model, known = _state(work)
-    return known, lambda name: Manager(model, work / "state").limit("dune", in_flight=3)
 
 
 def _state(work: Path) -> tuple[Path, Path]:
@@ -299,14 +270,11 @@ TENANT, OTHER = (
     "tenants/acme/1/tenant.json",
     b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}',
 )
-LIVE = "CURRENT|snapshots/2-.*"
 READERS = {
-    "model folder": Reader(model_folder, 12, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
-        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f")), r"[^/]+|plot/bio/.*|records/.*"),
-    "table": Reader(table, 40, (("meta.json", b"null"), ("meta.json", b'{"format": 2, "index": {}}'))),
-    "record": Reader(record, 20),
-    "state": Reader(state, 12, (("CURRENT", b"null"), ("CURRENT", b'{"format": 3}')), LIVE),
-    "change": Reader(change, 15, (("CURRENT", b"null"),), LIVE),
+    "model folder": Reader(model_folder, 25, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
+        ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f"), ("plot/bio/1/meta.json", b"null"),
+        ("plot/bio/1/meta.json", b'{"format": 2, "index": {}}')), r"[^/]+|plot/bio/.*|records/.*"),
+    "state": Reader(state, 20, (("CURRENT", b"null"), ("CURRENT", b'{"format": 3}')), "CURRENT|snapshots/2-.*"),
     "backup": Reader(backup, 50, (("backup.json", b"null"), ("backup.json", b'{"format": 1}')), "backup.json"),
     "store": Reader(store, 6, (*(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')), (TENANT, b""),
         (TENANT, b'{"id": "acme"}'), *((TENANT, b'{"id": "acme", "version": ' + data + OTHER) for data in (b"null", b"[]",

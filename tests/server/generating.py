@@ -5,7 +5,9 @@ import json
 import queue
 
 import numpy as np
+import pytest
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 PATIENCE = 60
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
@@ -46,6 +48,14 @@ class Asked:
         self.client.stop_stream()
         assert self.said.empty()
         return found
+
+    def error(self):
+        """Returns the message of the error with which the answer ends."""
+        with pytest.raises(InferenceServerException) as caught:
+            self.pieces()
+        self.client.stop_stream()
+        assert self.said.empty(), "something was said behind the end"
+        return caught.value.message()
 
 
 def _tensor(name, value):

@@ -58,25 +58,14 @@ class TritonPythonModel:
 """
 
 
-# What follows happens when a model is loaded for the first time, before the server listens.
-_FIRST = """
-import os, pathlib, signal, socket, sys
+# Another process takes the server's port when the model is loaded for the first time, before the server listens.
+PORT_TAKEN_ONCE = """
+import os, pathlib, socket
 
 once = pathlib.Path(__file__).with_name("once")
-is_first, _ = not once.exists(), once.touch()
-"""
-
-# The server ends as Triton ends itself when a model's process did not move for a second.
-STANDS_STILL_ONCE = f"""{_FIRST}
-if is_first:
-    print("terminate called after throwing an instance of 'boost::interprocess::lock_exception'", file=sys.stderr, flush=True)
-    os.kill(os.getppid(), signal.SIGABRT)
-"""
-
-# Another process takes the server's port.
-PORT_TAKEN_ONCE = f"""{_FIRST}
-if is_first:
-    flags = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_text().split(chr(0))
+if not once.exists():
+    once.touch()
+    flags = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split(chr(0))
     (port,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--http-port=")]
     taken = socket.create_server(("127.0.0.1", int(port)))
 """

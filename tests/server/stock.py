@@ -5,16 +5,24 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 from hplm.server import TritonServer
+from tests.support.message import mentioning
 
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 STATUS = {
     "http": {400: "400", 404: "404", 503: "503"},
     "grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE"},
 }
+
+
+def refused(word: str, *named: object):
+    """Checks that a request in the block is refused by an error with this word, which names these things."""
+    return pytest.raises(InferenceServerException, match=mentioning(f"[{word}]", *named))
 
 
 class Stock:
@@ -35,6 +43,9 @@ class Stock:
         tensor.set_data_from_numpy(values)
         return tensor
 
+    def wanted(self, names):
+        return [self._library.InferRequestedOutput(name) for name in names]
+
     def ask(
         self,
         texts,
@@ -50,10 +61,17 @@ class Stock:
             for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs))
             if values is not None
         ]
-        wanted = [self._library.InferRequestedOutput(name) for name in outputs]
         timeout = parameters.pop("timeout", None)
         if tenant is not None:
             parameters["tenant"] = tenant
         headers = dict(headers) if headers else None  # the HTTP client adds its own to them
+        wanted = self.wanted(outputs)
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}
+
+
+def names_in(result):
+    """Returns the names of the outputs in an answer of either library."""
+    answer = result.get_response()
+    outputs = answer["outputs"] if isinstance(answer, dict) else answer.outputs
+    return sorted(one["name"] if isinstance(one, dict) else one.name for one in outputs)

@@ -1,60 +1,81 @@
-"""Remote management on a real Triton: a tenant is added, changed and deleted while another one gets requests all the time."""
+"""Remote management on a real Triton: tenants are added, changed and deleted while they and others are asked all the time."""
 
 import base64
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import tritonclient.http
 from safetensors.torch import load, save
-from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.model.prompts import Prompts
 from hplm.registry.folder import Folder
 from hplm.server import probing
 from hplm.server.held import holders
-from testing.random_store import random_weights
+from testing.generative import GenerativeReference
 from testing.toy import WORDS
+from tests.server.admin import Admin
 from tests.server.asking import Asking
-from tests.support.message import mentions
-from tests.support.servers import ADMIN_KEY
+from tests.server.generating import GREEDY, RETURN, Asked, ids_of
+from tests.server.stock import refused
 from tests.support.wait import PATIENCE, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
+pytestmark = pytest.mark.slow
+on_toy = pytest.mark.server("toy")
 
 TEXT = " ".join(WORDS[:9])
 
 
-class Admin:
-    def __init__(self, server, key=ADMIN_KEY, backbone="toy"):
-        self._model = f"{backbone}-admin"
-        self._client = tritonclient.http.InferenceServerClient(server.http_url)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-
-    def __call__(self, command, **given):
-        tensor = tritonclient.http.InferInput("COMMAND", [1], "BYTES")
-        text = command if not given and command.startswith("{") else json.dumps({"command": command, **given})
-        tensor.set_data_from_numpy(np.array([text.encode()], dtype=object))
-        answer = self._client.infer(self._model, [tensor], headers=self._headers)
-        return json.loads(answer.as_numpy("ANSWER")[0])
+@pytest.fixture
+def acme(server):
+    """A tenant that a test may add."""
+    return TenantFile(server.named("acme"), 1, "root", 1, "classify", ["x", "y"], 4)
 
 
-def trained(server, name, version=1, seed=7, labels=("x", "y")):
-    """Returns what a client sends to add a tenant that it has trained itself."""
-    tenant = TenantFile(name, version, "root", 1, "classify", list(labels), 4)
-    adapter, head = random_weights(server.built.stores["toy"].config, tenant, 0.3, seed)
-    tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
-    tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}
-    return {
-        "id": name,
-        "domain": "root",
-        "domain_version": 1,
-        "task": "classify",
-        "labels": list(labels),
-        "adapter": {"kind": "bottleneck", "rank": 4},
-        "tensors": base64.b64encode(save(tensors)).decode(),
-    }
+@on_toy
+def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
+    admin, stock, name = Admin(server), server.stock(), acme.id
+    with Asking(server.stock, ["echo"], [TEXT], clients=2) as load:
+        with refused("no_tenant"):
+            stock.ask([TEXT], name)
+        added = admin("tenant.add", **admin.trained(acme))
+        assert (added["after"], added["late"]) == (1, [])
+        first = stock.ask([TEXT], name)  # every reader has the tenant, so it answers at once
+        np.testing.assert_allclose(first["LOGITS"][0], server.reference().forward(TEXT, name), atol=1e-3)
+        assert admin("tenant.update", **admin.trained(acme, seed=8))["after"] == 2
+        second = stock.ask([TEXT], name)
+        assert second["VERSION"][0, 0] == b"2" and np.abs(second["LOGITS"] - first["LOGITS"]).max() > 0.01
+        assert admin("tenant.rollback", id=name)["after"] == 1
+        assert np.allclose(stock.ask([TEXT], name)["LOGITS"], first["LOGITS"], atol=1e-5)
+        assert {"id": name, "version": 1} in admin("tenant.list")["tenants"]
+        secret = admin("tenant.key.add", id=name, days=1)
+        assert secret["secret"].startswith("hplm_") and "secret" not in str(admin("tenant.show", id=name))
+        with refused("no_tenant"):
+            stock.ask([TEXT], name)
+        assert admin("tenant.delete", id=name)["after"] is None
+        with refused("no_tenant"):
+            stock.ask([TEXT], name)
+        assert admin("tenant.compact")["bytes"] >= 0
+        actions = [change["action"] for change in admin("log")["changes"]]
+        told = [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")]
+        assert told in (actions[-5:], actions[4::-1])
+        load.wait_for(lambda *answer: True)
+    assert not load.failures(), load.failures()[:3]
+
+
+@on_toy
+def test_a_probe_is_answered_while_a_command_waits_for_another_manager(server, acme):
+    admin, control = Admin(server), server.server.control()
+    assert admin("tenant.add", **admin.trained(acme))["after"] == 1
+    with ThreadPoolExecutor(1) as pool:
+        with Folder(server.state / "toy").alone():
+            deleted = pool.submit(lambda: Admin(server)("tenant.delete", id=acme.id))  # a client belongs to one thread
+            eventually(lambda: [one.held for one in holders(server.server.id) if one.model == "toy-admin"] == [1])
+            probe = control.probes(["toy-admin"])["toy-admin"]
+            assert control.probe("toy-admin", probe, PATIENCE).state is probing.State.WORKS
+            assert not deleted.done()
+        assert deleted.result(PATIENCE)["after"] is None
 
 
 def with_number(given, number):
@@ -65,64 +86,15 @@ def with_number(given, number):
     return {**given, "tensors": base64.b64encode(save(tensors)).decode()}
 
 
-@pytest.fixture
-def acme(server):
-    """An id that a test may give to a tenant of its own."""
-    return server.named("acme")
-
-
-def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
-    admin, stock = Admin(server), server.stock()
-    with Asking(server.stock, ["echo"], [TEXT], clients=2) as load:
-        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-            stock.ask([TEXT], acme)
-        added = admin("tenant.add", **trained(server, acme))
-        assert (added["after"], added["late"]) == (1, [])
-        first = stock.ask([TEXT], acme)  # every reader has the tenant, so it answers at once
-        np.testing.assert_allclose(first["LOGITS"][0], server.reference().forward(TEXT, acme), atol=1e-3)
-        assert admin("tenant.update", **trained(server, acme, 2, seed=8))["after"] == 2
-        second = stock.ask([TEXT], acme)
-        assert second["VERSION"][0, 0] == b"2" and np.abs(second["LOGITS"] - first["LOGITS"]).max() > 0.01
-        assert admin("tenant.rollback", id=acme)["after"] == 1
-        assert np.allclose(stock.ask([TEXT], acme)["LOGITS"], first["LOGITS"], atol=1e-5)
-        assert {"id": acme, "version": 1} in admin("tenant.list")["tenants"]
-        secret = admin("tenant.key.add", id=acme, days=1)
-        assert secret["secret"].startswith("hplm_") and "secret" not in str(admin("tenant.show", id=acme))
-        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-            stock.ask([TEXT], acme)
-        assert admin("tenant.delete", id=acme)["after"] is None
-        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
-            stock.ask([TEXT], acme)
-        assert admin("tenant.compact")["bytes"] >= 0
-        actions = [change["action"] for change in admin("log")["changes"]]
-        told = [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")]
-        assert told in (actions[-5:], actions[4::-1])
-        load.wait_for(lambda *answer: True)
-    assert not load.failures(), load.failures()[:3]
-
-
-def test_a_probe_is_answered_while_a_command_waits_for_another_manager(server, acme):
-    with ThreadPoolExecutor(1) as pool:
-        assert Admin(server)("tenant.add", **trained(server, acme))["after"] == 1
-        control = server.server.control()
-        with Folder(server.state / "toy").alone():
-            deleted = pool.submit(lambda: Admin(server)("tenant.delete", id=acme))  # a client belongs to one thread
-            eventually(lambda: [one.held for one in holders(server.server.id) if one.model == "toy-admin"] == [1])
-            probe = control.probes(["toy-admin"])["toy-admin"]
-            assert control.probe("toy-admin", probe, PATIENCE).state is probing.State.WORKS
-            assert not deleted.done()
-        assert deleted.result(PATIENCE)["after"] is None
-
-
+@on_toy
 def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
-    good = trained(server, acme)
     for key in (None, "wrong", ""):
-        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+        with refused("no_tenant"):
             Admin(server, key)("tenant.list")
     admin = Admin(server)
-    before = admin("tenant.list")["tenants"]
+    good, before = admin.trained(acme), admin("tenant.list")["tenants"]
     for command, given, named in [
-        ('{"command": "tenant.explode"}', {}, ["tenant.list"]),
+        ("tenant.explode", {}, ["tenant.list"]),
         ("tenant.delete", {"id": "nobody"}, ["'nobody'"]),
         ("tenant.delete", {}, ["tenant.delete", "'id'"]),
         ("tenant.add", {**good, "labels": []}, ["'labels'"]),
@@ -138,7 +110,57 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
         ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
         ("domain.delete", {"name": "root"}, ["root"]),
     ]:
-        with pytest.raises(InferenceServerException, match=r"\[invalid_input\]") as refused:
+        with refused("invalid_input", *named):
             admin(command, **given)
-        assert mentions(refused.value, *named)
     assert admin("tenant.list")["tenants"] == before
+
+
+@pytest.mark.server("chat")
+def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams(server):
+    """The streams are long, so that they still run when their tenant is changed."""
+    places = ("query", "value", "ffn_out")
+    luna = TenantFile(server.named("luna", "chat"), 1, "law", 1, "generate", [], 4, "lora", places)
+    admin, prompt = Admin(server, backbone="chat"), "some words"
+
+    def expected():
+        """Returns what a slow reference of the newest version writes."""
+        backbone = Backbone(server.model_folder("chat"), server.state)
+        prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
+        return GenerativeReference(backbone).generate(prompts.encode(prompt).tolist(), luna.id, 24)
+
+    def ask(most=24, **more):
+        return Asked(server, prompt, luna.id, {**GREEDY, "logprobs": 0, "max_tokens": most}, stream=True, **RETURN, **more)
+
+    def answer(**more):
+        return ids_of(ask(**more).pieces())
+
+    def begun(most):
+        """Returns a stream of so many tokens, and its first part."""
+        asked = ask(most)
+        return asked, asked.piece()
+
+    with refused("no_tenant"):
+        answer()
+    added = admin("tenant.add", **admin.trained(luna, seed=1))
+    assert (added["after"], added["late"]) == (1, [])
+    first, before = expected(), begun(5000)
+    assert first.agrees(answer())
+    assert admin("tenant.update", **admin.trained(luna, seed=2))["after"] == 2
+    assert server.held, "the stream has ended before its tenant was changed"
+    second, between = expected(), begun(1500)
+    assert second.agrees(answer()) and second.tokens != first.tokens
+    assert admin("tenant.limit", id=luna.id, first_token_us=1, token_us=60_000_000)["late"] == []
+    with refused("deadline"):
+        answer()
+    assert len(answer(parameters={"first_token_ms": 60_000})) == 24  # a request's own time wins
+    admin("tenant.limit", id=luna.id, first_token_us=0)
+    secret = admin("tenant.key.add", id=luna.id)["secret"]
+    with refused("no_tenant"):
+        answer()
+    assert len(answer(headers={"authorization": f"Bearer {secret}"})) == 24
+    assert admin("tenant.delete", id=luna.id)["after"] is None
+    with refused("no_tenant"):
+        answer()
+    for (stream, piece), version in ((before, first), (between, second)):
+        assert version.agrees(ids_of([piece, *(stream.piece() for _ in range(23))]))
+        stream.client.stop_stream(cancel_requests=True)

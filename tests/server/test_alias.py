@@ -1,18 +1,16 @@
-"""The model `hplm` before two backbones gives the same answers and errors as the tenant's backbone."""
+"""The model `hplm` before two backbones gives what the tenant's backbone gives. Its errors: `tests/refusals/test_wire.py`."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS
-from tests.server.stock import LIBRARIES
-from tests.support.message import mentioning
+from tests.server.stock import LIBRARIES, names_in, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
@@ -46,52 +44,13 @@ def test_parameters_and_pairs_go_on_to_the_backbone(stock, backbone, question):
 @pytest.mark.parametrize("outputs", [["SCORE"], ["LABEL", "VERSION"], []])
 def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock, outputs):
     text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
-    wanted = [stock._library.InferRequestedOutput(name) for name in outputs] or None
     for model in ("tasks", ALIAS):
-        answer = stock.client.infer(model, [text], outputs=wanted, parameters={"tenant": "pair"}).get_response()
-        found = answer["outputs"] if isinstance(answer, dict) else answer.outputs
-        names = [one["name"] if isinstance(one, dict) else one.name for one in found]
-        assert sorted(names) == sorted(outputs or OUTPUTS)
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        {"texts": [""]},
-        {"texts": [WORDS[0], b"\xff\xfe"]},
-        {"texts": [" ".join(WORDS[:100])]},
-        {"texts": [WORDS[0]] * 2, "pairs": [WORDS[1]]},
-        {"texts": [WORDS[0]], "top_k": -1},
-        {"texts": [WORDS[0]], "truncate": "yes"},
-        {"texts": [WORDS[0]], "hplm_rung": -1},
-        {"texts": [WORDS[0]] * 1025},
-        *({"texts": [WORDS[0]], "tenant": tenant} for tenant in (None, "", "nobody", "tasks", "toy/acme")),
-    ],
-)
-def test_errors_equal_those_of_the_backbone(stock, question):
-    question = {"tenant": "pair", **question}
-    direct, alias = (_refusal(stock, model, **question) for model in ("tasks", ALIAS))
-    assert alias == direct
-    if question["tenant"] != "pair":
-        assert direct[0] in ("404", "StatusCode.NOT_FOUND") and direct[1].startswith("[no_tenant]")
-
-
-def test_a_deadline_may_expire_in_the_alias(stock):
-    late = {"tenant": "pair", "texts": [WORDS[0]], "timeout": 1}
-    (status, message), (direct, _) = (_refusal(stock, model, **late) for model in (ALIAS, "tasks"))
-    assert status == direct and "[deadline]" in message
-
-
-def _refusal(stock, model, **question):
-    """Returns status and message, without the model's name that Triton adds."""
-    with pytest.raises(InferenceServerException) as caught:
-        stock.ask(**question, model=model)
-    message = caught.value.message().removeprefix(f"in ensemble '{model}', ").removeprefix("in ensemble 'tasks', ")
-    return caught.value.status(), message.replace(f"'{model}'", "'MODEL'")
+        answer = stock.client.infer(model, [text], outputs=stock.wanted(outputs) or None, parameters={"tenant": "pair"})
+        assert names_in(answer) == sorted(outputs or OUTPUTS)
 
 
 def test_a_tenant_of_two_backbones_needs_the_name_of_a_backbone(stock):
-    with pytest.raises(InferenceServerException, match=mentioning("[invalid_input]", "'hugo'", "'tasks'", "'toy'")):
+    with refused("invalid_input", "'hugo'", "'tasks'", "'toy'"):
         stock.ask([WORDS[0]], "hugo", model=ALIAS)
     assert stock.ask([WORDS[0]], "hugo", model="tasks")["LABEL"].shape == (1, 1)
 

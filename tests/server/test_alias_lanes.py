@@ -9,11 +9,13 @@ import pytest
 from builder.store.store import TenantFile
 from hplm.metrics.names import CACHE_TOKENS, RUNNING_SEQUENCES, WAITING_SEQUENCES
 from testing.toy import make_chat
+from tests.support.configurations import DECODER
 from tests.support.fake_triton import Inputs, Request, Tensor, model_of
 from tests.support.servers import server_environment
 from tests.support.wait import Hold, eventually
 
 AT_ONCE = 16  # prompts that the alias forwards
+MOST_WAITING = 20  # clients of the decoder's waiting prompts that are looked for at once
 TENANTS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other", "single")]
 LONG = 10_000  # tokens
 
@@ -70,7 +72,8 @@ class Alias:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, settings={"single": {"in_flight": 1}}).repository
+    settings = {"single": {"in_flight": 1}}
+    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, settings=settings, options=DECODER).repository
     with ExitStack() as stack:
         stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
         alias = Alias(stack.enter_context(model_of(repository, "chat", "hplm_generate")))
@@ -136,3 +139,29 @@ def test_a_client_can_cancel_no_prompt_of_another(alias):
         model.execute([forged])
         assert isinstance(forged.next(), dict)
     assert running.next()["finish_reason"].tolist() == [[b"length"]]
+
+
+class Looked(Request):
+    """A stream that counts how often its client was looked for."""
+
+    def __init__(self):
+        super().__init__({"text_input": "ab", "stream": True}, {"tenant": "plain", "max_tokens": LONG, "ignore_eos": True})
+        self.requested_output_names, self.looks = lambda: ["text_output"], 0
+        self.is_cancelled = self._look
+
+    def _look(self):
+        self.looks += 1
+        return self.cancelled
+
+
+def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones_in_turn(alias):
+    """To look is a round trip to the server process, and thousands may wait."""
+    asked = [Looked() for _ in range(5 * MOST_WAITING)]
+    alias.decoder.execute(asked)
+    eventually(lambda: all(one.looks >= 3 for one in asked))
+    waits = [one.looks for one in asked if not one.is_answered]
+    grows = [one.looks for one in asked if one.is_answered]
+    assert len(waits) > 3 * MOST_WAITING and max(waits) - min(waits) <= 2 and max(grows) > 2 * max(waits), (waits, grows)
+    for one in asked:
+        one.cancelled = True
+    eventually(lambda: alias.levels() == [0, 0, 0])

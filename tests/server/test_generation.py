@@ -20,6 +20,7 @@ from hplm.server.process_group import SHARED_MEMORY
 from hplm.server.supervisor import Supervisor
 from testing.generative import GenerativeReference
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
+from tests.server.stock import refused
 from tests.support.message import mentions
 from tests.support.metrics import settled
 from tests.support.servers import SECRET, cancelled
@@ -29,6 +30,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
 CHILD = "hplm.generation.child"
 LONG = {**GREEDY, "max_tokens": 16_000}
+
+
+def serves(server):
+    """Whether a request is answered, or else refused because an engine or the server is to come."""
+    try:
+        return len(Asked(server, "a", "plain").pieces()) == 1
+    except InferenceServerException as error:
+        assert "[draining]" in error.message()
+        return False
 
 
 @pytest.fixture
@@ -98,26 +108,20 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
         ("nobody", {}, "no_tenant", []),
         ("keyed", {}, "no_tenant", []),
         ("plain", {"sampling_parameters": {"temprature": 1}}, "invalid_input", ["temprature"]),
-        ("plain", {"max_tokens": 20_000}, "invalid_input", ["max_tokens"]),
         ("plain", {"hplm_rung": -1}, "invalid_input", ["hplm_rung", -1]),
-        ("plain", {"temperature": 1, "sampling_parameters": {}}, "invalid_input", ["temperature", "sampling_parameters"]),
         ("plain", {"text_input": None}, "invalid_input", ["text_input", "messages"]),
-        ("plain", {"messages": "[]"}, "invalid_input", ["text_input", "messages"]),
-        *[
-            ("plain", {"text_input": None, "messages": text}, "invalid_input", ["messages", named])
-            for text, named in (("[]", "messages"), ("hello", "JSON"), ('[{"role": "user"}]', "content"))
-        ],
+        ("plain", {"text_input": None, "messages": '[{"role": "user"}]'}, "invalid_input", ["messages", "content"]),
     ],
 )
 def test_a_refusal_is_the_only_response(server, tenant, given, word, named):
+    """Which values are refused: `tests/refusals/test_contract.py`."""
     body = {"text_input": "a", "tenant": tenant, **given}
     inputs = {name: body.pop(name) for name in ("text_input", "messages", "sampling_parameters") if name in body}
     inputs = {name: own if isinstance(own, str) else json.dumps(own) for name, own in inputs.items() if own is not None}
     for stream in (True, False):
         asked = Asked(server, None, parameters=body, sampling=None, stream=stream, **inputs)
-        with pytest.raises(InferenceServerException) as caught:
+        with refused(word, *named):
             asked.piece()
-        assert mentions(caught.value.message(), f"[{word}]", *named)
     status, answer = post(server, "generate", **inputs, **body)
     assert status == 400 and mentions(answer["error"], f"[{word}]", *named)
 
@@ -133,18 +137,30 @@ def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):
         (answer,) = Asked(server, "", "nobody", {}, headers=headers, parameters={"hplm_tenants": True}).pieces()
         assert json.loads(answer["text_output"][0]) == sorted([*known, *more])
     assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
-    with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-tenant"):
+    with refused("invalid_input", "hplm-tenant"):
         Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
 
 
 @pytest.mark.parametrize("bounds", [{"parameters": {"first_token_ms": 15_000}}, {"timeout": 15_000_000}])
 def test_times_count_from_the_arrival_at_the_front_door(server, bounds):
+    def ask(arrived):
+        return Asked(server, "a", "plain", headers={"hplm-arrived": str(arrived)}, **bounds).pieces()
+
     now_us = time.time_ns() // 1000
-    with pytest.raises(InferenceServerException, match=r"\[deadline\]"):
-        Asked(server, "a", "plain", headers={"hplm-arrived": str(now_us - 20_000_000)}, **bounds).pieces()
-    assert Asked(server, "a", "plain", headers={"hplm-arrived": str(now_us + 20_000_000)}, **bounds).pieces()
-    with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-arrived"):
-        Asked(server, "a", "plain", headers={"hplm-arrived": "soon"}).pieces()
+    with refused("deadline"):
+        ask(now_us - 20_000_000)
+    assert ask(now_us + 20_000_000)
+    with refused("invalid_input"):
+        ask("soon")
+
+
+def test_a_request_too_late_to_begin_is_refused(server):
+    with refused("deadline"):
+        Asked(server, "a", "plain", GREEDY, timeout=1).piece()
+    for way in ("generate", "generate_stream"):
+        answer = post(server, way, text_input="a", tenant="plain", timeout=1)[1]
+        assert "[deadline]" in json.dumps(answer)
+    assert post(server, "generate", text_input="a", tenant="plain", timeout=60_000_000)[0] == 200
 
 
 def test_a_chosen_token_is_told_before_the_likeliest(server):
@@ -154,15 +170,6 @@ def test_a_chosen_token_is_told_before_the_likeliest(server):
     told = [list(token) for token in json.loads(answer["logprobs"][0])]
     assert [token[0] for token in told] == [str(id) for id in ids_of([alone])]
     assert any(len(token) == 20 for token in told), "none of the chosen tokens is one of the likeliest"
-
-
-def test_a_request_too_late_to_begin_is_refused(server):
-    with pytest.raises(InferenceServerException, match=r"\[deadline\]"):
-        Asked(server, "a", "plain", GREEDY, timeout=1).piece()
-    for way in ("generate", "generate_stream"):
-        answer = post(server, way, text_input="a", tenant="plain", timeout=1)[1]
-        assert "[deadline]" in json.dumps(answer)
-    assert post(server, "generate", text_input="a", tenant="plain", timeout=60_000_000)[0] == 200
 
 
 @pytest.mark.parametrize("way", ["gRPC", "HTTP"])
@@ -175,7 +182,7 @@ def test_a_stream_whose_client_has_gone_frees_what_it_held(server, way):
         body = {"text_input": "a", "tenant": "single", "sampling_parameters": json.dumps(LONG), "stream": True}
         connection.request("POST", "/v2/models/chat/generate_stream", json.dumps(body))
         assert connection.getresponse().read(1)
-    with pytest.raises(InferenceServerException, match=r"\[quota\]"):
+    with refused("quota"):
         Asked(server, "a", "single").piece()
     connection.close()
     if way == "gRPC":
@@ -189,12 +196,12 @@ def test_a_model_that_drains_refuses_and_ends_what_it_has(server):
     asked.piece()
     inherited.start_to_drain(server.server.id)
     try:
-        with pytest.raises(InferenceServerException) as caught:
+        with refused("draining"):
             Asked(server, "a", "plain").piece()
-        assert "[draining]" in caught.value.message()
         assert asked.pieces()[-1]["finish_reason"][0] == b"length"
     finally:
         (SHARED_MEMORY / f"{server.server.id}-draining").unlink()
+        eventually(lambda: serves(server))  # it looks for the file now and then
 
 
 def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(server):
@@ -210,11 +217,7 @@ def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(ser
         server.kill("chat")
         supervisor = Supervisor(server.server, lambda said: None)
         eventually(lambda: supervisor.look() or server.server.restarts == restarts + 1)
-        for one in asked:
-            with pytest.raises(InferenceServerException):
-                one.pieces()
-            one.client.stop_stream()
-            assert one.said.empty(), "something was said behind the end"
+        assert all(one.error() for one in asked)
         for answer in posted:
             with pytest.raises((http.client.HTTPException, OSError)):
                 answer.result(PATIENCE)
@@ -239,22 +242,10 @@ def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(s
     asked[0].piece()
     eventually(lambda: server.held == 12)
     os.kill(killed, signal.SIGKILL)
-    said = Counter()
-    for one in asked:
-        with pytest.raises(InferenceServerException) as caught:
-            one.pieces()
-        said[re.findall(r"\[(\w+)\]", caught.value.message())[0]] += 1
-        one.client.stop_stream()
-        assert one.said.empty(), "something was said behind the end"
+    said = Counter(re.findall(r"\[(\w+)\]", one.error())[0] for one in asked)
     assert said.total() == 12 and said.keys() <= {"crashed", "draining"}
 
-    def serves():
-        try:
-            return len(ask().pieces()) == 1
-        except InferenceServerException as error:
-            assert "[draining]" in error.message()
-
-    eventually(serves)
+    eventually(lambda: serves(server))
     assert decoder() not in (None, killed)
     scraped = settled(server, {"hplm_engine_restarts_total": 1}, before)
     lost = {word: scraped.of("hplm_lost_requests_total", outcome=word) for word in said}
@@ -266,7 +257,7 @@ def test_counts_and_times_of_answers_are_published(server):
     before = settled(server, {"hplm_running_sequences": 0})
     for tenant, sampling in (("plain", GREEDY), ("plain", {**GREEDY, "n": 2}), ("lora", {**GREEDY, "max_tokens": 1})):
         Asked(server, "words", tenant, sampling, stream=True).pieces()
-    with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+    with refused("no_tenant"):
         Asked(server, "a", "nobody").piece()
     scraped = settled(server, {"hplm_generations_total": 4, "hplm_running_sequences": 0, "hplm_cache_tokens": 0}, before)
     now = server.metrics()

@@ -25,7 +25,7 @@ from hplm.registry.pointer import begin
 from hplm.server import process_group
 from hplm.tenants.manager import Manager
 from testing.toy import TENANTS
-from tests.server.plain_models import ECHO, STANDS_STILL_ONCE, add_model
+from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.support.fake_triton import model_of
 from tests.support.message import mentioning, mentions
@@ -157,12 +157,11 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
 
 
 def test_a_signal_stops_all(command, tmp_path):
-    """Takes two attempts to start Triton, because a model of the first one stands still."""
-    add_model(tmp_path / "repository", "still", STANDS_STILL_ONCE + ECHO)
-    with running(command, tmp_path) as (process, said):
-        assert (tmp_path / "repository/still/1/once").exists()
+    """Flags after two dashes have gone to tritonserver."""
+    with running([*command, "--", "--log-verbose=1"], tmp_path) as (process, said):
         url = re.search(r"^OpenAI +(\S+)$", said, re.MULTILINE)[1]
         group, gateway = triton_of(process), gateway_of(process)
+        assert "--log-verbose=1" in process_group.arguments(group)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out.count("\n"), err) == (0, 1, "")
@@ -226,9 +225,3 @@ def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path, capsys
     assert main(["serve", "--repository", str(tmp_path / "absent")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("hplm serve: ") and mentions(said, tmp_path / "absent") and said.count("\n") == 1
-
-
-def test_flags_after_two_dashes_go_to_tritonserver(command, tmp_path):
-    done = subprocess.run([*command, "--", "--no-such-flag=1"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 1
-    assert "no-such-flag" in (tmp_path / ".hplm/serve-0.log").read_text("utf-8")

@@ -17,140 +17,131 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.cli.main import main
 from hplm.errors import HplmError
-from hplm.server import Supervisor, TritonServer
+from hplm.server import Supervisor, TritonServer, held, supervisor
 from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
-from tests.backbones import NAMES, WHOLE, emit_two, make_two
+from tests.backbones import NAMES
 from tests.server.plain_models import ECHO, add_model
-from tests.server.stock import LIBRARIES, Stock
+from tests.server.stock import LIBRARIES
 from tests.server.test_engine_ends import engine_of
 from tests.support.message import mentioning, mentions
 from tests.support.servers import kill_model, published
 from tests.support.wait import PATIENCE, eventually, stop
 
 pytestmark = pytest.mark.slow
+on_group = pytest.mark.server("group")
 
 TEXT = [" ".join(WORDS[:9])]
 LONG = 3 * PATIENCE  # for restarts of the server
 CLOSED = (InferenceServerException, OSError, http.client.HTTPException)
 REQUESTS = 30
-UPPER = "toy+deep-upper"  # of both backbones
 
 
 class Watched:
-    """A server and its supervisor, which looks when a test says so."""
+    """A server, its answers when it was well, and its supervisor, which looks when a test says so."""
 
-    def __init__(self, repository):
-        self.server = TritonServer(repository, log_file=repository.with_suffix(".log"), start_timeout=120)
-        self.server.start()
+    def __init__(self, lease):
+        self.server, self.stock = lease.server, lease.stock()
+        self.expected = self.ask()
+        (self.upper,) = (stub.model for stub in stubs(self.server.pid) if stub.model.endswith("-upper"))  # of both backbones
         self.supervise()
 
     def supervise(self, **options):
         self.said = []
         self.supervisor = Supervisor(self.server, self.said.append, **options)
 
-    def close(self):
-        self.server.stop(drain=0)
-
     def ask(self):
-        """Returns the labels of both backbones."""
-        stock = Stock(self.server, "http")
-        return [stock.ask(TEXT, "acme", outputs=("LABEL",), model=name)["LABEL"].tolist() for name in NAMES]
-
-    def answers(self):
+        """Returns the labels of both backbones, or why there are none."""
         try:
-            return self.ask()
+            return [self.stock.ask(TEXT, "acme", outputs=("LABEL",), model=name)["LABEL"].tolist() for name in NAMES]
         except CLOSED as error:
             return error
 
     def stub(self, model):
-        return next(stub for stub in stubs(self.server.pid or 0) if stub.model == model)
+        return next(stub for stub in stubs(self.server.pid) if stub.model == model)
+
+    def kill_idle(self, *models):
+        """Kills the processes of models when no request can be lost with them."""
+        eventually(lambda: not any(one.may_have_lost for one in holders(self.server.id)))
+        for model in models:
+            kill_model(self.server, model)
+
+    def post(self, path, body, headers=None):
+        connection = http.client.HTTPConnection(self.server.http_url, timeout=PATIENCE)
+        connection.request("POST", path, json.dumps(body), headers or {})
+        status = connection.getresponse().status
+        connection.close()
+        return status
 
     def until(self, holds):
         """Lets the supervisor look until this holds."""
         eventually(lambda: holds() or self.supervisor.look(), LONG)
 
-    def until_said(self, beginning, *words):
-        self.until(lambda: any(line.startswith(beginning) and mentions(line, *words) for line in self.said))
+    def until_loaded(self, *words):
+        self.until(lambda: any(line.startswith("loaded") and mentions(line, *words) for line in self.said))
 
-    def until_idle(self):
-        """Returns when no request can be lost with a model's process."""
-        eventually(lambda: not any(one.may_have_lost for one in holders(self.server.id)))
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """A group of two backbones with one engine. A test adds a model to its repository."""
-    folder = tmp_path_factory.mktemp("two")
-    repository, _ = make_two(folder)
-    watched = Watched(emit_two(repository, folder / "groups", WHOLE))
-    yield watched, watched.ask()
-    watched.close()
+    def until_as_before(self):
+        self.until(lambda: self.ask() == self.expected)  # a new engine takes its time
 
 
 @pytest.fixture
-def watched(started):
-    if started[0].server.pid is None:  # a test has stopped it
-        started[0].server.start()
-    started[0].supervise()
-    return started[0]
+def watched(server, monkeypatch):
+    """Looks more often than `hplm serve` does, and waits less for what a server that is not busy does at once."""
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "PROBE_SECONDS", 1.5)
+    monkeypatch.setattr(held, "RECENT_NS", 300_000_000)
+    return Watched(server)
 
 
-@pytest.fixture
-def expected(started):
-    return started[1]
+@on_group
+def test_models_that_die_idle_are_loaded_again_and_the_server_stays(watched):
+    server, counts = watched.server.pid, ("hplm_model_restarts_total", "hplm_lookup_requests_total")
+    before = [published(watched.server, count) for count in counts]
+    dead = [watched.stub(model) for model in ("hplm", watched.upper, "toy-lookup")]
+    watched.kill_idle(*(stub.model for stub in dead))
+    for stub in dead:
+        watched.until_loaded(stub.model)
+    watched.until_as_before()
+    for stub in dead:
+        assert watched.server.pid == server and watched.stub(stub.model).pid != stub.pid, stub.model
+        assert stub.region not in regions(watched.server.id), stub.model
+    for count, own in zip(counts, before, strict=True):  # the new process of lookup counts on
+        eventually(lambda count=count, own=own: published(watched.server, count) > own)
 
 
-@pytest.mark.parametrize("model", ["toy-lookup", "hplm", UPPER])
-def test_a_model_that_dies_idle_is_loaded_again_and_the_server_stays(watched, expected, model):
-    server, dead = watched.server.pid, watched.stub(model)
-    before = published(watched.server, "hplm_model_restarts_total"), published(watched.server, "hplm_lookup_requests_total")
-    watched.until_idle()
-    kill_model(watched.server, model)
-    watched.until_said("loaded", model)
-    watched.until(lambda: watched.answers() == expected)  # a new engine takes its time
-    assert watched.server.pid == server and watched.stub(model).pid != dead.pid
-    assert dead.region not in regions(watched.server.id)
-    if model == "toy-lookup":
-        eventually(lambda: published(watched.server, "hplm_model_restarts_total") > before[0])
-        eventually(lambda: published(watched.server, "hplm_lookup_requests_total") > before[1])  # the new process counts on
-
-
-def test_a_model_that_was_loaded_while_the_server_served_is_loaded_again_too(watched, expected):
-    model = "loaded-later"
+@on_group
+def test_a_model_that_was_loaded_while_the_server_served_is_loaded_again_too(watched):
+    model, admin = "loaded-later", dict([watched.server.admin_header])
     add_model(watched.server.repository, model, ECHO)
     try:
-        for change in ("load", "unload"):
-            connection = http.client.HTTPConnection(watched.server.http_url, timeout=PATIENCE)
-            connection.request("POST", f"/v2/repository/models/{model}/{change}", b"{}", dict([watched.server.admin_header]))
-            assert connection.getresponse().status == 200
-            connection.close()
-            if change == "load":
-                watched.until(lambda: model in watched.supervisor.watched)
-                kill_model(watched.server, model)
-                watched.until_said("loaded", model)
+        assert watched.post(f"/v2/repository/models/{model}/load", {}, admin) == 200
+        watched.until(lambda: model in watched.supervisor.watched)
+        kill_model(watched.server, model)
+        watched.until_loaded(model)
+        assert watched.post(f"/v2/repository/models/{model}/unload", {}, admin) == 200
     finally:
         shutil.rmtree(watched.server.repository / model)
-    assert watched.ask() == expected
 
 
-def test_requests_that_a_dead_model_held_end_with_their_connections(watched, expected):
+@on_group
+def test_requests_that_a_dead_model_held_end_with_their_connections(watched):
     """Takes long: a start of Triton."""
     stop(engine_of(watched.server))  # so that upper holds them
-    dead = watched.stub(UPPER)
+    dead = watched.stub(watched.upper)
     with ThreadPoolExecutor(REQUESTS) as pool:
-        asked = [pool.submit(watched.answers) for _ in range(REQUESTS)]  # each has asked one backbone
+        asked = [pool.submit(watched.ask) for _ in range(REQUESTS)]  # each has asked one backbone
         eventually(lambda: sum(one.held for one in holders(watched.server.id) if one.pid == dead.pid) == REQUESTS)
         os.kill(dead.pid, signal.SIGKILL)
         watched.until(lambda: all(one.done() for one in asked))
     assert all(isinstance(one.result(), CLOSED) for one in asked)
-    watched.until(lambda: watched.answers() == expected)
-    assert any(re.search(rf"restarting.*{re.escape(UPPER)}.* held \d+ requests", said) for said in watched.said)
+    watched.until_as_before()
+    assert any(re.search(rf"restarting.*{re.escape(watched.upper)}.* held \d+ requests", said) for said in watched.said)
     eventually(lambda: published(watched.server, "hplm_server_restarts_total", backbone="toy") == watched.server.restarts)
 
 
-def test_a_model_that_stands_still_is_replaced(watched, expected):
+@on_group
+def test_a_model_that_stands_still_is_replaced(watched):
     """Triton 24.10 sometimes aborts when a model process does not move for a second, and sometimes calls it not healthy.
 
     Takes long: a probe that nobody answers, and perhaps a start of Triton.
@@ -158,24 +149,24 @@ def test_a_model_that_stands_still_is_replaced(watched, expected):
     still = watched.stub("toy-lookup").pid
     stop(still)
     watched.until(lambda: all(stub.pid != still for stub in stubs(watched.server.pid or 0)) and engine_of(watched.server))
-    watched.until(lambda: watched.answers() == expected)
+    watched.until_as_before()
     assert watched.said[-1].startswith(("loaded", "Ready again"))
 
 
-def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(watched, expected):
-    connection = http.client.HTTPConnection(watched.server.http_url, timeout=PATIENCE)
-    body = {"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["x" * 30_000_000]}]}
-    connection.request("POST", "/v2/models/toy/infer", json.dumps(body))
-    assert connection.getresponse().status == 404
-    connection.close()
+@on_group
+def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(watched):
+    tensor = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["x" * 30_000_000]}
+    assert watched.post("/v2/models/toy/infer", {"inputs": [tensor]}) == 404
     assert size_of(watched.stub("toy-lookup").region) > 25_000_000
     server = watched.server.pid
     watched.supervise(regions_share=30_000_000 / shutil.disk_usage("/dev/shm").total)
-    watched.until_said("loaded", "MB")
-    assert watched.ask() == expected and watched.server.pid == server
+    watched.until_loaded("MB")
+    watched.until_as_before()
+    assert watched.server.pid == server
     watched.until(lambda: all(size_of(region) < 25_000_000 for region in regions(watched.server.id)))
 
 
+@on_group
 def test_what_clients_send_is_private_and_so_is_the_secret(watched):
     watched.supervisor.look()  # some models were loaded after the server's start
     assert regions(watched.server.id)
@@ -195,32 +186,31 @@ def test_the_secret_may_be_given_but_not_with_characters_that_triton_reads_other
         TritonServer(toy.repository)
 
 
+@on_group
 def test_hplm_watch_says_whether_all_models_work_and_revives_a_dead_one(watched, monkeypatch, capsys):
     """Takes long: two starts of the command, and of a model."""
     server, control = watched.server, watched.server.control()
 
-    def watch(*options, secret=True, url=server.http_url):
+    def watch(*options, secret=server.admin_header[1], url=server.http_url):
         """Returns the exit code and what was said."""
-        monkeypatch.setenv("HPLM_ADMIN", server.admin_header[1] if secret else "")
+        monkeypatch.setenv("HPLM_ADMIN", secret)
         code, said = main(["watch", "--url", url, "--once", *options]), capsys.readouterr()
         assert bool(code) == bool(said.err) and said.err.count("\n") <= 1
         return code, said.err or said.out
 
     code, said = watch()
     assert code == 0 and mentions(said, len(control.probes(control.models())))
-    assert watch("--models", "toy-lookup", UPPER, secret=False)[0] == 0
-    for options, named in (
-        ({"url": "127.0.0.1:1"}, ["127.0.0.1:1", "--url"]),
-        ({"secret": False}, ["HPLM_ADMIN"]),
+    assert watch("--models", "toy-lookup", watched.upper, secret="")[0] == 0
+    for options, given, named in (
+        ((), {"url": "127.0.0.1:1"}, ["127.0.0.1:1", "--url"]),
+        ((), {"secret": ""}, ["HPLM_ADMIN"]),
+        (("--models", "nobody"), {}, ["nobody"]),
     ):
-        code, said = watch(**options)
+        code, said = watch(*options, **given)
         assert code == 1 and mentions(said, *named)
-    code, said = watch("--models", "nobody")
-    assert code == 1 and mentions(said, "nobody")
     environment = {**os.environ, "HPLM_ADMIN": server.admin_header[1]}
     for attempt in range(2):  # the second watcher does not know how often it was loaded again
-        watched.until_idle()
-        kill_model(server, "toy-lookup")
+        watched.kill_idle("toy-lookup")
         if not attempt:
             code, said = watch()
             assert code == 1 and mentions(said, "toy-lookup")
@@ -244,17 +234,17 @@ def outcome(stock, backbone):
         return "closed"
 
 
-def test_while_a_server_stops_clients_meet_their_answer_or_draining_or_a_closed_connection(watched):
+@pytest.mark.server("group", stops=True)
+def test_while_a_server_stops_clients_meet_their_answer_or_draining_or_a_closed_connection(server):
     """Of both backbones and over both protocols, each by itself. Triton would wait for an idle connection."""
-    idle = http.client.HTTPConnection(watched.server.http_url, timeout=PATIENCE)
+    idle = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
     idle.request("GET", "/v2/health/live")
     idle.getresponse().read()
-    server, ending = watched.server, threading.Event()
-    ways = [(backbone, protocol) for backbone in NAMES for protocol in LIBRARIES]
+    ending, ways = threading.Event(), [(backbone, protocol) for backbone in NAMES for protocol in LIBRARIES]
     met = {way: Counter() for way in ways}
 
     def ask_on(backbone, protocol):
-        stock, own = Stock(server, protocol), met[backbone, protocol]
+        stock, own = server.stock(protocol), met[backbone, protocol]
         while not ending.is_set() and own["closed"] < 100:
             own[outcome(stock, backbone)] += 1
 
@@ -264,12 +254,12 @@ def test_while_a_server_stops_clients_meet_their_answer_or_draining_or_a_closed_
             eventually(lambda: all(own["answered"] > 20 for own in met.values()))
         finally:
             try:
-                server.stop()
+                server.server.stop()
             finally:
                 ending.set()
         for one in asking:
             one.result(timeout=PATIENCE)
     assert all(set(own) <= {"answered", "draining", "closed"} for own in met.values()), met
     assert all(sum(met[way]["draining"] for way in ways if way[1] == protocol) for protocol in LIBRARIES), met
-    assert "Waiting for in-flight requests" not in server.log_file.read_text(), "Triton has waited"
+    assert "Waiting for in-flight requests" not in server.server.log_file.read_text(), "Triton has waited"
     idle.close()

@@ -20,15 +20,7 @@ from hplm.errors import HplmError
 from hplm.plot.table import Table
 from hplm.server import TritonServer, process_group
 from hplm.server.stubs import stubs
-from tests.server.plain_models import (
-    ECHO,
-    PORT_TAKEN_ONCE,
-    REFUSES,
-    SLOW,
-    add_backend,
-    add_config,
-    add_model,
-)
+from tests.server.plain_models import ECHO, PORT_TAKEN_ONCE, REFUSES, SLOW, add_backend, add_config, add_model
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, eventually
 
@@ -37,6 +29,14 @@ pytestmark = pytest.mark.slow
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 KILOBYTES = 16
 HEADERS = ("authorization", "Authorization", "AUTHORIZATION", "Hplm-Tenant", "hplm-arrived")
+
+# A program that ends once as Triton ends itself when a model's process did not move for a second, and then becomes another one.
+STANDS_STILL_ONCE = """#!/bin/sh
+[ -e "$0.once" ] && exec {binary} "$@"
+touch "$0.once"
+echo "terminate called after throwing an instance of 'boost::interprocess::lock_exception'" >&2
+kill -ABRT $$
+"""
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,17 @@ def repository(tmp_path_factory) -> Path:
 def server(repository):
     folder = repository.parent
     server = TritonServer(repository, folder / "backends", state=folder / "state", log_file=folder / "logs/triton.log")
+    runs(server, folder / "stands-still", STANDS_STILL_ONCE.format(binary=server.installation.binary))
     yield server
     server.stop(drain=0)
+
+
+def runs(server: TritonServer, binary: Path, code: str, mode: int = 0o755) -> TritonServer:
+    """Lets the server run a program instead of tritonserver."""
+    binary.write_text(code)
+    binary.chmod(mode)
+    server.installation = replace(server.installation, binary=binary)
+    return server
 
 
 @pytest.fixture
@@ -100,7 +109,8 @@ def leftovers(server: TritonServer, group: int = -1) -> list[str]:
     return [*(f"process {pid}" for pid in process_group.members(group)), *regions, *folders]
 
 
-def test_it_was_started_again_because_another_process_took_its_port(served):
+def test_it_was_started_again_because_it_stood_still_and_because_another_process_took_its_port(served):
+    assert Path(f"{served.installation.binary}.once").exists()
     assert (served.repository / "taker/1/once").exists() and ask(connect(served, "http"), "taker")
 
 
@@ -207,19 +217,11 @@ def test_errors_of_models_that_do_not_load_are_shown_and_no_process_remains(toy,
     assert leftovers(server) == []
 
 
-def test_a_binary_that_cannot_be_run_is_named(unstarted, tmp_path):
-    binary = tmp_path / "tritonserver"
-    binary.write_text("")
-    server = unstarted()
-    server.installation = replace(server.installation, binary=binary)
-    with pytest.raises(HplmError, match=mentioning(binary, "Permission denied")):
-        server.start()
-    assert leftovers(server) == []
-
-
-def test_a_model_that_loads_too_long_ends_the_start(unstarted, tmp_path):
-    add_model(tmp_path / "repository", "stuck", REFUSES.replace("raise", "import time; time.sleep(600); raise"))
-    server = unstarted(start_timeout=2)
-    with pytest.raises(HplmError, match=mentioning("tritonserver", "2 s")):
+@pytest.mark.parametrize(
+    ("code", "mode", "named"), [("", 0o644, ["Permission denied"]), ("#!/bin/sh\nexec sleep 600\n", 0o755, ["1 s"])]
+)
+def test_a_binary_that_does_not_run_or_does_not_become_ready_ends_the_start(unstarted, tmp_path, code, mode, named):
+    server = runs(unstarted(start_timeout=1), tmp_path / "tritonserver", code, mode)
+    with pytest.raises(HplmError, match=mentioning("tritonserver", *named)):
         server.start()
     assert leftovers(server) == []

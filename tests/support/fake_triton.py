@@ -67,9 +67,12 @@ class Request:
         self.get_response_sender = lambda: self
         self.cancelled = False
         self.is_cancelled = lambda: self.cancelled
+        self.flags: list[int] = []  # of its responses
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, response: Any, flags: int) -> None:
+        assert FINAL not in self.flags, "something was sent behind the end"
+        self.flags.append(flags)
         self._sent.put(response)
 
     def first(self) -> Any:

@@ -12,6 +12,7 @@ from hplm.metrics.names import REGISTRY_AGE_SECONDS
 from tests.support.wait import PATIENCE
 
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
+PUBLISHED_TWICE = 2.2  # seconds
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -36,12 +37,11 @@ class Scraped:
 
 
 def settled(server: Any, counts: Mapping[str, float], before: Scraped | None = None) -> Scraped:
-    """Returns the metrics once they have these counts and no longer change, because models publish series one by one."""
-    ends, seen, found = time.monotonic() + PATIENCE, list[Scraped](), dict[str, float]()
-    while time.monotonic() < ends:
-        seen = [*seen[-2:], Scraped(server, before)]
-        found = {name: seen[-1].of(name) for name in counts}
-        if found == dict(counts) and len(seen) == 3 and seen[0].series == seen[1].series == seen[2].series:
-            return seen[-1]
-        time.sleep(1.2)  # models publish once a second
-    raise AssertionError(f"/metrics has not settled in {PATIENCE:g} s: {found}, where {dict(counts)} was expected")
+    """Returns the metrics once they have these counts and stand still: models publish once a second, series by series."""
+    ends, seen, since = time.monotonic() + PATIENCE, Scraped(server, before), time.monotonic()
+    while (found := {name: seen.of(name) for name in counts}) != dict(counts) or time.monotonic() - since < PUBLISHED_TWICE:
+        assert time.monotonic() < ends, f"/metrics has not settled: {found}, where {dict(counts)} was expected"
+        time.sleep(0.1)
+        if (now := Scraped(server, before)).series != seen.series:
+            seen, since = now, time.monotonic()
+    return seen

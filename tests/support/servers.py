@@ -1,7 +1,7 @@
 """Servers for tests: one of each configuration in each worker, servers of a test's own, and gateways before them.
 
 A test asks a shared server by `@pytest.mark.server(NAME)`, with a name of CONFIGS, and the fixture `server`, a Lease. All such
-tests run in one process, which has one of these servers at a time.
+tests run in one process, which has one of these servers at a time. A test that stops it says `stops=True`, and comes last.
 """
 
 from __future__ import annotations
@@ -81,12 +81,16 @@ class Lease:
             self.repository = self.built.repository
             for registry in registries_of(self.repository, self.state).values():
                 registry.begin()
-            self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options)
+            self.server = _Keyed(
+                self.repository, state=self.state, extra_args=self.built.options, log_file=self.folder / "triton.log"
+            )
             self._open.enter_context(self.server)
         except BaseException:
             self._open.close()
             raise
         self._open.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+        own = self.server  # it keeps its addresses if it is started again
+        self.http_url, self.grpc_url, self.metrics_url = own.http_url, own.grpc_url, own.metrics_url
         self._tenants: list[tuple[str, str]] = []
         self._made = 0
         self._gateway = ""
@@ -95,27 +99,20 @@ class Lease:
         self._open.close()
 
     @property
-    def http_url(self) -> str:
-        return self.server.http_url
-
-    @property
-    def grpc_url(self) -> str:
-        return self.server.grpc_url
-
-    @property
-    def metrics_url(self) -> str:
-        return self.server.metrics_url
-
-    @property
     def gateway(self) -> str:
         """HOST:PORT of the gateway with OpenAI's interface."""
         self._gateway = self._gateway or self._open.enter_context(gateway_before(self.grpc_url))
         return self._gateway
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a test has stopped it."""
+        return self.server.pid is None
+
+    @property
     def held(self) -> int:
         """How many requests the server's models hold."""
-        return held(self.server)
+        return sum(holder.held for holder in holders(self.server.id))
 
     def stock(self, protocol: str = "http") -> Stock:
         return Stock(self, protocol)
@@ -214,7 +211,11 @@ class Servers:
 
     def check(self, name: str, test: str) -> None:
         """Fails if a test has left its server unable to serve others, which then get a new one."""
-        if self._lease is not None and self._lease.name == name and (ill := self._lease.ill()):
+        if self._lease is None or self._lease.name != name:
+            return
+        if self._lease.is_stopped:
+            self.close()
+        elif ill := self._lease.ill():
             self.close()
             pytest.fail(f"after {test} the server {name!r} {ill}", pytrace=False)
 
@@ -294,11 +295,6 @@ def until_ready(process: subprocess.Popen[str]) -> str:
         said.append(process.stdout.readline())
         assert said[-1], said
     return "".join(said)
-
-
-def held(server: TritonServer) -> int:
-    """Returns how many requests the server's models hold."""
-    return sum(holder.held for holder in holders(server.id))
 
 
 def kill_model(server: TritonServer, model: str) -> None:
