@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from builder.store.store import Store
+from hplm.model.checkpoint import load_checkpoint
 from testing.toy import CONFIG
+from tests.builder.checkpoints import save_bert
 from tests.builder.stores import build, make_store, some_lines
 from tests.tasks import make_tasks
 
@@ -20,6 +22,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="package")
+def bert(tmp_path_factory):
+    """The folder of a tiny BERT whose neighbours matter."""
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="package")
+def checkpoint(bert):
+    return load_checkpoint(str(bert))
 
 
 @pytest.fixture(scope="package")
