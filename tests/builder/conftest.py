@@ -71,7 +71,7 @@ def trained(learnable, tmp_path_factory):
     store = Store(shutil.copytree(learnable.folder, folder / "store"))
     for name, (task, texts, *_, options) in TASKS.items():
         train, dev, _ = (made(folder, name, *part) for part in ((texts, "train"), (60, "dev"), (150, "test")))
-        learn(store, task, train, dev, tenant=name, epochs=6, **options)
+        learn(store, task, train, dev, tenant=name, epochs=6, batch_texts=32, **(options or {"learning_rate": 1e-2}))
     return store, folder
 
 

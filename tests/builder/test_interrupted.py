@@ -8,12 +8,11 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain
 from builder.store import savepoint
-from builder.store.store import Store
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
 from builder.training.data import read_files
-from builder.training.finetuning import TrainingOptions, finetune
+from builder.training.finetuning import TrainingOptions
 from builder.training.teacher import taught
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
@@ -52,22 +51,18 @@ def guessed(store, file, saved):
     return weights(lower, head), report
 
 
-def tuned(store, file, saved, trainer=finetune):
-    """All weights and random numbers that a tenant's training has are in this one, whose adapter is cut."""
+def tuned(store, file, saved):
+    """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
     data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), CPU, None, False)
-    found = trainer(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
+    found = taught(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
     adapter, head = found.model.stored()
     learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
     return learned, {**found.report, "dev": found.scores}
 
 
-def after_a_teacher(store, file, saved):
-    return tuned(store, file, saved, taught)
-
-
-@pytest.mark.parametrize("train", [distilled, guessed, tuned, after_a_teacher], ids=lambda train: train.__name__)
+@pytest.mark.parametrize("train", [distilled, guessed, tuned], ids=lambda train: train.__name__)
 def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
-    """It is interrupted at the beginning, and in its last part, each time before a savepoint gets its name."""
+    """It is interrupted at its begin, in its middle and at its end, each time before a savepoint gets its name."""
     saves, deaths, replace = 0, (), os.replace
 
     def dying(source, target):
@@ -81,7 +76,7 @@ def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, 
     monkeypatch.setattr(os, "replace", dying)
     undisturbed, report = train(*original, tmp_path / "whole.pt")
     count, saves = saves, 0
-    deaths = 2, count - 2
+    deaths = 2, count // 2 + 1, count - 1
     for _ in deaths:
         with pytest.raises(KeyboardInterrupt):
             train(*original, tmp_path / "learning.pt")
@@ -94,12 +89,12 @@ def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, 
 
 def test_a_tenant_learns_the_answers_of_its_teacher(original):
     store, file = original
-    plain, _ = tuned(*original, None)
-    learned, report = after_a_teacher(*original, None)
-    assert not same(plain, learned) and 0 <= report["teacher"]["dev"] <= 1
-    tenant = learn(store, "classify", file, epochs=1, teacher="dedicated", trainer=unexpected)
-    assert "teacher" in store.report(tenant)
-    assert learn(store, "classify", file, epochs=1, teacher="dedicated") == tenant  # nothing is learned anew
-    for options in ({"teacher": "nobody"}, {"teacher": "dedicated", "grid": True}):
+    options = {"epochs": 1, "teacher": "dedicated", "trainer": unexpected}
+    learned = learn(store, "classify", file, **options)
+    plain = learn(store, "classify", file, tenant="plain", epochs=1)
+    heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
+    assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
+    assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
+    for wrong in ({"teacher": "nobody"}, {"teacher": "dedicated", "grid": True}):
         with pytest.raises(InvalidInput, match=mentioning("--teacher", "dedicated", "--grid")):
-            learn(Store(store.folder), "classify", file, **options)
+            learn(store, "classify", file, **wrong)
