@@ -1,5 +1,6 @@
 """One thread for all tests of the builder, and stores that are built, and tenants that are trained, once for all of them."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """A kill takes nothing that was written. `store/test_store.py` looks at what is synced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="package")
