@@ -55,6 +55,7 @@ def tuned(store, file, saved):
     """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
     data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), CPU, None, False)
     found = taught(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
+    assert saved.with_name(f"teacher-{saved.name}").exists(), "the teacher was not saved"
     adapter, head = found.model.stored()
     learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
     return learned, {**found.report, "dev": found.scores}
