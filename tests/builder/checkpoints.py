@@ -22,7 +22,6 @@ SIZES = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
 }
-TOKENS = [2, 17, 120, 45, 5, 88, 199, 3]
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:

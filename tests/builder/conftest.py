@@ -1,5 +1,6 @@
 """One thread for all tests of the builder, and stores that are built, and tenants that are trained, once for all of them."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 from builder.store.store import Store
+from hplm.model.checkpoint import load_checkpoint
 from testing.toy import CONFIG
+from tests.builder.checkpoints import save_bert
 from tests.builder.stores import build, make_store, some_lines
 from tests.tasks import make_tasks
 
@@ -20,6 +23,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """A kill takes nothing that was written. `store/test_store.py` looks at what is synced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="package")
+def bert(tmp_path_factory):
+    """The folder of a tiny BERT whose neighbours matter."""
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="package")
+def checkpoint(bert):
+    return load_checkpoint(str(bert))
 
 
 @pytest.fixture(scope="package")
@@ -58,7 +80,7 @@ def trained(learnable, tmp_path_factory):
     store = Store(shutil.copytree(learnable.folder, folder / "store"))
     for name, (task, texts, *_, options) in TASKS.items():
         train, dev, _ = (made(folder, name, *part) for part in ((texts, "train"), (60, "dev"), (150, "test")))
-        learn(store, task, train, dev, tenant=name, epochs=6, **options)
+        learn(store, task, train, dev, tenant=name, epochs=6, batch_texts=32, **(options or {"learning_rate": 1e-2}))
     return store, folder
 
 

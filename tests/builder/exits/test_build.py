@@ -14,7 +14,6 @@ from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.publish.live import update_tenant
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.examples import Bare, read_labelled
@@ -23,7 +22,6 @@ from builder.tasks.tasks import training_task
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
-from hplm.tenants.manager import Manager
 from testing.random_store import random_exits, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
@@ -67,6 +65,9 @@ def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store
     again, is_new = built(store, TENANTS[task], file)
     assert not is_new and content(store.folder) == before and again.exits.exits == found.exits.exits
     assert built(store, TENANTS[task], file, drops=(5.0,))[1]
+    tenant = store.tenant(TENANTS[task])
+    random_tenant(store, replace(tenant, version=tenant.version + 1), 0.3, seed=9)
+    assert store.knowledge(store.tenant(tenant.id)).exits is None  # a version that was trained anew has none
 
 
 def test_texts_with_labels_say_what_is_lost_by_them(store, tasks, tmp_path):
@@ -117,34 +118,19 @@ def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
             torch.testing.assert_close(torch.from_numpy(answer.logits[0]), own, atol=0.02, rtol=0.01)
 
 
-def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(store, file, tmp_path):
-    few = write(tmp_path / "few.jsonl", ({"text": text} for text in TEXTS[:99]))
-    for tenant, texts, options, named in [
-        ("find", file, {}, ["'find'", "windows"]),
-        ("nobody", file, {}, ["'nobody'"]),
-        ("pair", few, {}, [few, 99, 100]),
-        ("pair", file, {"drops": ()}, ["drops"]),
-        ("pair", file, {"drops": (2.0, 1.0)}, ["2.0, 1.0"]),
-        ("pair", file, {"drops": (-1.0,)}, ["-1.0"]),
-        ("pair", file, {"delta": 1.0}, ["delta 1"]),
-        ("mark", file, {"delta": float("nan")}, ["delta nan"]),
-    ]:
-        with pytest.raises(InvalidInput, match=mentioning(*named)):
-            built(store, tenant, texts, **options)
-
-
-def test_exits_are_published_beside_the_version_and_a_new_version_has_none(store, file, tmp_path):
-    repository, state = exported(store, tmp_path / "repository"), tmp_path / "state"
-    live = Manager.open(repository, state)
-    live.registry.begin()
-    found, _ = built(store, "pair", file)
-    update_tenant(live, store, "pair")
-    served = live.current().find("pair")
-    assert served.exits.plans == found.exits.exits.plans and served.costs == tuple(
-        plan.cost for plan in found.exits.exits.plans
-    )
-    random_tenant(store, replace(store.tenant("pair"), version=3), 0.3, seed=9)
-    assert store.knowledge(store.tenant("pair")).exits is None
+@pytest.mark.parametrize(
+    "tenant, options, named",
+    [
+        ("find", {}, ["'find'", "windows"]),
+        ("pair", {"drops": ()}, ["drops"]),
+        ("pair", {"drops": (2.0, 1.0)}, ["2.0, 1.0"]),
+        ("pair", {"drops": (-1.0,)}, ["-1.0"]),
+        ("mark", {"delta": float("nan")}, ["delta nan"]),
+    ],
+)
+def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(tasks, file, tenant, options, named):
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        built(tasks.store, tenant, file, **options)
 
 
 def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):

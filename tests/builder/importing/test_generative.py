@@ -11,14 +11,11 @@ from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
-from builder.store.store import TenantFile
 from builder.tables.domain import UpdateOptions, update_domain
 from builder.tables.table import build_table
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from testing.generative import GenerativeReference
-from testing.random_store import random_store
-from testing.toy import CONFIG
 from tests.builder.stores import CPU, decoder_store
 from tests.model.decoders import MADE, drawn, saved, tokens
 from tests.support.message import mentioning
@@ -96,27 +93,29 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, monkeypatch):
     assert all(torch.equal(old[name], new[name]) for old, new in zip(*weights, strict=True) for name in old)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The store of a decoder, which refusals do not change."""
+    folder = tmp_path_factory.mktemp("plain")
+    return decoder_store(saved(drawn(MADE["llama"]()), folder / "m"), folder / "store")
+
+
 @pytest.mark.parametrize(
-    "targets, options, named",
+    "target, config, options, named",
     [
-        (["q_proj"], {"task_type": "SEQ_CLS"}, "'SEQ_CLS'"),
-        (["embed_tokens"], {}, "embed_tokens"),
-        (["q_proj"], {"use_dora": True}, "use_dora"),
+        ("q_proj", {"task_type": "SEQ_CLS"}, {}, ["lora", "'SEQ_CLS'"]),
+        ("q_proj", {"use_dora": True}, {}, ["lora", "use_dora"]),
+        ("embed_tokens", {}, {}, ["embed_tokens"]),
+        ("q_proj", {}, {"task": "tag"}, ["'tag'", "'m'"]),
+        ("q_proj", {}, {"labels": ["a"]}, ["--labels"]),
     ],
 )
-def test_what_cannot_be_imported_is_named(tmp_path, targets, options, named):
-    model = drawn(MADE["llama"]())
-    store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store")
-    folder = adapted(model, tmp_path / "lora", targets, (*range(4), None), **options)
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "lora", named) if options else named):
-        import_tenant(store, "acme", folder, ImportOptions(), CPU)
-    with pytest.raises(InvalidInput, match=mentioning("'tag'", "'m'")):
-        import_tenant(store, "acme", folder, ImportOptions(task="tag"), CPU)
-    with pytest.raises(InvalidInput, match="--labels"):
-        import_tenant(store, "acme", folder, ImportOptions(labels=["a"]), CPU)
+def test_what_cannot_be_imported_is_named(plain, tmp_path, target, config, options, named):
+    folder = adapted(drawn(MADE["llama"]()), tmp_path / "lora", [target], (*range(4), None), **config)
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        import_tenant(plain, "acme", folder, ImportOptions(**options), CPU)
 
 
-def test_an_encoder_imports_no_decoder(tmp_path):
-    store = random_store(tmp_path / "store", CONFIG, [TenantFile("a", 1, "root", 1, "classify", ["x", "y"], 0)])
+def test_an_encoder_imports_no_decoder(toy, tmp_path):
     with pytest.raises(InvalidInput, match=mentioning("'generate'", "'toy'")):
-        import_tenant(store, "acme", tmp_path, ImportOptions(task="generate"), CPU)
+        import_tenant(toy.store, "new", tmp_path, ImportOptions(task="generate"), CPU)

@@ -16,7 +16,7 @@ from builder.store.store import Store
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store, put, through
-from tests.builder.stores import CPU, corpus, some_lines
+from tests.builder.stores import CPU, corpus
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -152,16 +152,9 @@ def test_another_import_is_the_next_version_and_keeps_the_labels(store):
         import_tenant(store, "acme", FIXTURES / "adapters-lora-tag", ImportOptions(), CPU)
 
 
-def scored(folder: Path) -> Path:
-    file = folder / "test.jsonl"
-    lines = [{"text": text, "label": LABELS[i % 3]} for i, text in enumerate(some_lines(12, seed=5))]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    return file
-
-
 def test_a_lower_part_becomes_a_domain(store, tmp_path):
     new = NewDomain("acme-lower", [corpus(tmp_path, 1)], min_tokens=1)
-    options = ImportOptions(labels=LABELS, new_domain=new, test=scored(tmp_path))
+    options = ImportOptions(labels=LABELS, new_domain=new)
     tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     assert (tenant.domain, tenant.domain_version, tenant.rank) == ("acme-lower", 1, 2)
     table = store.table("acme-lower", 1)
@@ -169,8 +162,6 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
     megabytes = sum(file.stat().st_size for file in store.table_folder("acme-lower", 1).iterdir()) / 1e6
     assert report["merged"].pop("mb") == pytest.approx(megabytes, rel=0.05)
     assert report["merged"] == {"domain": "acme-lower", "layers": [0, 1], "ngrams": table.meta.keys}
-    assert set(report["test"]) == {"on root", "on acme-lower"} and report["test"]["on root"]["rows"] == 12
-    assert report["test"]["on acme-lower"]["windows_found"][0] >= report["test"]["on root"]["windows_found"][0]
     window = torch.tensor(table.space.unpack(table.index.by_row()[:50]).astype(np.int64))
     with torch.no_grad():
         merged = store.lower("root", 1)

@@ -38,9 +38,9 @@ def adapted(checkpoint, documents):
 
 
 @pytest.mark.parametrize("upper", [2, 1])
-def test_the_teacher_is_the_original_model_also_if_upper_layers_are_dropped(folder, upper):
-    teacher = Teacher(load_checkpoint(str(folder), lower=2, upper=upper)).eval()
-    stock = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+def test_the_teacher_is_the_original_model_also_if_upper_layers_are_dropped(bert, upper):
+    teacher = Teacher(load_checkpoint(str(bert), lower=2, upper=upper)).eval()
+    stock = AutoModel.from_pretrained(bert, add_pooling_layer=False).eval()
     tokens = torch.randint(5, VOCABULARY, (9,), generator=torch.Generator().manual_seed(0))
     lengths = [4, 5]
     at_split, at_end = teacher(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), lengths)

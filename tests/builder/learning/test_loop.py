@@ -1,21 +1,17 @@
-"""The loop: it ends by its limits, keeps the right weights, stops at a loss that is no number, and goes on when interrupted."""
+"""The loop: it ends by its limits, keeps the right weights, and stops at a loss that is no number."""
 
 import math
-import os
 
 import pytest
 import torch
 
 from builder.learning import limits
-from builder.learning.distil import WAY_OUT, distil
+from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
-from builder.learning.masked import further_pretrain
 from builder.store import savepoint
 from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import split
-from tests.builder.checkpoints import chained
 from tests.builder.stores import CPU
 from tests.support.message import mentioning
 
@@ -109,46 +105,3 @@ def test_impossible_budgets_are_refused():
             Budget(minutes=minutes)
     with pytest.raises(InvalidInput, match=mentioning("--until", 94)):
         Budget(minutes=1, until=94)
-
-
-def distilled(checkpoint, documents, budget, saved):
-    lower, upper = split(checkpoint)
-    return [lower, upper], distil(checkpoint, lower, upper, documents, budget, 3, CPU, False, saved)
-
-
-def guessed(checkpoint, documents, budget, saved):
-    lower, upper = split(checkpoint)
-    head, report = further_pretrain(checkpoint.config, lower, upper, None, "", documents, budget, 3, CPU, False, saved)
-    return [lower, head], report
-
-
-@pytest.mark.parametrize("learn", [distilled, guessed])
-def test_an_interrupted_training_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
-    """It is interrupted twice, each time before a savepoint gets its name."""
-    documents, budget = chained(checkpoint.config, 3000, 16, seed=1), Budget(steps=8)
-    undisturbed, report = learn(checkpoint, documents, budget, None)
-    saves, begun, replace, load = 0, [], os.replace, Savepoint.load
-
-    def told(self):
-        state = load(self)
-        begun.append(state["progress"]["steps"] if state is not None else 0)
-        return state
-
-    def dying(source, target):
-        nonlocal saves
-        saves += 1
-        if saves in (2, 7):
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(Savepoint, "load", told)
-    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(os, "replace", dying)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            learn(checkpoint, documents, budget, tmp_path / "saved.pt")
-    found, again = learn(checkpoint, documents, budget, tmp_path / "saved.pt")
-    assert max(begun) >= 2, "it must have continued"
-    assert {**again, "seconds": 0} == {**report, "seconds": 0}
-    for stack, other in zip(found, undisturbed, strict=True):
-        assert all(torch.equal(part, other.state_dict()[name]) for name, part in stack.state_dict().items())

@@ -35,8 +35,8 @@ def run(checkpoint, documents, budget, head):
     return lower, upper, *found
 
 
-def test_words_are_masked_as_bert_masks_them(model):
-    config = load_checkpoint(str(model[0])).config
+def test_words_are_masked_as_bert_masks_them(checkpoint):
+    config = checkpoint.config
     documents = random_documents(config, 40_000, 20, seed=2)
     lesson = MaskedLessons(config, CPU).lesson(documents, np.random.default_rng(0))
     words = np.concatenate(documents)
@@ -91,37 +91,31 @@ def report_of(store, branch):
 
 
 @pytest.mark.parametrize("model", ["with head"], indirect=True)  # the test of predictions makes one
-def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
-    folder, has_head = model
-    two, options = Budget(steps=2), DomainOptions(min_tokens=1)
-    store, _ = build_root(str(folder), [corpus(tmp_path, 0)], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, CPU)
-    assert store.masked_head("root", 1) is None
-    build_domain(store, "bio", [corpus(tmp_path, 1)], options, two, CPU)
-    report = report_of(store, "bio-1")
-    assert report["learn"] == "masked" and report["head"] == ("the checkpoint's" if has_head else "made here")
+def test_a_branch_learns_on_from_the_branch_before_it_and_its_head(model, tmp_path):
+    """Takes seconds, because six branches learn or are built."""
+    two, domain = Budget(steps=2), DomainOptions(min_tokens=1)
+    options, text = RootOptions(name="tiny", masked=0.5), [corpus(tmp_path, 0)]
+    store, _ = build_root(str(model[0]), text, tmp_path / "store", options, Budget(steps=10), CPU)
+    report = report_of(store, "root-1")
+    assert (report["steps"], report["masked"]["steps"], report["masked"]["head"]) == (5, 5, "the checkpoint's")
+    build_domain(store, "bio", [corpus(tmp_path, 1)], domain, two, CPU)
     update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), two, CPU)
-    report = report_of(store, "bio-2")
-    assert report["head"] == "the branch's" and report["head_steps"] == 0
-    first, second = store.masked_head("bio", 1), store.masked_head("bio", 2)
-    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), NO_TIME, CPU)  # without learning
-    assert same(first, second) and same(second, store.masked_head("bio", 3))
-    build_domain(store, "law", [corpus(tmp_path, 1)], replace(options, learn="distil"), two, CPU)
-    assert report_of(store, "law-1")["learn"] == "distil" and store.masked_head("law", 1) is None
+    for branch in ("bio-1", "bio-2"):
+        report = report_of(store, branch)
+        assert (report["learn"], report["head"], report["head_steps"]) == ("masked", "the branch's", 0), branch
+    heads = [store.masked_head(*branch) for branch in (("root", 1), ("bio", 1), ("bio", 2))]
+    update_domain(store, "bio", text, UpdateOptions(), NO_TIME, CPU)  # without learning
+    assert all(same(head, store.masked_head("bio", 3)) for head in heads)
+    build_domain(store, "law", [corpus(tmp_path, 1)], replace(domain, learn="distil"), two, CPU)
+    assert report_of(store, "law-1")["learn"] == "distil"
+    (store.folder / "lower/root-1.head.safetensors").unlink()
+    build_domain(store, "art", [corpus(tmp_path, 1)], domain, two, CPU)
+    assert report_of(store, "art-1")["head"] == "the checkpoint's"
     for branch in ("bio-2", "law-1"):
         assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
         page = (store.folder / "lower" / f"{branch}.html").read_text()
         assert f"{branch[:3]} version" in page and "data:image/png;base64," in page and "Exams" in page
     with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
-        build_domain(store, "new", [corpus(tmp_path, 1)], replace(options, learn="guess"), two, CPU)
+        build_domain(store, "new", [corpus(tmp_path, 1)], replace(domain, learn="guess"), two, CPU)
     Store(store.folder).remove_branch("bio", 2)
     assert not list((store.folder / "lower").glob("bio-2*"))
-
-
-@pytest.mark.parametrize("model", ["with head"], indirect=True)
-def test_a_root_may_learn_masked_words_and_domains_continue_with_its_head(model, tmp_path):
-    options, text = RootOptions(name="tiny", masked=0.5), [corpus(tmp_path, 0)]
-    store, _ = build_root(str(model[0]), text, tmp_path / "masked", options, Budget(steps=10), CPU)
-    report = report_of(store, "root-1")
-    assert (report["steps"], report["masked"]["steps"], report["masked"]["head"]) == (5, 5, "the checkpoint's")
-    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=2), CPU)
-    assert report_of(store, "bio-1")["head"] == "the branch's"

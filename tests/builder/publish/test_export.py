@@ -1,6 +1,5 @@
 """An export: what it writes, that it never overwrites another one, its precision, and what it refuses."""
 
-import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -13,7 +12,7 @@ from builder.publish import precision
 from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
 from builder.publish.precision import EightBits, measure_eight_bits
-from builder.store.store import Store, TenantFile, check_name
+from builder.store.store import TenantFile, check_name
 from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
@@ -45,18 +44,6 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
             assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
     modes = {path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
     assert len(modes) == 1  # in the container, the server runs as another user than the export
-
-
-def test_all_models_that_answer_list_the_same_outputs(toy):
-    listed = {}
-    for model in ("toy", "toy-upper", "hplm"):
-        config = (toy.repository / model / "config.pbtxt").read_text("utf-8")
-        outputs = config[config.index("output [") :].split("\n]")[0]
-        listed[model] = re.findall(r'name: "([A-Z]+)" +data_type: (\w+) +dims: \[([^]]*)\]', outputs)
-    assert listed["toy"] == listed["toy-upper"] == listed["hplm"]
-    assert ("LEVEL", "TYPE_INT32", " 1 ") in listed["toy"]
-    ensemble = (toy.repository / "toy/config.pbtxt").read_text("utf-8")
-    assert re.findall(r'output_map \{ key: "(\w+)" +value: "\1"', ensemble) == [name for name, *_ in listed["toy"]]
 
 
 def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path, monkeypatch):
@@ -123,14 +110,9 @@ def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_device_that_this_machine_lacks_can_be_exported(toy, tmp_path):
-    export(toy.store, tmp_path, ServingOptions(device="cuda:7"))
-    assert '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
-
-
 def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_its_name(toy, tmp_path):
-    export(toy.store, tmp_path, ServingOptions(admin=True))
-    assert (tmp_path / "toy-admin/config.pbtxt").exists()
+    export(toy.store, tmp_path, ServingOptions(admin=True, device="cuda:7"))  # this machine may lack the device
+    assert (tmp_path / "toy-admin/config.pbtxt").exists() and '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
     export(toy.store, tmp_path, ServingOptions())
     assert not (tmp_path / "toy-admin").exists()
     (tmp_path / "toy-admin").mkdir()
@@ -139,12 +121,10 @@ def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_i
     assert (tmp_path / "toy-admin/config.pbtxt").exists()
 
 
-def test_stores_that_cannot_be_exported_are_refused(toy, tmp_path):
+def test_a_store_without_tenants_is_not_exported(tmp_path):
     store = random_store(tmp_path / "empty", CONFIG, [], corpus_tokens=500)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "empty", "hplm build tenant")):
         export(store, tmp_path / "r", ServingOptions())
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm build root")):
-        Store(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "a/b", "../x", "-a", "a" * 65, "ü", "a b"])

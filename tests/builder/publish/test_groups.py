@@ -156,17 +156,6 @@ def test_placements_that_cannot_be_emitted_are_refused_and_leave_nothing(toy, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_stages_that_the_export_leaves_no_batches_for_are_refused(toy, tmp_path):
-    repository = tmp_path / "repository"
-    shutil.copytree(toy.repository, repository)
-    config = repository / "toy-upper/config.pbtxt"
-    config.write_text(with_parameters(config.read_text(), {"slots": "2"}))
-    cut = group("one", "toy/root", devices=("cpu:4", "cpu:2"), cuts=TWO)
-    with pytest.raises(InvalidInput, match=mentioning("'one'", "slots", "2")):
-        emit(placement_of(toy.folder, cut), repository, tmp_path / "groups")
-    assert not (tmp_path / "groups").exists()
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     repository, _ = make_two(tmp_path_factory.mktemp("two"))
@@ -195,22 +184,30 @@ NEWER = 'parameters { key: "newer" value { string_value: "7" } }\n'
 
 
 @pytest.mark.parametrize(
-    "change, precisions, named",
+    "changes, precisions, named",
     [
-        (lambda text: with_parameters(text, {"slots": "9"}), {}, ["toy", "deep", "'slots'", "'4'", "'9'"]),
-        (lambda text: text + NEWER, {}, ["toy", "deep", "'newer'", "'missing'", "'7'"]),
-        (lambda text: text, {"toy": "fp32", "deep": "int8"}, ["toy in fp32", "deep in int8", "--dtype"]),
+        ({"deep": {"slots": "9"}}, {}, ["toy", "deep", "'slots'", "'4'", "'9'"]),
+        (
+            {"deep": NEWER},
+            {},
+            ["toy", "deep", "'newer'", "'missing'", "'7'"],
+        ),
+        ({"toy": {"slots": "2"}, "deep": {"slots": "2"}}, {}, ["slots", "2"]),  # too few for two stages
+        ({}, {"toy": "fp32", "deep": "int8"}, ["toy in fp32", "deep in int8", "--dtype"]),
     ],
-    ids=["parameters", "another parameter", "precisions"],
+    ids=["parameters", "another parameter", "batches", "precisions"],
 )
-def test_backbones_that_cannot_share_an_engine_are_refused(two, tmp_path, change, precisions, named):
+def test_backbones_that_cannot_share_an_engine_are_refused(two, tmp_path, changes, precisions, named):
     repository = shutil.copytree(two, tmp_path / "repository")
-    config = repository / "deep-upper/config.pbtxt"
-    config.write_text(change(config.read_text()))
+    for name, changed in changes.items():
+        config = repository / f"{name}-upper/config.pbtxt"
+        text = config.read_text()
+        config.write_text(text + changed if isinstance(changed, str) else with_parameters(text, changed))
     placement = placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT)
     placement = replace(placement, precisions=precisions or placement.precisions)
     with pytest.raises(InvalidInput, match=mentioning("'both'", *named)):
         emit(placement, repository, tmp_path / "groups")
+    assert not (tmp_path / "groups").exists()
 
 
 def test_a_decoder_in_a_group_is_refused(two, tmp_path):

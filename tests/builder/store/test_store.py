@@ -121,46 +121,38 @@ def test_a_version_has_the_same_bytes_in_the_store_an_export_and_a_registry(stor
         assert has_content(path.name, path.read_bytes())
 
 
-def as_before(store, name):
-    """Stores a tenant's first version as releases did whose stores had the format 2."""
-    tenant, found, folder = store.tenant(name), store.knowledge(store.tenant(name)), store.tenant_folder(name, 1)
+def as_before(store, tenant):
+    """Stores a tenant's version as releases did whose stores had the format 2."""
+    found, folder = store.knowledge(tenant), store.tenant_folder(tenant.id, tenant.version)
     adapter, head = store.tenant_weights(tenant)
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    (folder / "tenant.json").write_text(json.dumps(asdict(tenant)))
     save_weights(head, folder / "head.safetensors")
-    for file, layers in (("adapter", adapter), ("exits", found.exits and found.exits.heads)):
-        if layers is not None:
-            save_weights(
-                {f"{i}.{key}": one for i, layer in enumerate(layers) for key, one in layer.items()},
-                folder / f"{file}.safetensors",
-            )
-    if found.exits is not None:
-        (folder / "exits.json").write_text(json.dumps({"exits": found.exits.exits.described()}))
-    if found.calibration is not None:
-        (folder / "calibration.json").write_text(json.dumps({"calibration": asdict(found.calibration)}))
+    for file, layers in (("adapter", adapter), ("exits", found.exits.heads)):
+        weights = {f"{i}.{key}": one for i, layer in enumerate(layers) for key, one in layer.items()}
+        save_weights(weights, folder / f"{file}.safetensors")
+    described = {"exits": {"exits": found.exits.exits.described()}, "calibration": {"calibration": asdict(found.calibration)}}
+    for file, own in {"tenant": asdict(tenant), **described}.items():
+        (folder / f"{file}.json").write_text(json.dumps(own))
     stored = json.loads((store.folder / "store.json").read_text())
     (store.folder / "store.json").write_text(json.dumps({**stored, "format": 2}))
     return Store(store.folder)
 
 
-def test_versions_of_the_release_before_are_read_and_those_after_them_are_records(store):
+def test_exits_and_calibrations_of_the_release_before_are_read_and_the_next_version_is_a_record(store):
+    """tests/test_before.py has adapters of all kinds, and tenants without one."""
     random_exits(store, store.tenant("acme"))
     change_version(store, store.tenant("acme"), calibration=Calibration(temperature=2.0))
-    files = [
-        TenantFile("lora", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh", dtype="bf16")
-    ]
-    random_tenant(store, files[0], 0.3, seed=2)
-    for name in ("acme", "bare", "lora"):
-        tenant, content = store.tenant(name), store.knowledge(store.tenant(name)).packed().content
-        older = as_before(store, name)
-        assert older.tenant(name) == tenant and older.knowledge(tenant).packed().content == content
-        found = older.save_next(tenant, older.knowledge(tenant), older.report(tenant))
-        assert Store(store.folder).format == FORMAT and found == older.tenant(name) == replace(tenant, version=2)
-        assert store.knowledge(found).packed().content == content
+    tenant = store.tenant("acme")
+    packed = store.knowledge(tenant).packed().content
+    older = as_before(store, tenant)
+    assert older.tenant("acme") == tenant and older.knowledge(tenant).packed().content == packed
+    found = older.save_next(tenant, older.knowledge(tenant), older.report(tenant))
+    assert Store(store.folder).format == FORMAT and found == older.tenant("acme") == replace(tenant, version=2)
+    assert store.knowledge(found).packed().content == packed
     folder = store.tenant_folder("acme", 1)
-    for file, content in (("calibration.json", "{"), ("calibration.json", "[]"), ("exits.json", "{}"), ("tenant.json", "{}")):
-        (folder / file).write_text(content)
+    for file, wrong in (("calibration.json", "{"), ("calibration.json", "[]"), ("exits.json", "{}"), ("tenant.json", "{}")):
+        (folder / file).write_text(wrong)
         with pytest.raises(Broken, match=mentioning(folder / file)):
             store.knowledge(store.tenant_version("acme", 1))
         (folder / file).unlink()

@@ -1,4 +1,4 @@
-"""A corpus on disk contains all its inputs, whatever their format, and however often the work was interrupted."""
+"""A corpus on disk contains all its inputs, whatever their format. Killed work: tests/builder/test_killed.py."""
 
 import gzip
 import json
@@ -8,57 +8,16 @@ from itertools import chain
 import numpy as np
 import pytest
 import zstandard
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers import models, pre_tokenizers, processors
 
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.text_files import LONGEST_LINE
 from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
+from testing.random_store import tokenizer_json
+from testing.toy import CONFIG
+from tests.builder.stores import some_lines
 from tests.support.message import mentioning
-
-LETTERS = "abcdefghij"
-
-
-@pytest.fixture
-def tokenizer(monkeypatch):
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the tests fork
-    entries = {token: i for i, token in enumerate(["[UNK]", "[CLS]", "[SEP]", *LETTERS])}
-    tokenizer = HuggingFaceTokenizer(models.WordPiece(entries, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    return Tokenizer(tokenizer.to_str(), positions=8)
-
-
-def documents_of(number, seed=0):
-    generator = np.random.default_rng(seed)
-    return [" ".join(generator.choice(list(LETTERS), size=generator.integers(1, 12))) for _ in range(number)]
-
-
-@pytest.fixture
-def inputs(tmp_path):
-    """Four files of 30 documents, each in another format."""
-    parts = [documents_of(30, seed) for seed in range(4)]
-    plain, objects = "\n\n".join(parts[0]), "\n".join(json.dumps({"text": text}) for text in parts[1])
-    half = len(parts[3]) // 2
-    frames = ["\n".join(parts[3][:half]) + "\n", "\n".join(parts[3][half:])]
-    files = {
-        "plain.txt": plain.encode(),
-        "objects.jsonl.gz": gzip.compress(objects.encode()),
-        "members.gz": gzip.compress("\n".join(parts[2][:7]).encode() + b"\n") + gzip.compress("\n".join(parts[2][7:]).encode()),
-        "frames.txt.zst": b"".join(zstandard.ZstdCompressor().compress(frame.encode()) for frame in frames),
-    }
-    for name, packed in files.items():
-        (tmp_path / name).write_bytes(packed)
-    return [tmp_path / name for name in files], list(chain(*parts))
-
-
-def test_plain_gzip_zstd_and_jsonl_are_read_as_one_corpus(inputs):
-    paths, documents = inputs
-    read = []
-    assert list(read_corpus(paths, read.append)) == documents
-    assert sum(read) == sum(path.stat().st_size for path in paths)
 
 
 @pytest.mark.parametrize("pattern", [b"a", b"word " * 4095 + b"word\n"], ids=["one line", "many lines"])
@@ -86,15 +45,28 @@ def test_a_text_that_repeats_itself_is_read_and_a_line_that_no_document_needs_is
         list(read_corpus([path]))
 
 
-def test_the_corpus_contains_every_document(tmp_path, inputs, tokenizer):
-    paths, documents = inputs
+def test_the_corpus_contains_every_document_of_files_of_any_format(tmp_path):
+    parts = [some_lines(30, seed) for seed in range(4)]
+    objects = "\n".join(json.dumps({"text": text}) for text in parts[1])
+    pieces = [["\n".join(part[:7]).encode() + b"\n", "\n".join(part[7:]).encode()] for part in parts]
+    files = {
+        "plain.txt": "\n\n".join(parts[0]).encode(),
+        "objects.jsonl.gz": gzip.compress(objects.encode()),
+        "members.gz": b"".join(map(gzip.compress, pieces[2])),
+        "frames.txt.zst": b"".join(zstandard.ZstdCompressor().compress(piece) for piece in pieces[3]),
+    }
+    for name, packed in files.items():
+        (tmp_path / name).write_bytes(packed)
+    paths, documents = [tmp_path / name for name in files], list(chain(*parts))
+    tokenizer, read = Tokenizer(tokenizer_json(CONFIG.vocabulary), positions=8), []
+    assert list(read_corpus(paths, read.append)) == documents
+    assert sum(read) == sum(path.stat().st_size for path in paths)
     corpus = tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
     expected = tokenizer.encode_documents(documents)
-    assert len(corpus) == len(expected) and corpus.tokens == sum(map(len, expected))
-    for document, ids in zip(corpus, expected, strict=True):
+    assert corpus.tokens == sum(map(len, expected))
+    for document, ids in zip([*corpus, corpus[-1]], [*expected, expected[-1]], strict=True):
         assert document.dtype == np.int32
         np.testing.assert_array_equal(document, ids)
-    np.testing.assert_array_equal(corpus[-1], expected[-1])
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "corpus", "inputs")):
         tokenize_corpus(paths[:2], tokenizer, tmp_path / "corpus", show_progress=False)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path)):

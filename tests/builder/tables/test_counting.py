@@ -1,6 +1,5 @@
 """Counting on disk gives the counts of a dictionary, in one run or after interruptions."""
 
-import os
 import tempfile
 from collections import Counter
 from itertools import chain
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.slow
 
 MANY_RUNS = 3000  # bytes: some tens of tokens a run
 spaces = st.builds(KeySpace, st.sampled_from([3, 200, 250_000]), st.builds(Window, st.integers(1, 5), st.booleans()))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_waiting_for_the_disk():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
 
 
 def corpora(vocabulary, most=30):
@@ -70,7 +62,7 @@ def rows(counts, level):
     return zip(keys.tolist(), numbers.tolist(), strict=True)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
 def test_counts_equal_those_of_a_dictionary(data, space, memory):
     documents = data.draw(corpora(space.vocabulary))
@@ -87,7 +79,7 @@ def test_counts_equal_those_of_a_dictionary(data, space, memory):
         assert left == {"meta.json", *(f"{part}-{i}" for i in range(len(space.masks)) for part in ("keys", "counts"))}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data(), spaces, st.sampled_from([1, MANY_RUNS, 1 << 20]))
 def test_added_counts_are_those_of_both_corpora_together(data, space, memory):
     parts = [data.draw(corpora(space.vocabulary, most=10)) for _ in range(data.draw(st.integers(1, 3)))]

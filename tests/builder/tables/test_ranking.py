@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from builder.tables.counting import count_ngrams
 from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
-from tests.builder.tables.test_counting import (
-    corpora,
-    corpus_of,
-    expected_counts,
-    no_waiting_for_the_disk,  # noqa: F401
-    spaces,
-)
+from tests.builder.tables.test_counting import corpora, corpus_of, expected_counts, spaces
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +30,7 @@ def expected_order(space, expected, root):
     return sorted(places, key=places.__getitem__)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), spaces, st.booleans(), st.sampled_from([1, 2, 5, 1 << 20]))
 def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
     """So a branch takes one share of each length, and a root more of the shorter ones."""

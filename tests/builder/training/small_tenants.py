@@ -130,6 +130,10 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
+def unexpected(*_, **__):
+    raise AssertionError("this command has nothing to train")
+
+
 pretend = partial(learn, trainer=untrained)
 
 

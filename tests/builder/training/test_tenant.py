@@ -10,17 +10,14 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.packed_batches import packed_batches
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store import savepoint
 from builder.store.verification import store_parts
 from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
-from builder.training.data import read_files
-from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.model import TenantModel
 from builder.training.tenant import warnings_of
 from testing.reference import Reference
 from testing.toy import WORDS
-from tests.builder.training.small_tenants import CPU, CUT, STILL, TASKS, asked, change, learn, made, weights, write
+from tests.builder.training.small_tenants import CPU, STILL, TASKS, asked, change, learn, made, weights, write
 from tests.support.message import mentions
 from tests.tasks import same_labels
 
@@ -140,39 +137,3 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
     assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
     assert change(store, ("multilabel", 1), ("multilabel", 2)) == 0
     assert any(mentions(warning, 1) for warning in warnings_of(report))
-
-
-def test_an_interrupted_training_ends_with_the_same_numbers(store, tmp_path, monkeypatch):
-    """It is interrupted in its first and in its second epoch, and continues at the last step that was saved.
-
-    All weights and random numbers that any training has are in this one, whose adapter is cut.
-    """
-    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
-    file, options = made(tmp_path, "classify", 60, 1), TrainingOptions(rank=8, epochs=2, **CUT)
-    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), CPU, None, False)
-    steps = []
-
-    def trained(saved, last=None):
-        """Trains. Before step number `last` is saved, the training is interrupted."""
-
-        def watched(pack, logits):
-            steps.append(pack)
-            if len(steps) == last:
-                raise KeyboardInterrupt
-            return logits.sum() * 0
-
-        found = finetune(PlotBody.of(store), data, options, saved, False, watched)
-        return {**found.report, "seconds": 0}, found.model.stored(), found.scores
-
-    whole = trained(None)
-    count = len(steps)
-    for last in (3, count - 4):  # the second one begins with the step that was lost
-        steps.clear()
-        with pytest.raises(KeyboardInterrupt):
-            trained(tmp_path / "learning.pt", last)
-    steps.clear()
-    again = trained(tmp_path / "learning.pt")
-    assert len(steps) == 3 and again[0] == whole[0] and again[2] == whole[2]
-    (adapter, head), (other, other_head) = again[1], whole[1]
-    for mine, theirs in zip([*adapter, head], [*other, other_head], strict=True):
-        assert all(torch.equal(part, theirs[name]) for name, part in mine.items())

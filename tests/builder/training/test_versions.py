@@ -1,8 +1,11 @@
 """Which version a command makes, what it starts from, and what stays after an interruption. Nothing is trained here."""
 
 import json
+import pickle
 import random
 import shutil
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -18,15 +21,7 @@ from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.cli.main import main
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.stores import CPU, build, some_lines
-from tests.builder.training.small_tenants import (
-    asked,
-    change,
-    interrupted,
-    made,
-    pretend,
-    untrained,
-    write,
-)
+from tests.builder.training.small_tenants import asked, change, interrupted, made, pretend, unexpected, untrained, write
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -209,10 +204,6 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeyp
     assert delete_tenant(store, "other") == [1] and not (store.folder / "removed").exists()
 
 
-def unexpected(*_, **__):
-    raise AssertionError("this command has nothing to train")
-
-
 class Cut(Exception):
     """Ends a grid in its middle."""
 
@@ -231,35 +222,33 @@ def scored_by_rate(body, ground, options, saved, show_progress=True, *, log, mos
     return replace(found, scores=replace(found.scores, values=values))
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """Points of a grid are trained one after the other, in this process."""
+class Copied:
+    """Workers that get their jobs as other processes do."""
+
+    def submit(self, job):
+        done = Future()
+        done.set_result(pickle.loads(pickle.dumps(job))())
+        return done
+
+
+def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
+    """A point that diverges does not end the others. What goes to another process is copied, and trained in this one."""
+    train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
+    fragile = partial(scored_by_rate, most=2e-3)
     monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
-
-
-def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch, alone):
-    """Takes seconds, because two processes import torch."""
-    train, log = made(tmp_path, "classify", 20, 1), tmp_path / "log"
     with pytest.raises(Cut):
-        pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, last=4))
-    tenant = pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log))
-    report, done = store.report(tenant), log.read_text().splitlines()
-    tried = {(point["learning_rate"], point["batch_texts"]) for point in report["grid"]}
-    assert tried == {(rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)} and len(done) == len(set(done)) == 6
-    assert (report["learning_rate"], report["batch_texts"]) == (4e-3, 32)
-    assert report["dev"]["accuracy"] == pytest.approx(0.432)
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
-    beside = pretend(store, "classify", train, grid=True, tenant="beside", trainer=partial(scored_by_rate, log=tmp_path / "2"))
-    assert store.report(beside)["grid"] == report["grid"] and sorted((tmp_path / "2").read_text().splitlines()) == sorted(done)
-    assert change(store, ("acme", 1), ("beside", 1)) == 0
-
-
-def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, alone):
-    train, threads = made(tmp_path, "classify", 20, 1), torch.get_num_threads()
-    fragile = partial(scored_by_rate, log=tmp_path / "log")
-    report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, most=2e-3)))
-    assert [point["dev"] is None for point in report["grid"]] == [False] * 4 + [True] * 2
-    assert report["learning_rate"] == 2e-3 and torch.get_num_threads() == threads
+        pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log, last=3))
+    report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log)))
+    done = log.read_text().splitlines()
+    tried = {(point["learning_rate"], point["batch_texts"]): point["dev"] is None for point in report["grid"]}
+    assert tried == {(rate, batch): rate > 2e-3 for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)}
+    assert len(done) == len(set(done)) == 4 and torch.get_num_threads() == threads
+    assert (report["learning_rate"], report["batch_texts"]) == (2e-3, 32) and report["dev"]["accuracy"] == pytest.approx(0.232)
     with pytest.raises(HplmError, match="--learning-rate"):
-        pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(fragile, most=0.0))
+        pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(scored_by_rate, log=log, most=0.0))
     assert Store(store.folder).tenant("beta") is None
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
+    monkeypatch.setattr(grid, "worker_processes", lambda count: nullcontext(Copied()))
+    pretend(store, "classify", train, grid=True, tenant="beside", trainer=partial(fragile, log=tmp_path / "2"))
+    assert store.report(store.tenant("beside"))["grid"] == report["grid"]
+    assert sorted((tmp_path / "2").read_text().splitlines()) == sorted(done) and change(store, ("acme", 1), ("beside", 1)) == 0
