@@ -24,7 +24,7 @@ from tests.support.wait import Clock
             "http://127.0.0.1:8000", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:8000/path", "https://door/path", "https://door:x",
             "HTTPS:door:443",
         )),
-        ({"url": "https://"}, ""),
+        ({"url": "https://"}, "':443'"),
         ({"protocol": "https"}, "'https'"),
         *(({"api_key": key}, "ASCII") for key in ("two\nlines", "schlüssel", "")),
         ({"network_timeout": 0}, "network_timeout 0"),
