@@ -14,7 +14,7 @@ from hplm.options import PAGED
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from tests.generation.fake import Fake
-from tests.generation.world import KINDS, World, greedy
+from tests.generation.world import KINDS, MS, World, greedy
 
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
@@ -162,6 +162,16 @@ def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(kind, prompt, m
     assert not world.cache.space.free and len(world.queue) == 1, "something was forgotten"
     world.run()
     assert waits.error is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_early_arrival_that_a_client_claims_takes_the_cache_from_nobody(kind):
+    world = World(Fake(), tokens=128, share=0.01, kind=kind)
+    world.now = 10**12
+    asked = [world.ask([3] * 20, greedy(60), waited_ns=waited * MS) for waited in (0, 79_000)]
+    world.step(100)  # looks who is put back
+    world.run()
+    assert world.running.put_back and all(world.assert_right(said) == 60 for said in asked)
 
 
 def test_few_sequences_are_remembered():
