@@ -1,4 +1,4 @@
-"""A real Triton with a fake backbone."""
+"""A fake Triton, and the shared server with an encoder and a decoder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_fakes import WAYS, Way, write_backbone
+from client_fakes import WAYS, FakeTriton, Way
 
-from hplm.server import TritonServer
 from loadtest.proxy import make_certificate, missing_programs
-from tests.support.servers import _server_is_well, servers  # noqa: F401
+from tests.support.servers import _server_is_well, server, servers  # noqa: F401
 
 
 @pytest.fixture(params=WAYS)
@@ -20,18 +19,16 @@ def way(request: pytest.FixtureRequest) -> Way:
     return Way(protocol, kind == "asyncio")
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    repository: Path = tmp_path_factory.mktemp("repository")
-    write_backbone(repository, "minilm", answering="minilm-lookup")
-    with TritonServer(repository) as running:
+@pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    with FakeTriton() as running:
         yield running
 
 
 @pytest.fixture
-def ask(way: Way, server: TritonServer) -> Callable[..., Any]:
-    """A function that runs `ask(lambda client: ..., **settings)` with a client of the running server."""
-    return lambda use, **settings: way.call(way.url(server), use, **{"backbone": "minilm", **settings})
+def ask(way: Way, fake: FakeTriton) -> Callable[..., Any]:
+    """A function that runs `ask(lambda client: ..., **settings)` with a client of the fake."""
+    return lambda use, **settings: way.call(way.url(fake), use, **{"backbone": "minilm", **settings})
 
 
 @pytest.fixture(scope="session")

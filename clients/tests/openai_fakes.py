@@ -1,106 +1,99 @@
-"""A gateway over HTTP whose decoders are played here."""
+"""A gateway over HTTP, before a fake Triton whose decoders do what a tenant's name says."""
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-from hplm_client.errors import BY_WORD, ConnectionLost
+from client_fakes import FakeTriton, Refusal, Request
+
+from hplm_client.errors import BY_WORD
 from hplm_openai.__main__ import server_of
 from hplm_openai.app import Gateway, Limits
-from tests.support.wait import eventually
+from hplm_openai.decoders import Decoders
+from tests.support.wait import PATIENCE, eventually
 
-PATIENCE = 30
-BUSY = "[quota] the tenant has 1 request in flight: retry after 1.5 s (gRPC from 10.0.0.7:8001)"
-TENANTS = {None: {"open": "chat"}, "secret": {"open": "chat", "keyed": "other"}}
-KNOWN = {"open", "keyed", "slow", "cut", "stopped", "lost", "bug", *BY_WORD}
+BUSY = "[quota] the tenant has 1 request in flight: retry after 1.5 s"
 
 
-class FakeDecoders:
+class Tenants(FakeTriton):
     """Tenants that each behave in one way.
 
     `open` and `keyed` say the prompt again, a character at a time. `slow` says one and then nothing. After one
-    character the connection of `cut` breaks, and the server of `stopped` refuses to go on. A tenant named like a word of an
-    error raises that error.
+    character the connection of `cut` breaks, and the server of `stopped` refuses to go on. `odd` says what is no text. A
+    tenant named like a word of an error gets that error.
     """
 
-    def __init__(self):
-        self.asked = []
-        self.begun = 0
-        self.ended = 0
+    models = frozenset({"chat"})
 
-    async def opened(self, key):
-        return TENANTS.get(key, TENANTS[None])
-
-    async def ask(self, asked):
-        self.asked.append(asked)
-        self.begun += 1
-        try:
-            async for response in self.answer(asked):
-                yield response
-        finally:
-            self.ended += 1
-
-    async def answer(self, asked):
-        if asked.tenant not in KNOWN or (asked.tenant == "keyed" and asked.key != "secret"):
-            raise BY_WORD["no_tenant"]("[no_tenant] no such tenant (gRPC from 10.0.0.7:8001)")
-        if asked.tenant in BY_WORD:
-            raise BY_WORD[asked.tenant](BUSY.replace("quota", asked.tenant))
-        if asked.tenant == "lost":
-            raise ConnectionLost("Socket closed (gRPC from 10.0.0.7:8001)")
-        if asked.tenant == "bug":
-            raise KeyError("bug")
-        for name, most in (("n", 16), ("logprobs", 20)):
-            if type(value := asked.sampling.get(name, 1)) is not int or not 0 <= value <= most:
-                raise BY_WORD["invalid_input"](f"[invalid_input] {name!r} is out of range (gRPC from 10.0.0.7:8001)")
-        text = asked.text if asked.messages is None else json.loads(asked.messages)[-1]["content"]
-        n = asked.sampling.get("n", 1)
-        if not asked.stream and asked.tenant != "slow":
-            yield response(asked, [text] * n, "deadline" if text == "late" else "stop", len(text))
+    def decode(self, request: Request) -> Iterator[dict[str, Any]]:
+        tenant, is_keyed = request.parameters.get("tenant"), request.parameters.get("authorization") == "Bearer secret"
+        if "hplm_tenants" in request.parameters:
+            yield {"text_output": json.dumps(["open", *["keyed"] * is_keyed])}
+            return
+        self._note(request)
+        if tenant in BY_WORD:
+            raise Refusal(BUSY.replace("quota", tenant))
+        if tenant == "lost":
+            raise Refusal(status=None)
+        if tenant == "odd":
+            yield {"text_output": b"\xff"}
+            return
+        if tenant not in ("open", "slow", "cut", "stopped") and not (tenant == "keyed" and is_keyed):
+            raise Refusal("[no_tenant] no such tenant")
+        sampling = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0])
+        n, logprobs = sampling.get("n", 1), sampling.get("logprobs")
+        for name, value, most in (("n", n, 16), ("logprobs", logprobs or 0, 20)):
+            if type(value) is not int or not 0 <= value <= most:
+                raise Refusal(f"[invalid_input] {name!r} is out of range")
+        given = {name: request.inputs[name][0] for name in ("text_input", "messages") if name in request.inputs}
+        text = given["text_input"] if "text_input" in given else json.loads(given["messages"])[-1]["content"]
+        if not request.inputs["stream"] and tenant != "slow":
+            yield part(text, n, logprobs, "deadline" if text == "late" else "stop")
             return
         for number, character in enumerate(text):
-            if number and asked.tenant == "cut":
-                raise ConnectionLost("Socket closed (gRPC from 10.0.0.7:8001)")
-            if number and asked.tenant == "stopped":
-                raise BY_WORD["draining"](BUSY.replace("quota", "draining"))
-            yield response(asked, [character] * n, "length" if number + 1 == len(text) else "", 1)
-            if asked.tenant == "slow":
-                await asyncio.sleep(PATIENCE)
-
-    async def ready(self):
-        return True
-
-    async def close(self):
-        pass
+            if number and tenant == "cut":
+                raise Refusal(status=None)
+            if number and tenant == "stopped":
+                raise Refusal(BUSY.replace("quota", "draining"))
+            yield part(character, n, logprobs, "length" if number + 1 == len(text) else "")
+            if tenant == "slow":
+                request.gone.wait(PATIENCE)
 
 
-def response(asked, texts, reason, tokens):
+def part(text: str, n: int, logprobs: int | None, reason: str) -> dict[str, Any]:
     outputs = {
-        "text_output": texts,
-        "finish_reason": [reason] * len(texts),
-        "num_input_tokens": [4],
-        "num_output_tokens": [tokens] * len(texts),
+        "text_output": [text] * n,
+        "finish_reason": [reason] * n,
+        "num_input_tokens": 4,
+        "num_output_tokens": [len(text)] * n,
     }
-    if asked.logprobs is not None:  # the chosen token, then the likeliest, which may have it again
-        others = {str(ord("x") + i): {"logprob": -0.25 - i, "decoded_token": "xyz"[i]} for i in range(asked.logprobs)}
-        told = [[{"7": {"logprob": -2.0, "decoded_token": one}, **others} for one in text] for text in texts]
-        outputs["logprobs"] = [json.dumps(tokens) for tokens in told]
+    if logprobs is not None:  # the chosen token, then the likeliest, which may have it again
+        others = {str(ord("x") + i): {"logprob": -0.25 - i, "decoded_token": "xyz"[i]} for i in range(logprobs)}
+        outputs["logprobs"] = [json.dumps([{"7": {"logprob": -2.0, "decoded_token": one}, **others} for one in text])] * n
     return outputs
 
 
-@dataclass
 class Served:
-    port: int
-    decoders: FakeDecoders
+    def __init__(self, port: int, triton: Tenants) -> None:
+        self._port, self.triton = port, triton
+
+    @property
+    def asked(self) -> Request:
+        """The last request that a decoder got."""
+        return self.triton.requests[-1]
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        return json.loads(self.asked.inputs["sampling_parameters"][0])
 
     def connect(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
 
     def send(self, method, path, body=None, **headers):
         """Returns status, headers and body of the answer. `body`: bytes, or what is sent as JSON."""
@@ -128,15 +121,15 @@ class Served:
 
 
 @contextmanager
-def gateway(**limits) -> Iterator[Served]:
-    decoders, listening = FakeDecoders(), socket.create_server(("127.0.0.1", 0))
-    server = server_of(Gateway(lambda: decoders, Limits(**limits)))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    port = listening.getsockname()[1]
-    thread.start()
-    try:
+def gateway(url: str = "", **limits) -> Iterator[Served]:
+    """`url`: of another Triton than the fake."""
+    with ExitStack() as stack:
+        triton, listening = stack.enter_context(Tenants()), socket.create_server(("127.0.0.1", 0))
+        server = server_of(Gateway(lambda: Decoders(url or triton.grpc_url, (), PATIENCE), Limits(**limits)))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        port = listening.getsockname()[1]
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(setattr, server, "should_exit", True)
         eventually(lambda: server.started)
-        yield Served(port, decoders)
-    finally:
-        server.should_exit = True
-        thread.join()
+        yield Served(port, triton)

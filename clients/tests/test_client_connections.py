@@ -6,26 +6,27 @@ import asyncio
 import gc
 import json
 import os
+import re
 import socket
 from contextlib import ExitStack
 from threading import Thread
 
 import pytest
 from client_fakes import (
-    Canned,
-    Cutter,
-    Dripping,
-    Forwarder,
-    Silent,
-    SlowReader,
     Way,
     before_each_pause,
-    free_port,
+    canned,
+    cutting,
+    echo,
+    forwarding,
     generate,
     http,
     infer,
     raising,
     read,
+    reading_slowly,
+    ready,
+    silent,
 )
 
 from hplm_client import (
@@ -37,13 +38,13 @@ from hplm_client import (
     HplmClientError,
     NoBackbone,
     NotConnected,
+    NotTrusted,
     Unavailable,
     UnexpectedAnswer,
 )
 from hplm_client.transports.sockets import is_quiet
-from tests.support.wait import eventually
-
-pytestmark = pytest.mark.slow
+from loadtest.proxy import make_certificate
+from tests.support.wait import Hold, eventually
 
 both = pytest.mark.parametrize("is_async", [False, True])
 with_tls = pytest.mark.parametrize("tls", [False, True])
@@ -52,17 +53,28 @@ on_both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 @pytest.fixture
 def before(certificate):
-    """A function that puts a Forwarder before a server. Returns it and a client's settings."""
+    """A function that puts a server, with TLS or without, before another one. Returns it and a client's settings."""
     with ExitStack() as closing:
         yield lambda target, tls: (
-            closing.enter_context(Forwarder(target, certificate[1] if tls else None)),
+            closing.enter_context(forwarding(target, certificate[1] if tls else None)),
             {"ca_file": certificate[0]} if tls else {},
         )
 
 
-def test_an_absent_server_is_not_connected(way, monkeypatch):
+@pytest.fixture
+def pauses(monkeypatch):
+    """Has an entry for each time a client has decided whether to retry."""
     pauses = []
     before_each_pause(monkeypatch, lambda: pauses.append(1))
+    return pauses
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def test_an_absent_server_is_not_connected(way, pauses):
     for backbone, ask in (("minilm", infer), (None, infer), ("minilm", read)):
         pauses.clear()
         with pytest.raises(NotConnected, match=r"127\.0\.0\.1:"):
@@ -70,50 +82,45 @@ def test_an_absent_server_is_not_connected(way, monkeypatch):
         assert len(pauses) == 3, "two attempts more, and the decision against a third"
     with pytest.raises(NotConnected, match=r"nosuch\.invalid"):
         way.call("nosuch.invalid:8000", infer, backbone="minilm", retries=0)
-    assert way.call(f"127.0.0.1:{free_port()}", lambda client: client.ready()) is False
+    assert way.call(f"127.0.0.1:{free_port()}", ready) is False
 
 
-def test_a_server_that_comes_up_is_found_by_a_retry(way, server, monkeypatch):
+def test_a_server_that_comes_up_is_found_by_a_retry(way, fake, monkeypatch):
     port, started = free_port(), []
     with ExitStack() as closing:
-        before_each_pause(
-            monkeypatch,
-            lambda: started or started.append(closing.enter_context(Forwarder(way.url(server), port=port))),
-        )
-        answer = way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=8)
-        assert answer.label == "a" and started[0].connections == 1
+        start = lambda: started.append(closing.enter_context(forwarding(way.url(fake), port=port)))  # noqa: E731
+        before_each_pause(monkeypatch, lambda: started or start())
+        assert way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=8).label == "a"
+        assert started[0].connections == 1
 
 
 def test_a_request_that_may_have_been_taken_is_sent_once(way):
-    with Cutter(way.protocol) as cutter:
-        with pytest.raises(ConnectionLost):
-            way.call(cutter.url, infer, backbone="minilm", retries=5)
-        assert cutter.requests == 1
+    requests = []
+    with cutting(way.protocol, requests) as cutter, raising(ConnectionLost):
+        way.call(cutter.url, infer, backbone="minilm", retries=5)
+    assert len(requests) == 1
 
 
 @with_tls
-def test_a_silent_server_times_out_without_a_retry(way, certificate, tls):
-    trust = {"ca_file": certificate[0]} if tls else {}
-    with Silent() as silent:
-        with raising(ClientTimeout, match=r"127\.0\.0\.1:\d+"):
-            way.call(silent.url, infer, backbone="minilm", network_timeout=0.5, retries=5, **trust)
-        eventually(lambda: silent.connections >= 1)
-        assert silent.connections == 1
-        assert tls or way.call(silent.url, lambda client: client.ready(), network_timeout=0.1) is False
-
-
-def test_the_search_for_the_backbone_ends_with_the_deadline(way, monkeypatch):
-    """Else it would last as long as the test's own time limit."""
+def test_a_silent_server_times_out_without_a_retry(way, certificate, tls, monkeypatch):
     monkeypatch.setattr("hplm_client.retry.GRACE_S", 0.1)
-    with Silent() as silent, pytest.raises(ClientTimeout):
-        way.call(silent.url, lambda client: client.infer("a", tenant="acme", deadline_ms=50), network_timeout=86_400)
+    trust = {"ca_file": certificate[0]} if tls else {}
+    with silent() as server:
+        with raising(ClientTimeout, match=r"127\.0\.0\.1:\d+"):
+            way.call(server.url, infer, backbone="minilm", network_timeout=0.5, retries=5, **trust)
+        eventually(lambda: server.connections >= 1)
+        assert server.connections == 1
+        if not tls:
+            assert way.call(server.url, ready, network_timeout=0.1) is False
+            with raising(ClientTimeout):  # the deadline bounds the search for the backbone too
+                way.call(server.url, lambda client: infer(client, deadline_ms=50), network_timeout=86_400)
 
 
 @both
 @with_tls
 @pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])
 def test_a_server_that_answers_byte_by_byte_times_out(before, beginning, is_async, tls):
-    with Dripping(beginning) as dripping:
+    with silent(beginning, pause=0.05) as dripping:
         door, trust = before(dripping.url, tls)
         with raising(ClientTimeout):
             Way("http", is_async).call(door.url, infer, backbone="minilm", network_timeout=0.3, **trust)
@@ -121,14 +128,13 @@ def test_a_server_that_answers_byte_by_byte_times_out(before, beginning, is_asyn
 
 @both
 def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
-    text = "x" * 60_000_000
-    with SlowReader() as slow:
+    text, received = "x" * 60_000_000, []
+    with reading_slowly(received) as slow:
         door, trust = before(slow.url, True)
         with raising(ClientTimeout):
-            Way("http", is_async).call(
-                door.url, lambda client: client.infer(text, tenant="acme"), backbone="minilm", network_timeout=1.0, **trust
-            )
-        assert slow.received < 30_000_000
+            settings = {"backbone": "minilm", "network_timeout": 1.0, **trust}
+            Way("http", is_async).call(door.url, lambda client: infer(client, text), **settings)
+        assert sum(received) < 30_000_000
 
 
 @both
@@ -150,7 +156,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
 def test_answers_of_other_servers_are_errors(answer, kind, is_async):
     for ask in (infer, generate, read):
         for backbone in ("minilm", None) if b"outputs" not in answer else ("minilm",):  # which lists no models
-            with Canned(answer) as stranger, raising(kind):
+            with canned(answer) as stranger, raising(kind):
                 Way("http", is_async).call(stranger.url, ask, backbone=backbone)
 
 
@@ -158,13 +164,13 @@ def test_answers_of_other_servers_are_errors(answer, kind, is_async):
 @pytest.mark.parametrize(("status", "why"), [("404 Not Found", "[invalid_input] not here"), ("403 Forbidden", "restricted")])
 def test_a_server_that_does_not_list_its_models_wants_a_name(is_async, status, why):
     for ask in (infer, generate):
-        with Canned(http(status, json.dumps({"error": why}).encode())) as door, pytest.raises(NoBackbone) as caught:
+        with canned(http(status, json.dumps({"error": why}).encode())) as door, pytest.raises(NoBackbone) as caught:
             Way("http", is_async).call(door.url, ask)
         assert status[:3] == "404" or why in str(caught.value)
 
 
-def test_the_port_of_the_other_protocol_is_not_connected(way, server):
-    other = server.grpc_url if way.protocol == "http" else server.http_url
+def test_the_port_of_the_other_protocol_is_not_connected(way, fake):
+    other = fake.grpc_url if way.protocol == "http" else fake.http_url
     with pytest.raises(ConnectionFailed):
         way.call(other, infer, backbone="minilm", retries=0, network_timeout=5)
 
@@ -178,7 +184,7 @@ def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
             raise TimeoutError
         connect(sock, address)
 
-    with Canned(http("200 OK", b"")) as server, HplmClient(server.url, network_timeout=1000) as client:
+    with canned(http("200 OK", b"")) as server, HplmClient(server.url, network_timeout=1000) as client:
         found = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", server.port))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 3)
         monkeypatch.setattr(socket.socket, "connect", silent_but_the_last)
@@ -188,7 +194,7 @@ def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
 
 @with_tls
 def test_an_idle_connection_that_the_server_closed_is_replaced(before, tls):
-    with Canned(http("200 OK", b"")) as once:
+    with canned(http("200 OK", b"")) as once:
         door, trust = before(once.url, tls)
         with HplmClient(door.url, **trust) as client:
             assert client.ready()
@@ -198,33 +204,40 @@ def test_an_idle_connection_that_the_server_closed_is_replaced(before, tls):
 
 @with_tls
 @on_both
-def test_a_healthy_connection_is_used_again_but_not_by_a_forked_process(server, before, protocol, tls):
+def test_a_healthy_connection_is_used_again_but_not_by_a_forked_process(fake, before, protocol, tls):
     """On a connection of its parent, it would read the parent's answers. gRPC does not survive a fork."""
-    door, trust = before(Way(protocol).url(server), tls)
+    door, trust = before(Way(protocol).url(fake), tls)
     with HplmClient(door.url, protocol, "minilm", **trust) as client:
         assert [infer(client).label for _ in range(5)] == ["a"] * 5
         assert door.connections == 1
         if protocol == "http":
             child = os.fork()
             if not child:
-                os._exit(0 if client.infer("child", tenant="acme").label == "child" else 1)
+                os._exit(0 if infer(client, "child").label == "child" else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert infer(client).label == "a" and door.connections == 2
 
 
-@on_both
-def test_threads_that_end_leave_nothing_open(server, protocol):
-    def thirty_threads():
-        for _ in range(30):
-            thread = Thread(target=infer, args=(client,))
-            thread.start()
-            thread.join()
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
+def open_files():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
-    with HplmClient(Way(protocol).url(server), protocol, "minilm") as client:
-        infer(client)
-        assert thirty_threads() >= thirty_threads()
+
+@on_both
+def test_threads_leave_nothing_open_when_they_end_and_the_client_nothing_when_it_does(fake, protocol):
+    def thirty_threads():
+        for _ in range(3):
+            threads = [Thread(target=infer, args=(client,)) for _ in range(10)]
+            for act in (Thread.start, Thread.join):
+                for thread in threads:
+                    act(thread)
+
+    with HplmClient(Way(protocol).url(fake), protocol, "minilm") as client:
+        thirty_threads()
+        during = open_files()
+        thirty_threads()
+        assert open_files() <= during + 20, "ten connections are as many as were ever used at once"
+    eventually(lambda: open_files() < during)
 
 
 def test_a_closed_client_refuses_calls(way):
@@ -240,28 +253,65 @@ def test_a_closed_client_refuses_calls(way):
 
 
 @on_both
-def test_an_asyncio_client_stays_with_its_loop(server, protocol):
-    client = AsyncHplmClient(Way(protocol).url(server), protocol, "minilm")
+def test_an_asyncio_client_stays_with_its_loop_and_outlives_a_cancelled_task(fake, protocol):
+    client, hold = AsyncHplmClient(Way(protocol).url(fake), protocol, "minilm"), Hold()
 
-    async def use_and_keep():
+    def answer(request):
+        if request.inputs["TEXT"] == ["held"]:
+            hold.pass_through()
+        return echo(request)
+
+    async def cancel_and_keep():
+        task = asyncio.create_task(infer(client, "held"))
+        await asyncio.to_thread(hold.until_reached)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
         assert (await infer(client)).label == "a"
         await client._bound[1].close()
 
-    asyncio.run(use_and_keep())
+    fake.answer = answer
+    with hold:
+        asyncio.run(cancel_and_keep())
     with raising(HplmClientError):
         asyncio.run(infer(client))
 
 
-@on_both
-def test_a_cancelled_task_leaves_the_client_usable(server, protocol):
-    async def cancel_one():
-        async with AsyncHplmClient(Way(protocol).url(server), protocol, "minilm") as client:
-            task = asyncio.create_task(client.infer(f"meet cancelled-{protocol} 2", tenant="acme"))
-            while (await client.infer(f"present cancelled-{protocol}", tenant="acme")).label != "1":
-                pass
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            return await client.infer(f"meet cancelled-{protocol} 2", tenant="acme")
+@pytest.fixture
+def door(way, fake, before):
+    """A server with TLS before the port of the protocol."""
+    return before(way.url(fake), True)[0]
 
-    assert asyncio.run(cancel_one()).label == f"meet cancelled-{protocol} 2"
+
+def test_answers_come_over_tls(way, door, certificate):
+    text, file = "a long text " * 50_000, certificate[0]  # of many records
+    for settings in ({"ca_file": file}, {"ca_file": str(file), "tls": True}):
+        use = lambda client: client.infer_batch(["a", text], tenant="acme")  # noqa: E731
+        assert [answer.label for answer in way.call(door.url, use, backbone="minilm", **settings)] == ["a", text]
+    assert door.connections == 2
+    assert way.call(f"https://{door.url}", infer, ca_file=file).label == "a", "the only backbone was found, too"
+    assert [piece.text for piece in way.call(door.url, read, backbone="chat", ca_file=file)] == ["a"]
+
+
+def test_the_certificate_must_be_trusted_and_for_the_name(way, fake, door, certificate, tmp_path, pauses):
+    for settings in ({"tls": True}, {"ca_file": make_certificate(tmp_path)[0]}):
+        for call in (infer, ready):
+            with raising(NotTrusted, match="--ca-file") as caught:
+                way.call(door.url, call, backbone="minilm", **settings)
+            assert "certificate" in str(caught.value)
+    with (
+        forwarding(way.url(fake), certificate[1], "127.0.0.2") as other,
+        pytest.raises(NotTrusted, match=re.escape("127.0.0.2")),
+    ):
+        way.call(other.url, infer, backbone="minilm", ca_file=certificate[0])
+    assert not pauses, "another attempt would find the same certificate"
+
+
+def test_tls_on_one_side_only_names_the_setting(way, fake, door, certificate):
+    with pytest.raises(ConnectionFailed, match="--tls"):
+        way.call(door.url, infer, backbone="minilm", retries=0)
+    assert way.call(door.url, ready) is False
+    with canned(http("400 Bad Request", b"")) as plain:
+        for url in (fake.http_url, fake.grpc_url, plain.url):
+            with pytest.raises(NotConnected, match="--tls"):
+                way.call(url, infer, backbone="minilm", ca_file=certificate[0], retries=0)

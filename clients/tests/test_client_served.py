@@ -1,149 +1,143 @@
-"""The client against a real Triton, in each of the four ways."""
+"""The client against a real server, with an encoder and a decoder, in each of the four ways."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-import tritonclient.http
-from client_fakes import infer, raising, write_backbone
+from client_fakes import generate, raising, read
 
-from hplm_client import (
-    Answer,
-    Broken,
-    ClientTimeout,
-    HplmClientError,
-    InvalidInput,
-    NoBackbone,
-    NoTenant,
-    QueueFull,
-    Row,
-    ServerFault,
-)
+from hplm.cli.main import main
+from hplm_client import AsyncHplmClient, DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant, QuotaExceeded
+from testing.toy import WORDS
+from tests.support.servers import SECRET, cancelled
+from tests.support.wait import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
+
+GREEDY = {"tenant": "plain", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+LONG = {**GREEDY, "tenant": "single", "max_tokens": 16_000}
+CHAT = {"prompt": None, "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Où ?"}]}
+CHAT_WRITTEN = "<|258|>system\nbe kind<|257|>\n<|258|>user\nOù ?<|257|>\n<|258|>assistant\n"
 
 
-def test_texts_and_pairs_come_back_with_their_labels_in_their_order(ask):
-    odd = "naïve 文字 \N{PILE OF POO}"
-    answer = ask(lambda client: client.infer(odd, tenant="acme"))
-    assert answer == Answer((Row(odd, 1.0, (0, 10)),), "v7")
-    assert (answer.label, answer.score, answer.labels) == (answer.rows[0].label, 1.0, (answer.rows[0].label,))
-    texts = [f"text {number}" for number in range(1000)]
-    assert [answer.label for answer in ask(lambda client: client.infer_batch(texts, tenant="acme"))] == texts
-    answers = ask(lambda client: client.infer_batch(["a", "b"], pairs=["c", ""], tenant="acme"))
-    assert [answer.label for answer in answers] == ["a|c", "b|"]
-    assert ask(lambda client: client.infer("a", pair="d", tenant="acme")).label == "a|d"
+@pytest.fixture
+def ask(way, server):
+    """A function that runs `ask(lambda client: ..., **settings)` with a client of the running server."""
+    return partial(way.call, way.url(server))
 
 
-def test_each_text_has_exactly_its_own_rows(ask):
-    short, long, blank = ask(lambda client: client.infer_batch(["one", "~ two  three ~", "  "], tenant="tagger"))
-    assert short.rows == (Row("ONE", 1.0, (0, 3)),)
-    assert long.labels == ("", "TWO", "THREE", "")
-    assert [row.span for row in long.rows] == [(0, 1), (2, 5), (7, 12), (13, 14)]
-    assert blank.rows == () and blank.label is None and blank.score is None
-
-
-def test_further_outputs_are_returned_only_on_request(ask):
-    plain = ask(lambda client: client.infer("a", tenant="sure", rung=2))
-    full = ask(lambda client: client.infer("a", tenant="sure", rung=2, level=True, logits=True, confidence=True, top_k=2))
-    assert (plain.rows[0].logits, plain.level, plain.confidence) == (None, None, None)
-    assert (full.rows[0].logits, full.level, full.confidence) == ((0.0, 1.0, 2.0), 2, 0.75)
-    assert [row.score for row in full.rows] == [1.0, 0.5]
-
-
-def test_parameters_key_and_deadline_reach_the_model(ask):
-    def told(settings, **options):
-        return json.loads(ask(lambda client: client.infer("parameters", tenant="acme", **options), **settings).label)
-
-    facts = told({"api_key": "K3Y"}, truncate=True, top_k=1, priority=3, rung=2, deadline_ms=60_000)
-    headers = {name.lower(): facts["parameters"].pop(name) for name in ("authorization", "hplm-tenant")}
-    assert facts["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
-    assert headers == {"authorization": "Bearer K3Y", "hplm-tenant": "acme"}
-    assert 0 < facts["timeout"] <= 60_000_000
-    assert told({}) == {"parameters": {"tenant": "acme", "hplm-tenant": "acme"}, "timeout": 0}
+def test_an_encoder_answers_as_plain_clients_are_answered(ask, server):
+    """Many texts in one request, words of a text with labels of their own. `tests/answers` knows which answers are right."""
+    texts = [" ".join(WORDS[i % 150 : i % 150 + 1 + i % 5]) for i in range(200)]
+    for tenant in ("acme", "beta"):
+        found = ask(lambda client, own=tenant: client.infer_batch(texts, tenant=own))
+        stock = server.stock().ask(texts, tenant)
+        expected = [[label.decode() for label in row if label] for row in stock["LABEL"]]
+        assert [[label for label in answer.labels if label] for answer in found] == expected
+        assert {answer.version for answer in found} == {"1"} and len({answer.labels for answer in found}) > 1
+    for given, kind, named in (
+        ({"tenant": "nobody"}, NoTenant, "no_tenant"), ({"tenant": "plain"}, NoTenant, "no_tenant"),
+        ({"backbone": "nope"}, NoBackbone, "nope"), ({"texts": ["a"] * 1025}, InvalidInput, "1024"),
+    ):  # fmt: skip
+        given = {"tenant": "acme", "texts": ["a"], **given}
+        settings = {"backbone": given.pop("backbone", None), "retries": 0}
+        with raising(kind, match=named):
+            ask(lambda client, given=given: client.infer_batch(**given), **settings)
+    assert ask(lambda client: client.backbones()) == ["toy"]
 
 
 @pytest.mark.parametrize(
-    ("texts", "backbone", "kind", "said"),
-    [
-        *((f"fail {word} retry after 20 ms", "minilm", kind, rf"\[{word}\] as asked retry after 20 ms") for word, kind in (
-            ("invalid_input", InvalidInput), ("no_tenant", NoTenant), ("queue_full", QueueFull), ("broken", Broken),
+    ("given", "written"), [({"prompt": "some words"}, "some words"), (CHAT, CHAT_WRITTEN)], ids=["prompt", "chat"]
+)
+def test_a_stream_is_the_whole_answer_in_parts(ask, given, written):
+    whole, pieces = (ask(partial(call, **given, **GREEDY)) for call in (generate, read))
+    assert ask(partial(generate, prompt=written, **GREEDY)) == whole
+    assert (whole.finish_reason, whole.generated_tokens) == ("length", 24)
+    assert written is CHAT_WRITTEN or whole.prompt_tokens == len(written) + 1
+    assert len(pieces) > 1 and "".join(piece.text for piece in pieces) == whole.text
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert sum(piece.tokens for piece in pieces) == 24
+
+
+def test_several_choices_are_told_apart_and_the_key_is_sent_on_every_way(ask):
+    asked = {"tenant": "plain", "n": 2, "seed": 3, "max_tokens": 8, "ignore_eos": True}
+    whole, texts = ask(partial(generate, **asked)), ["", ""]
+    for piece in ask(partial(read, **asked)):
+        texts[piece.choice] += piece.text
+    assert tuple(texts) == whole.texts and whole.generated_tokens == 16
+    whole, pieces = (ask(partial(call, **{**GREEDY, "tenant": "keyed"}), api_key=SECRET) for call in (generate, read))
+    assert "".join(piece.text for piece in pieces) == whole.text
+
+
+def test_errors_have_their_classes(ask):
+    for more, kind, named in (
+        ({"temprature": 1}, InvalidInput, "temprature"),
+        ({"top_p": 2}, InvalidInput, "top_p"),
+        ({"top_p": float("nan")}, InvalidInput, None),
+        ({"first_token_ms": 0.000001}, DeadlineMissed, None),
+        ({"tenant": "keyed"}, NoTenant, None),
+        *((given, InvalidInput, "messages") for given in (
+            {"prompt": None}, {"messages": CHAT["messages"]}, {"prompt": None, "messages": [object()]},
+            {"prompt": None, "messages": []},
         )),
-        ("raise", "minilm", ServerFault, "no word for this"),
-        (["a"] * 1025, "minilm", InvalidInput, "1024"),
-        ("a", "nope", NoBackbone, "nope"),
-    ],
-)  # fmt: skip
-def test_errors_of_the_server_raise_different_exceptions(ask, texts, backbone, kind, said):
-    def use(client):
-        return (client.infer if isinstance(texts, str) else client.infer_batch)(texts, tenant="acme")
-
-    with raising(kind, match=said):
-        ask(use, backbone=backbone, retries=0)
+    ):  # fmt: skip
+        for call in (generate, read):
+            with pytest.raises(kind, match=named):
+                ask(partial(call, **{"tenant": "plain", **more}))
+    for call in (generate, read):
+        with pytest.raises(NoBackbone, match="nobody"):
+            ask(call, backbone="nobody")
 
 
-def test_the_next_request_after_a_timeout_is_fine(ask, way):
-    text = f"meet timeout-{way.protocol}-{way.is_async} 2"  # answered when the second of them comes
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_closed_stream_frees_its_place(server, protocol):
+    at = server.http_url if protocol == "http" else server.grpc_url, protocol
 
-    async def one_after_the_other(client):
-        with pytest.raises(ClientTimeout):
-            await client.infer(text, tenant="acme", deadline_ms=100)
-        return await client.infer(text, tenant="acme")
+    async def begin_and_leave():
+        async with AsyncHplmClient(*at, retries=600) as other:
+            begun = other.stream("a", **LONG)
+            await anext(begun)
+            await begun.aclose()
+            return await other.generate("a", tenant="single", max_tokens=1)
 
-    def blocking(client):
-        with pytest.raises(ClientTimeout):
-            client.infer(text, tenant="acme", deadline_ms=100)
-        return client.infer(text, tenant="acme")
-
-    assert ask(one_after_the_other if way.is_async else blocking).label == text
-
-
-def test_refused_requests_are_retried_until_they_are_accepted_or_retries_end_and_accepted_ones_are_not(ask, way):
-    """Which words say so is decided in `test_client_retry.py`."""
-
-    def flaky(key, failures, word, **settings):
-        text = f"flaky {key}-{way.protocol}-{way.is_async} {failures} {word}"
-        return ask(lambda client: client.infer(text, tenant="acme"), **settings).label
-
-    assert flaky("accepted", 2, "queue_full") == "3"
-    with pytest.raises(HplmClientError, match=r"\[queue_full\]"):
-        flaky("end", 2, "queue_full", retries=1)
-    assert flaky("end", 2, "queue_full", retries=0) == "3"
-    with pytest.raises(HplmClientError, match=r"\[deadline\]"):
-        flaky("once", 1, "deadline")
-    assert flaky("once", 1, "deadline") == "2"
+    before = cancelled(server)
+    with HplmClient(*at, retries=0) as client:
+        pieces = client.stream("a", **LONG)
+        assert next(pieces).tokens
+        with pytest.raises(QuotaExceeded):
+            client.generate("a", tenant="single", max_tokens=1)
+        pieces.close()
+    eventually(lambda: cancelled(server) == before + 1)
+    with HplmClient(*at, retries=600) as other:
+        assert other.generate("a", tenant="single", max_tokens=1).generated_tokens == 1
+        assert asyncio.run(begin_and_leave()).generated_tokens == 1
+    eventually(lambda: cancelled(server) == before + 2)
 
 
-def test_the_only_backbone_is_found_and_of_two_one_must_be_named(ask, server):
-    assert [ask(lambda client: client.ready(), backbone=name) for name in ("minilm", None, "nope")] == [True, True, False]
-    assert ask(infer, backbone=None).label == "a"
-    assert ask(lambda client: client.backbones()) == ["minilm"]
-    headers, models = dict([server.admin_header]), ("twin", "twin-lookup", "twin-upper")
-    write_backbone(server.repository, "twin", answering="minilm-lookup")
-    with tritonclient.http.InferenceServerClient(server.http_url) as control:
-        try:
-            for model in models:
-                control.load_model(model, headers=headers)
-            with pytest.raises(NoBackbone, match="minilm, twin"):
-                ask(infer, backbone=None)
-        finally:
-            for model in models:
-                control.unload_model(model, headers=headers)
-
-
-def test_calls_share_a_client_and_do_not_wait_for_each_other(ask, way):
-    """The server answers the latter only when it has all eight requests."""
-    rounds = [f"text {number}" for number in range(300)], [f"meet {way.protocol}-{way.is_async} 8"] * 8
-
-    async def by_tasks(client):
-        return [await asyncio.gather(*(client.infer(text, tenant="acme") for text in texts)) for texts in rounds]
-
-    def by_threads(client):
-        with ThreadPoolExecutor(8) as threads:
-            return [list(threads.map(lambda text: client.infer(text, tenant="acme"), texts)) for texts in rounds]
-
-    answered = ask(by_tasks if way.is_async else by_threads)
-    assert [[answer.label for answer in answers] for answers in answered] == [*rounds]
+def test_the_command_prints_the_answer(server, capsys):
+    at = server.grpc_url, "grpc"
+    asked = ["generate", "--tenant", "plain", "--url", at[0], "--protocol", at[1], "--temperature", "0", "--max-tokens", "24"]
+    sampling = ["--sampling", '{"ignore_eos": true}']
+    assert main([*asked, *sampling, "some words", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["generated_tokens"] == 24 and answer["finish_reasons"] == ["length"]
+    with HplmClient(*at) as client:
+        chat = generate(client, **CHAT, **GREEDY)
+    for more, text in (
+        (["some words"], answer["texts"][0]),
+        (["some words", "--stream"], answer["texts"][0]),
+        (["--chat", "Où ?", "--system", "be kind"], chat.text),
+    ):
+        assert main([*asked, *sampling, *more]) == 0
+        assert capsys.readouterr().out == text + "\n"
+    for more, named in (
+        (["a", "--sampling", "[1]"], "--sampling"),
+        ([], "--chat"),
+        (["a", "--chat", "b"], "--chat"),
+        (["a", "--system", "b"], "--chat"),
+    ):
+        assert main([*asked, *more]) == 1
+        assert named in capsys.readouterr().err

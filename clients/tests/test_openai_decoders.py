@@ -1,67 +1,68 @@
-"""The gateway chooses among several decoders. The connection to Triton is played here."""
+"""The gateway chooses among the decoders of a fake Triton."""
 
 import asyncio
-from unittest import mock
+from contextlib import nullcontext
 
 import pytest
+from client_fakes import FakeTriton, Refusal
 
-from hplm_client.errors import ConnectionFailed, Draining, NoBackbone, NoTenant, UnexpectedAnswer
+from hplm_client.errors import Draining, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
-from hplm_openai.requests import Asked, Opened
-from tests.support.wait import Clock
+from hplm_openai.requests import Asked
+from tests.support.wait import Clock, Hold
+
+GONE = Refusal("Request for unknown model: it was unloaded", 404)
 
 
-class Transport:
-    """`tenants`: those of each decoder; a decoder may be an error instead. `gone`: models that are unloaded meanwhile.
+class Several(FakeTriton):
+    """`tenants`: those of each decoder; a decoder may be a refusal instead. `gone`: models that are unloaded meanwhile.
 
-    `failures`: what the next lists of models fail with.
+    `lists`: what the next lists of models fail with.
     """
 
-    def __init__(self, gone=(), failures=(), **tenants):
-        self.tenants = tenants
-        self.gone = gone
-        self.failures = list(failures)
-        self.asked = []
-        self.listed = 0
+    def __init__(self, tenants, gone=(), lists=()):
+        super().__init__()
+        self.tenants, self.gone, self.lists = tenants, gone, list(lists)
+        self.models = {*tenants, *gone, "plain-model"}
+        self.listed, self.hold = 0, nullcontext()
 
-    async def statistics(self, seconds):
+    def ModelStatistics(self, request, context):
         self.listed += 1
-        await asyncio.sleep(0)  # others come meanwhile
-        if self.failures:
-            raise self.failures.pop()
-        return {"model_stats": [{"name": name} for name in (*self.tenants, "plain-model")]}
+        self.hold.pass_through() if isinstance(self.hold, Hold) else None
+        if self.lists:
+            self.lists.pop().end(context)
+        return super().ModelStatistics(request, context)
 
-    async def metadata(self, model, seconds):
+    def inputs_of(self, model):
         if model in self.gone:
-            raise NoBackbone("unknown model")
-        return {"inputs": [{"name": "text_input" if model in self.tenants else "INPUT"}]}
+            raise GONE
+        return [{"name": "text_input" if model in self.tenants else "INPUT"}]
 
-    async def generate(self, name, asked, timeout_us, seconds):
-        self.asked.append(name)
-        found = self.tenants[name]
-        if isinstance(found, Exception):
+    def decode(self, request):
+        self._note(request)
+        found = self.tenants[request.model]
+        if isinstance(found, Refusal):
             raise found
-        if isinstance(asked, Opened):
-            yield {"text_output": [str(found).replace("'", '"')]}
-        elif asked.tenant not in found:
-            raise NoTenant("[no_tenant]")
-        elif asked.tenant != "silent":
-            yield {"text_output": [name]}
-            yield {"text_output": ["end"]}
-
-    async def close(self):
-        pass
+        if "hplm_tenants" in request.parameters:
+            yield {"text_output": str(found).replace("'", '"')}
+        elif request.parameters["tenant"] not in found:
+            raise Refusal("[no_tenant]")
+        elif request.parameters["tenant"] != "silent":
+            yield from ({"text_output": request.model}, {"text_output": "end"})
 
 
-def use(act, named=(), **tenants):
-    """Returns what `act(decoders, transport)` gives, and the transport."""
+def use(act, named=(), **given):
+    """Returns what `act(decoders, triton)` gives, and the fake Triton."""
 
     async def in_loop():
-        with mock.patch("hplm_openai.decoders.AsyncGrpcTransport", lambda settings: transport):
-            return await act(Decoders("127.0.0.1:1", named, 1.0), transport)
+        decoders = Decoders(triton.grpc_url, named, 30.0)
+        try:
+            return await act(decoders, triton)
+        finally:
+            await decoders.close()
 
-    transport = Transport(**tenants)
-    return asyncio.run(in_loop()), transport
+    with Several(**given) as triton:
+        return asyncio.run(in_loop()), triton
 
 
 async def ask(decoders, tenant="a"):
@@ -72,28 +73,25 @@ def asking(tenant):
     return lambda decoders, _: ask(decoders, tenant)
 
 
-GONE = NoBackbone("unknown model")
-
-
 @pytest.mark.parametrize(
-    ("tenant", "given", "answers", "asked"),
+    ("tenant", "tenants", "more", "answers", "asked"),
     [
-        ("b", {"y": ["a"], "z": ["b"], "x": ["c"]}, "z", ["x", "y", "z"]),
-        ("a", {"y": ["a"], "z": ["a"]}, "y", ["y"]),
-        ("a", {"named": ["z", "y"], "y": ["a"], "z": ["a"]}, "z", ["z"]),
-        ("a", {"y": GONE, "z": ["a"]}, "z", ["y", "z"]),
-        ("a", {"gone": ["plain-model", "y"], "y": ["a"], "z": ["a"]}, "z", ["z"]),
+        ("b", {"y": ["a"], "z": ["b"], "x": ["c"]}, {}, "z", ["x", "y", "z"]),
+        ("a", {"y": ["a"], "z": ["a"]}, {}, "y", ["y"]),
+        ("a", {"y": ["a"], "z": ["a"]}, {"named": ["z", "y"]}, "z", ["z"]),
+        ("a", {"y": GONE, "z": ["a"]}, {}, "z", ["y", "z"]),
+        ("a", {"y": ["a"], "z": ["a"]}, {"gone": ["plain-model", "y"]}, "z", ["z"]),
     ],
 )
-def test_the_first_decoder_that_has_the_tenant_answers(tenant, given, answers, asked):
-    answer, transport = use(asking(tenant), **given)
-    assert answer == [answers, "end"] and transport.asked == asked
+def test_the_first_decoder_that_has_the_tenant_answers(tenant, tenants, more, answers, asked):
+    answer, triton = use(asking(tenant), tenants=tenants, **more)
+    assert answer == [answers, "end"] and [request.model for request in triton.requests] == asked
 
 
 @pytest.mark.parametrize(
-    ("tenant", "given", "kind"),
+    ("tenant", "tenants", "kind"),
     [
-        ("a", {"y": Draining("[draining]"), "z": ["a"]}, Draining),
+        ("a", {"y": Refusal("[draining]"), "z": ["a"]}, Draining),
         ("a", {"y": ["b"]}, NoTenant),
         ("a", {"y": GONE, "z": ["b"]}, NoTenant),
         ("a", {"y": ["b"], "z": GONE}, NoTenant),
@@ -101,14 +99,14 @@ def test_the_first_decoder_that_has_the_tenant_answers(tenant, given, answers, a
         ("silent", {"y": ["silent"]}, UnexpectedAnswer),
     ],
 )
-def test_what_no_decoder_answers_is_an_error(tenant, given, kind):
+def test_what_no_decoder_answers_is_an_error(tenant, tenants, kind):
     with pytest.raises(kind):
-        use(asking(tenant), **given)
+        use(asking(tenant), tenants=tenants)
 
 
 def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
-    opened, _ = use(lambda decoders, _: decoders.opened("key"), y=["a", "b"], z=["b", "c"], x=GONE)
-    assert opened == {"a": "y", "b": "y", "c": "z"}
+    tenants = {"y": ["a", "b"], "z": ["b", "c"], "x": GONE}
+    assert use(lambda decoders, _: decoders.opened("key"), tenants=tenants)[0] == {"a": "y", "b": "y", "c": "z"}
 
 
 @pytest.fixture
@@ -118,17 +116,17 @@ def clock(monkeypatch):
     return clock
 
 
-ANSWER = ["y", "end"]
+ANSWER, ONE = ["y", "end"], {"y": ["a"]}
 
 
 def test_the_list_of_decoders_is_renewed_after_a_while_by_one_request_at_a_time(clock):
-    async def act(decoders, transport):
+    async def act(decoders, triton):
         for passed, listed in ((0, 1), (0, 1), (SECONDS_KNOWN / 2, 1), (SECONDS_KNOWN, 2)):
             clock.sleep(passed)
             assert await asyncio.gather(*(ask(decoders) for _ in range(5))) == [ANSWER] * 5
-            assert transport.listed == listed
+            assert triton.listed == listed
 
-    use(act, y=["a"])
+    use(act, tenants=ONE)
 
 
 def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
@@ -138,8 +136,8 @@ def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
         first.cancel()
         return await second
 
-    answer, transport = use(act, y=["a"])
-    assert answer == ANSWER and transport.listed == 1
+    answer, triton = use(act, tenants=ONE)
+    assert answer == ANSWER and triton.listed == 1
 
 
 def test_a_list_that_fails_fails_those_that_wait_for_it_and_is_asked_for_again():
@@ -147,20 +145,21 @@ def test_a_list_that_fails_fails_those_that_wait_for_it_and_is_asked_for_again()
         failed = await asyncio.gather(*(ask(decoders) for _ in range(3)), return_exceptions=True)
         return [type(error) for error in failed], await ask(decoders)
 
-    found, transport = use(act, failures=[ConnectionFailed("nobody listens")], y=["a"])
-    assert found == ([ConnectionFailed] * 3, ANSWER) and transport.listed == 2
+    found, triton = use(act, tenants=ONE, lists=[Refusal("no", 500)])
+    assert found == ([ServerFault] * 3, ANSWER) and triton.listed == 2
 
 
 def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to(clock):
-    async def act(decoders, transport):
+    async def act(decoders, triton):
         await ask(decoders)
         clock.sleep(SECONDS_KNOWN)
-        renewing = asyncio.create_task(ask(decoders))
-        await asyncio.sleep(0)
-        transport.failures = [ConnectionFailed("nobody listens")]
-        old = await ask(decoders)
-        with pytest.raises(ConnectionFailed):
+        triton.lists = [Refusal("no", 500)]
+        with Hold() as triton.hold:
+            renewing = asyncio.create_task(ask(decoders))
+            await asyncio.to_thread(triton.hold.until_reached)
+            old = await ask(decoders)
+        with pytest.raises(ServerFault):
             await renewing
         return old, await ask(decoders)
 
-    assert use(act, y=["a"])[0] == (ANSWER, ANSWER)
+    assert use(act, tenants=ONE)[0] == (ANSWER, ANSWER)

@@ -13,7 +13,7 @@ from hplm.generation.cache import places_of
 from hplm.generation.request import Source
 from hplm.generation.staging import Staged
 
-VOCABULARY, END = 40, 2
+VOCABULARY, START, END = 40, 1, 2
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch's words on a CPU
 STAYS = "CUDA error: device-side assert triggered"
 UNEXPECTED = ("a copy failed", "staging failed")
@@ -23,7 +23,7 @@ NOTHING = torch.empty(0)
 class Fake:
     """A model whose logits depend on the tenant, its version and all tokens. `Machine` reads them out of the cache."""
 
-    config = SimpleNamespace(positions=512, upper_layers=1, key_width=1, end_ids=(END,))
+    config = SimpleNamespace(positions=512, upper_layers=1, key_width=1, start_id=START, end_ids=(END,))
 
     def __init__(self, tenants=4):
         self.sources = [self._source(uid, 1) for uid in range(tenants)]

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hplm.generation.attention import BlockAttention, CachedAttention, Chunk, attention_over
 from hplm.generation.cache import CUDA_BLOCK, Blocks, Cache, Ranges, Room, places_of
 from hplm.generation.kernel import kernel
-from tests.generation.small import CONFIG
+from testing.toy import CHAT
 from tests.generation.world import CPU
 
 LAYER = 1
@@ -18,7 +18,7 @@ compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, rea
 
 
 def config_of(heads, kv_heads, head):
-    return replace(CONFIG, hidden=heads * head, heads=heads, kv_heads=kv_heads, head=head)
+    return replace(CHAT, hidden=heads * head, heads=heads, kv_heads=kv_heads, head=head)
 
 
 def filled(config, tokens, seed):

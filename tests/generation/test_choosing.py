@@ -1,10 +1,13 @@
 """The choice of tokens: its distribution, its settings, and that no row and no company changes another row's choice."""
 
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
 from hplm.generation.choosing import CANDIDATES, Wish, choose, seed_of, uniform
@@ -21,25 +24,42 @@ def chosen(logits, *wishes):
     return [token.id for token in choose(logits.clone(), wishes)]
 
 
-def drawn(logits, sampling, count=4000):
+def distribution(logits, wish):
+    """Returns the probability of each token, computed as the documents say, in float64."""
+    sampling, own = wish.sampling, logits[0].double().tolist()
+    said = Counter(wish.ids[wish.prompt :].tolist())
+    for id in {*wish.ids.tolist()}:  # those of the prompt too
+        factor = sampling.repetition_penalty
+        own[id] = own[id] / factor if own[id] > 0 else own[id] * factor
+        own[id] -= sampling.presence_penalty * (id in said) + sampling.frequency_penalty * said[id]
+    own = [-math.inf if id in wish.barred else logit + sampling.logit_bias.get(id, 0) for id, logit in enumerate(own)]
+    best = max(own)
+    if sampling.temperature == 0:
+        return [float(logit == best) for logit in own]
+    weights = [math.exp((logit - best) / sampling.temperature) for logit in own]
+    left = sorted(range(len(own)), key=lambda id: -weights[id])
+    left = [id for id in left if weights[id] >= sampling.min_p][: sampling.top_k or None]
+    whole, until, nucleus = sum(weights[id] for id in left), 0.0, set()
+    for id in left:
+        if until < sampling.top_p * whole:
+            nucleus.add(id)
+        until += weights[id]
+    whole = sum(weights[id] for id in nucleus)
+    return [weight / whole if id in nucleus else 0.0 for id, weight in enumerate(weights)]
+
+
+def drawn(logits, sampling, count, *more):
     """Returns how often each token was chosen, at different places of one answer."""
-    wishes = [Wish(sampling, seed=7, place=place) for place in range(count)]
+    wishes = [Wish(sampling, 7, place, *more) for place in range(count)]
     return Counter(chosen(logits.expand(count, -1), *wishes))
 
 
-def expected(logits, temperature=1.0, allowed=None):
-    probabilities = (logits[0].double() / temperature).softmax(0)
-    if allowed is not None:
-        probabilities[[i for i in range(len(probabilities)) if i not in allowed]] = 0
-    return (probabilities / probabilities.sum()).tolist()
-
-
 def far_from(found, probabilities):
-    """Returns the largest difference in standard deviations."""
+    """Returns the largest difference in standard deviations; infinity if a token came that may not come."""
     count = sum(found.values())
-    return max(
-        abs(found[i] - count * p) / max(1.0, (count * p * (1 - p)) ** 0.5) for i, p in enumerate(probabilities) if p or found[i]
-    )
+    if any(not probabilities[id] for id in found):
+        return math.inf
+    return max(abs(found[i] - count * p) / max(1.0, (count * p * (1 - p)) ** 0.5) for i, p in enumerate(probabilities) if p)
 
 
 def test_numbers_are_uniform_and_depend_on_seed_and_place_only():
@@ -58,45 +78,41 @@ def test_each_answer_of_a_request_has_a_seed_of_its_own():
     assert len({seed_of(seed, choice) for seed in (-1, 0, 5) for choice in range(16)}) == 48
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_tokens_are_drawn_by_their_probability(temperature):
-    logits = logits_of(1, 12, 1.0)
-    assert far_from(drawn(logits, Sampling(temperature=temperature)), expected(logits, temperature)) < 4.5
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0, 1e-30, 1e-4, 0.3, 1, 2]),
+    top_k=st.sampled_from([0, 0, 1, 4, 99]),
+    top_p=st.sampled_from([1, 1e-6, 0.5, 0.8]),
+    min_p=st.sampled_from([0, 0, 0.2, 1.0]),
+    presence_penalty=st.sampled_from([0, 0.5, -2]),
+    frequency_penalty=st.sampled_from([0, 0.5, 2]),
+    repetition_penalty=st.sampled_from([1, 2, 0.5]),
+    logit_bias=st.sampled_from([{}, {3: 100.0}, {3: -100.0, 5: 1.5}]),
+)
 
 
-def test_top_k_top_p_and_min_p_leave_out_the_others():
-    logits = logits_of(2, 12, 1.0)
-    ordered = logits[0].argsort(descending=True).tolist()
-    probabilities = logits[0].softmax(0)
-    assert far_from(drawn(logits, Sampling(top_k=4)), expected(logits, allowed=ordered[:4])) < 4.5
-    until = probabilities[ordered].cumsum(0)
-    nucleus = ordered[: int((until < 0.8).sum()) + 1]
-    assert far_from(drawn(logits, Sampling(top_p=0.8)), expected(logits, allowed=nucleus)) < 4.5
-    likely = [i for i in range(12) if probabilities[i] >= 0.2 * probabilities.max()]
-    assert far_from(drawn(logits, Sampling(min_p=0.2)), expected(logits, allowed=likely)) < 4.5
-    both = probabilities[ordered[:5]] / probabilities[ordered[:5]].sum()
-    first = ordered[: int((both.cumsum(0) < 0.6).sum()) + 1]
-    assert set(drawn(logits, Sampling(top_k=5, top_p=0.6))) == set(first)
+@settings(max_examples=50, derandomize=True)
+@given(
+    st.integers(0, 10**6),
+    SAMPLINGS,
+    st.lists(st.integers(0, 11), max_size=6),
+    st.integers(0, 6),
+    st.sets(st.integers(0, 11), max_size=2),
+)
+def test_tokens_are_drawn_by_the_distribution_that_settings_leave(seed, sampling, ids, prompt, barred):
+    """Penalties count the answer, and the one of repetition counts the prompt too."""
+    logits, more = logits_of(seed, 12, 1.0), (np.array(ids, dtype=np.int64), prompt, sorted(barred))
+    expected = distribution(logits, Wish(sampling, 0, 0, *more))
+    assert far_from(drawn(logits, sampling, 400, *more), expected) < 5
 
 
 def test_a_nucleus_beyond_the_candidates_is_exact():
-    logits = logits_of(3, 4 * CANDIDATES, 0.1)  # nearly equal: the nucleus holds most tokens
-    ordered = logits[0].argsort(descending=True).tolist()
-    until = logits[0].double().softmax(0)[ordered].cumsum(0)
-    nucleus = set(ordered[: int((until < 0.9).sum()) + 1])
+    logits, sampling = logits_of(3, 4 * CANDIDATES, 0.1), Sampling(top_p=0.9)  # nearly equal: the nucleus holds most tokens
+    expected = distribution(logits, Wish(sampling, 0, 0))
+    nucleus = {id for id, probability in enumerate(expected) if probability}
     assert len(nucleus) > CANDIDATES
-    found = drawn(logits, Sampling(top_p=0.9), 20_000)
+    found = drawn(logits, sampling, 20_000)
     assert len(found.keys() - nucleus) <= 1 and len(found) > 0.99 * len(nucleus)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"temperature": 0}, {"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 1e-4}, {"temperature": 1e-30}],
-)
-def test_some_settings_leave_the_likeliest_token_alone(given):
-    logits = torch.cat([logits_of(i) for i in range(5)])
-    wishes = [Wish(Sampling(**given), seed, place) for seed in range(5) for place in range(10)]
-    assert chosen(logits.repeat_interleave(10, 0), *wishes) == logits.argmax(1).repeat_interleave(10).tolist()
 
 
 def extremes_of(name):
@@ -142,31 +158,6 @@ def test_company_changes_no_choice():
         for i, token in zip(order, together, strict=True):
             assert token.id == alone[i].id
             assert [id for id, _ in token.likeliest] == [id for id, _ in alone[i].likeliest]
-
-
-def test_penalties_count_the_answer_and_repetition_the_prompt_too():
-    logits = torch.zeros(1, 6)
-    logits[0, 4] = -1.0
-    ids = np.array([0, 1, 2, 2, 4])  # the prompt is 0, 1
-
-    def corrected(**settings):
-        changed = logits.clone()
-        choose(changed, [Wish(Sampling(temperature=0, **settings), 0, 0, ids, 2)])
-        return changed[0].tolist()
-
-    assert corrected(presence_penalty=0.5) == [0, 0, -0.5, 0, -1.5, 0]
-    assert corrected(frequency_penalty=0.5) == [0, 0, -1.0, 0, -1.5, 0]
-    assert corrected(repetition_penalty=2.0) == [0, 0, 0, 0, -2.0, 0]
-    logits += 2
-    assert corrected(repetition_penalty=2.0) == [1, 1, 1, 2, 0.5, 2]
-
-
-def test_a_bias_and_a_barred_token():
-    logits = logits_of(5)
-    best = int(logits.argmax())
-    second = int(logits[0].argsort(descending=True)[1])
-    assert chosen(logits, Wish(Sampling(temperature=0, logit_bias={3: 100.0}), 0, 0)) == [3]
-    assert chosen(logits, Wish(Sampling(temperature=0), 0, 0, barred=(best,))) == [second]
 
 
 def test_logprobs_are_those_of_the_model_alone():

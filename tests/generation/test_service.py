@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
@@ -17,8 +16,8 @@ from hplm.model.prompts import READ_CHARACTERS, Messages, Prompts
 from hplm.options import PAGED, SLOTTED
 from hplm.tenants.manager import Manager
 from testing.generative import GenerativeReference
-from testing.random_store import random_store
 from testing.toy import CHAT
+from tests.generation.small import written
 from tests.generation.world import Said, drive
 from tests.support.message import mentioning
 from tests.support.wait import Hold, eventually
@@ -35,13 +34,11 @@ READ = READ_CHARACTERS * CHAT.positions
 class Place:
     def __init__(self, folder, **settings):
         tenants = [PLAIN, LORA, WIDE, replace(LORA, id="alike")]
-        store = random_store(folder / "store", CHAT, tenants, ["law"], corpus_tokens=500, spread=0.3)
-        self.folder, state = folder / "repository" / "chat" / "1", folder / "state"
-        write_version(store, store.tenants(), self.folder)
-        self.manager = Manager(self.folder, state)
+        version, state = written(folder, tenants), folder / "state"
+        self.manager = Manager(version, state)
         self.manager.registry.begin()
-        self.backbone = Backbone(self.folder, state)
-        self.prompts = Prompts.load(self.folder / Backbone.TOKENIZER, self.backbone.config)
+        self.backbone = Backbone(version, state)
+        self.prompts = Prompts.load(version / Backbone.TOKENIZER, self.backbone.config)
         self.service = self.started(**settings)
 
     def started(self, **settings):
@@ -98,9 +95,9 @@ def test_answers_of_several_tenants_equal_the_reference(place, kind):
     prompts, compared, service = ["", "a", "several words of a prompt", "é水👍"], 0, place.started(cache=kind)
     asked = [(prompt, own, place.ask(prompt, own, service=service)) for prompt in prompts for own in ("plain", "lora", "wide")]
     for prompt, tenant, said in asked:
-        written, ids = place.expected(prompt, tenant), said.wait().ids()
-        same = written.sure()
-        assert ids[:same] == written.tokens[:same]
+        expected, ids = place.expected(prompt, tenant), said.wait().ids()
+        same = expected.sure()
+        assert ids[:same] == expected.tokens[:same]
         assert said.text() == place.prompts.decode(ids)
         compared += same
     service.end()
@@ -120,6 +117,7 @@ def test_answers_of_several_tenants_equal_the_reference(place, kind):
         ("a" * (READ + 1), GREEDY, ["truncate", f"{READ:,}"]),
         (Messages("no JSON"), GREEDY, []),
     ],
+    ids=["stop", "bias", "tokens", "long", "too long to be read", "messages"],
 )
 def test_bad_input_is_refused(place, prompt, sampling, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
@@ -134,8 +132,8 @@ def test_only_the_end_of_a_long_prompt_is_read_and_kept_if_it_may_be_cut(place, 
     kept = encode(end).tolist()
     kept = [kept[0], *kept[len(kept) - (CHAT.positions - 8 - 1) :]]
     assert said.pieces[-1].prompt_tokens == len(kept) == CHAT.positions - 8
-    written = place.expected(kept, "plain", 8)
-    assert said.ids()[:1] == written.tokens[:1] or written.margins[0] <= 1e-3
+    expected = place.expected(kept, "plain", 8)
+    assert said.ids()[:1] == expected.tokens[:1] or expected.margins[0] <= 1e-3
 
 
 def test_requests_and_generated_tokens_count_for_the_quotas(place):

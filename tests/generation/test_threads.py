@@ -17,8 +17,8 @@ from hplm.generation.request import Sequence
 from hplm.generation.sampling import Sampling
 from hplm.generation.settings import Promise
 from hplm.scheduling.limits import Limits
-from tests.generation.fake import Fake
-from tests.generation.world import START, Said, World, greedy
+from tests.generation.fake import START, Fake
+from tests.generation.world import Said, World, greedy
 from tests.support.wait import PATIENCE, Hold, eventually
 
 
@@ -121,20 +121,6 @@ def test_a_client_that_cannot_be_told_is_cancelled_and_harms_no_other(served):
     assert bad.request.cancelled
 
 
-def test_closing_answers_everybody(monkeypatch):
-    monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05)
-    served = Served(seats=1)
-    with Hold() as hold:
-        served.hold_steps(hold)
-        asked = [served.ask([3], greedy(400)) for _ in range(5)]
-        hold.until_reached()
-        closing = threading.Thread(target=served.end)
-        closing.start()
-        eventually(lambda: served.loop.queue.draining)
-    closing.join(PATIENCE)
-    assert all(said.wait().error is None or isinstance(said.error, Draining) for said in asked)
-
-
 def test_what_is_abandoned_during_a_step_is_told_at_once_and_freed_after_it():
     served = Served()
     with Hold() as hold:
@@ -185,11 +171,8 @@ def test_tenants_take_turns_at_having_their_prompts_read(served):
     assert served.read.index(2) <= served.read.index(1) + 1
 
 
-@pytest.mark.parametrize("way", ["cancelled", "late", "displaced", "closed"])
-def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
-    monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05 if way == "closed" else PATIENCE)
-    served = Served()
-    closing = threading.Thread(target=served.end)
+@pytest.mark.parametrize("way", ["cancelled", "late", "displaced"])
+def test_a_request_whose_prompt_was_not_read_gets_one_end(served, way):
     with Hold() as hold:
         read = [served.ask([3], greedy(3), reading=hold.pass_through)]
         hold.until_reached()
@@ -201,19 +184,29 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(way, monkeypatch):
             assert isinstance(waits.wait().error, QueueFull)
             with pytest.raises(QueueFull):
                 served.ask([3], greedy(3), 1, size=4000)
-        elif way == "closed":
-            closing.start()
-            eventually(lambda: served.loop.queue.draining)
     waits.wait()
     if way == "cancelled":
         assert [waits.finish(choice) for choice in range(2)] == ["cancelled"] * 2
     else:
-        assert isinstance(waits.error, {"late": DeadlineMissed, "displaced": QueueFull, "closed": Draining}[way])
-    assert all(said.wait().error is None or way == "closed" for said in read)
-    if way != "closed":
+        assert isinstance(waits.error, {"late": DeadlineMissed, "displaced": QueueFull}[way])
+    assert all(said.wait().error is None for said in read) and 1 not in served.read, "nobody needs its prompt"
+
+
+def test_closing_answers_who_runs_who_waits_and_whose_prompt_is_read(monkeypatch):
+    monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05)
+    served = Served(seats=1)
+    with Hold() as steps, Hold() as reading:
+        served.hold_steps(steps)
+        asked = [served.ask([3], greedy(400)) for _ in range(5)]
+        steps.until_reached()
+        asked += [served.ask([3], greedy(3), reading=reading.pass_through), served.ask([3], greedy(3), 1, size=3000)]
+        reading.until_reached()
+        closing = threading.Thread(target=served.end)
         closing.start()
+        eventually(lambda: served.loop.queue.draining)
     closing.join(PATIENCE)
-    assert 1 not in served.read or way == "closed", "nobody needs its prompt"
+    assert all(said.wait().error is None or isinstance(said.error, Draining) for said in asked)
+    assert isinstance(asked[-1].error, Draining)
 
 
 def test_failures_of_the_loop_with_steps_between_them_end_no_engine(served, monkeypatch):

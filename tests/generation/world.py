@@ -24,11 +24,10 @@ from hplm.metrics.meter import Meter
 from hplm.options import PAGED, SLOTTED
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
-from tests.generation.fake import END, NO_MEMORY, STAYS, UNEXPECTED, Fake, Machine
+from tests.generation.fake import NO_MEMORY, STAYS, UNEXPECTED, Fake, Machine
 from tests.support.wait import PATIENCE
 
 CPU = torch.device("cpu")
-START = 1
 MS = 1_000_000
 KINDS = [SLOTTED, PAGED]
 MARGIN = 1e-3  # between two logits that may be exchanged
@@ -186,7 +185,7 @@ class World:
         return self.now
 
     def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, **more) -> Request:
-        source, prompt = self.model.sources[tenant], [START, *prompt]
+        source, prompt = self.model.sources[tenant], [self.model.config.start_id, *prompt]
         addresses = self.model.addresses(source, prompt)
         return Request(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
 
@@ -257,7 +256,7 @@ class World:
             compared += count
             told = [len(piece.tokens) for piece in said.pieces if piece.choice == choice]
             assert sampling.logprobs is None or told == [1] * len(ids) or (finish in ("cancelled", "deadline") and told[-1] < 2)
-            text, reason = written(ids, sampling)
+            text, reason = written(ids, sampling, self.model.config.end_ids)
             assert finish == reason or (finish in ("cancelled", "deadline") and reason is None), (finish, reason, ids)
             mine = said.text(choice)
             assert mine.startswith(request.echo) and (finish == "cancelled" or mine == request.echo + text)
@@ -265,11 +264,11 @@ class World:
         return compared
 
 
-def written(ids, sampling) -> tuple[str, str | None]:
+def written(ids, sampling, end_ids) -> tuple[str, str | None]:
     """Returns the text of an answer with these tokens, and why it ends with the last of them. None: it does not."""
     text, first = "", max(sampling.min_tokens - 1, 0)
     for place, id in enumerate(ids):
-        if id in sampling.stop_token_ids or (id == END and not sampling.ignore_eos):
+        if id in sampling.stop_token_ids or (id in end_ids and not sampling.ignore_eos):
             assert place == len(ids) - 1 >= sampling.min_tokens
             return text, STOP
         text += decode([id])
@@ -290,7 +289,7 @@ def same_as_reference(model, said: Said, choice: int = 0) -> int:
     seed, prompt = seed_of(request.seed, choice), len(request.prompt)
     of_each = model.all_logits([*ids, *found], request.source)[prompt - 1 :]
     for place, (token, logits) in enumerate(zip(found, of_each, strict=False)):
-        barred = [END, *sampling.stop_token_ids] if place < sampling.min_tokens else ()
+        barred = [*model.config.end_ids, *sampling.stop_token_ids] if place < sampling.min_tokens else ()
         wish = Wish(replace(sampling, logprobs=None), seed, place, np.array(ids), prompt, barred)
         if choose(logits[None].clone(), [wish])[0].id != token:
             near = [logits + torch.randn(len(logits), generator=torch.Generator().manual_seed(i)) * MARGIN for i in range(50)]

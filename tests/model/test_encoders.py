@@ -1,5 +1,8 @@
 """Encoders of each family give the states of `transformers`, whatever the tokenizer, and words keep their places in a text."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -10,7 +13,7 @@ from builder.learning.limits import Budget
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
-from hplm.model.checkpoint import full_stack, load_checkpoint
+from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
 from hplm.tasks import find_task
 from testing.random_store import tokenizer_json
@@ -106,7 +109,8 @@ def states(checkpoint, encoded):
 def test_a_family_gives_the_states_of_transformers(saved, family):
     folder, stock = saved(family)
     checkpoint = load_checkpoint(folder, lower=1)
-    assert checkpoint.config.positions == LENGTH
+    config = checkpoint.config
+    assert (config.name, config.lower_layers, config.upper_layers, config.positions) == (family, 1, 2, LENGTH)
     tokenizer = Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)
     for text, pair in (("the cat sat", None), ("the cat", "on the mat"), ("the cat " * LENGTH, None)):
         encoded = tokenizer.encode(text, pair, truncate=True)
@@ -124,17 +128,41 @@ def test_a_root_is_made_of_a_family_with_one_segment(saved, tmp_path):
     assert store.config.segments == 1 and table.meta.keys
 
 
+def test_the_weights_below_a_head_are_read_too(saved, tmp_path):
+    folder, stock = saved("bert")
+    expected, headed = load_checkpoint(folder).weights, transformers.BertForMaskedLM(stock.config)
+    headed.bert.load_state_dict(stock.state_dict(), strict=False)
+    headed.save_pretrained(folder)
+    found = load_checkpoint(folder).weights
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], own) for name, own in expected.items())
+
+
+def test_layers_between_the_halves_are_taken_from_below(saved):
+    folder, stock = saved("bert", num_hidden_layers=6)
+    lower, upper = split(load_checkpoint(folder, lower=3, upper=2))
+    assert len(lower.layers) == 3 and len(upper.layers) == 2
+    assert torch.equal(upper.layers[0].ffn_in.weight, stock.encoder.layer[3].intermediate.dense.weight)
+
+
 @pytest.mark.parametrize(
-    "family, changes, named",
+    "family, saved_with, config, options, named",
     [
-        ("electra", {"embedding_size": 12}, [12, 24, "ELECTRA"]),
-        ("roberta", {"is_decoder": True}, ["roberta", "decoder"]),
+        ("electra", {"embedding_size": 12}, {}, {}, [12, 24, "ELECTRA"]),
+        ("roberta", {"is_decoder": True}, {}, {}, ["roberta", "decoder"]),
+        ("bert", {"num_hidden_layers": 2}, {"num_hidden_layers": 3}, {}, ["bert", 16]),  # tensors are missing
+        ("bert", {}, {"position_embedding_type": "relative_key"}, {}, ["'relative_key'"]),
+        *(("bert", {}, {}, {"lower": lower, "upper": upper}, [3, lower, upper]) for lower, upper in ((0, 2), (3, 1), (2, 2))),
+        ("bert", {}, {"model_type": "deberta"}, {}, ["'deberta'", "roberta", "gpt2"]),
     ],
 )
-def test_what_a_family_may_have_and_hplms_cannot_compute_is_refused(saved, family, changes, named):
-    folder, _ = saved(family, **changes)
+def test_what_cannot_be_split_or_computed_is_refused(saved, family, saved_with, config, options, named):
+    folder, _ = saved(family, **saved_with)
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        load_checkpoint(folder)
+        load_checkpoint(folder, **options)
+    with pytest.raises(InvalidInput, match=mentioning(f"{folder}-nothing")):
+        load_checkpoint(f"{folder}-nothing")
 
 
 @pytest.mark.parametrize("made", [unigram, bytes_of_words])

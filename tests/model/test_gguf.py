@@ -19,17 +19,6 @@ from tests.support.message import mentioning
 
 gguf = pytest.importorskip("gguf")
 WHOLE = {"lower": 0, "window": Window(1)}
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "input_layernorm": "attn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 def permuted(weight, heads):
@@ -63,19 +52,14 @@ def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors
     writer.add_chat_template("{{ messages }}")
     for name, value in more.items():
         writer.add_string(name.replace("__", "."), value)
-    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    if not config.tie_word_embeddings:
-        outer["lm_head.weight"] = "output.weight"
-    for name, own in outer.items():
-        if tensors(own):
-            writer.add_tensor(own, state[name])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for layer in range(LAYERS):
-        for name, own in NAMES.items():
-            weight = state[f"model.layers.{layer}.{name}.weight"]
-            weight = permuted(weight, heads[own]) if own in heads else weight
-            if tensors(f"blk.{layer}.{own}.weight"):
-                writer.add_tensor(f"blk.{layer}.{own}.weight", np.ascontiguousarray(weight))
+    for name, weight in state.items():
+        own = names.get_name(name, (".weight",))
+        if part := heads.get(own.split(".")[-2]):
+            weight = np.ascontiguousarray(permuted(weight, part))
+        if tensors(own) and not (config.tie_word_embeddings and own == "output.weight"):
+            writer.add_tensor(own, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -53,17 +53,24 @@ def test_a_long_document_is_split_into_pieces_without_loss(tokenizer):
     assert [piece.tolist() for piece in tokenizer.encode_documents([WORDS[0]])] == [short.tolist()]
 
 
+def assert_as_the_library(tokenizer, first, second, truncation, **given):
+    """Compares with the library's own cutting, into one window or several."""
+    library = HuggingFaceTokenizer.from_str(tokenizer_json(CONFIG.vocabulary))
+    library.enable_truncation(tokenizer.positions, **truncation)
+    found, theirs = tokenizer.encode(first, second, **given), library.encode(first, second)
+    windows = [theirs, *theirs.overflowing] if "stride" in truncation else [theirs]
+    assert found.lengths.tolist() == [len(window.ids) for window in windows]
+    assert found.tokens.tolist() == [token for window in windows for token in window.ids]
+    assert found.segments.tolist() == [segment for window in windows for segment in window.type_ids]
+    assert found.offsets.tolist() == [list(span) for window in windows for span in window.offsets]
+    assert (found.parts < 0).tolist() == [bool(special) for window in windows for special in window.special_tokens_mask]
+
+
 @pytest.mark.parametrize("lengths", [(100, None), (100, 3), (3, 100), (80, 90), (70, 0), (30, 31)])
 def test_truncation_is_that_of_the_library(tokenizer, lengths):
     first, second = (None if length is None else "x" if length == 0 else " ".join(WORDS[:length]) for length in lengths)
-    encoded = tokenizer.encode(first, second, truncate=True)
-    library = tokenizer._tokenizer
-    library.enable_truncation(tokenizer.positions, strategy="longest_first" if second else "only_first")
-    theirs = library.encode(first, second)
-    library.no_truncation()
-    assert encoded.tokens.tolist() == theirs.ids and encoded.segments.tolist() == theirs.type_ids
-    assert encoded.offsets.tolist() == [list(span) for span in theirs.offsets]
-    assert (encoded.parts < 0).tolist() == list(map(bool, theirs.special_tokens_mask))
+    strategy = {"strategy": "longest_first" if second else "only_first"}
+    assert_as_the_library(tokenizer, first, second, strategy, truncate=True)
     both = tokenizer.encode(" ".join(WORDS[:100]), " ".join(WORDS[:100]), truncate=True)
     assert len(both.tokens) == 64 and (both.segments == 1).sum() in (31, 32)
 
@@ -71,33 +78,23 @@ def test_truncation_is_that_of_the_library(tokenizer, lengths):
 @pytest.mark.parametrize("words", [10, 58, 59, 87, 88, 89, 150, 400])
 def test_windows_are_those_of_the_library(tokenizer, words):
     first, second = " ".join(WORDS[:4]), " ".join(WORDS[i % 150] for i in range(words))
-    encoded = tokenizer.encode(first, second, in_windows=True)
-    library = tokenizer._tokenizer
-    library.enable_truncation(tokenizer.positions, stride=28, strategy="only_second")  # 57 are left, half of them overlap
-    theirs = library.encode(first, second)
-    library.no_truncation()
-    windows = [theirs, *theirs.overflowing]
-    assert encoded.lengths.tolist() == [len(window.ids) for window in windows] and len(encoded.tokens) == sum(encoded.lengths)
-    assert encoded.tokens.tolist() == [token for window in windows for token in window.ids]
-    assert encoded.segments.tolist() == [segment for window in windows for segment in window.type_ids]
-    assert encoded.offsets.tolist() == [list(span) for window in windows for span in window.offsets]
+    windows = {"stride": 28, "strategy": "only_second"}  # 57 are left, half of them overlap
+    assert_as_the_library(tokenizer, first, second, windows, in_windows=True)
 
 
-def test_a_text_that_leaves_no_room_for_windows_is_refused_or_cut(tokenizer):
-    first, second = " ".join(WORDS[:30]), " ".join(WORDS[:100])
-    assert len(tokenizer.encode(" ".join(WORDS[:29]), second, in_windows=True).lengths) > 1
-    with pytest.raises(InvalidInput, match=mentioning(64, "truncate=true")):
-        tokenizer.encode(first, second, in_windows=True)
-    assert tokenizer.encode(first, second, truncate=True, in_windows=True).lengths.tolist() == [64]
-
-
-def test_a_pair_of_too_many_characters_is_not_read_in_windows(tokenizer):
+def test_a_pair_whose_text_leaves_no_room_or_that_has_too_many_characters_is_refused_or_cut(tokenizer):
     longest = f"{WORDS[0]} " * 1000
     longest += "x" * (MOST_IN_WINDOWS - len(longest))
-    assert len(tokenizer.encode(WORDS[1], longest, in_windows=True).lengths) > 1
-    with pytest.raises(InvalidInput, match=mentioning(64, "truncate=true")):
-        tokenizer.encode(WORDS[1], longest + "x", in_windows=True)
-    assert tokenizer.encode(WORDS[1], longest + "x", truncate=True, in_windows=True).lengths.tolist() == [64]
+    for first, second, fits in (
+        (" ".join(WORDS[:29]), " ".join(WORDS[:100]), True), (" ".join(WORDS[:30]), " ".join(WORDS[:100]), False),
+        (WORDS[1], longest, True), (WORDS[1], longest + "x", False),
+    ):  # fmt: skip
+        if fits:
+            assert len(tokenizer.encode(first, second, in_windows=True).lengths) > 1
+            continue
+        with pytest.raises(InvalidInput, match=mentioning(64, "truncate=true")):
+            tokenizer.encode(first, second, in_windows=True)
+        assert tokenizer.encode(first, second, truncate=True, in_windows=True).lengths.tolist() == [64]
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -1,37 +1,63 @@
-"""Decisions without a server: which error a refusal is, whether it is sent again, and how long to wait."""
+"""Decisions without a server: refused settings, the class of a refusal, and the pauses between attempts."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
 import hplm_client
-from hplm_client import InvalidInput, QueueFull, errors
+from hplm_client import AsyncHplmClient, HplmClient, InvalidInput, QueueFull, errors
 from hplm_client.errors import refusal
 from hplm_client.retry import FIRST_PAUSE_S, GRACE_S, LONGEST_PAUSE_S, Attempts
+from hplm_client.settings import Settings
 from hplm_client.waiting import within
 from tests.support.wait import Clock
 
-WORDS = {
-    "invalid_input": "InvalidInput", "no_tenant": "NoTenant", "queue_full": "QueueFull", "quota": "QuotaExceeded",
-    "deadline": "DeadlineMissed", "draining": "Draining", "capacity": "OutOfCapacity", "internal": "Internal",
-    "broken": "Broken", "crashed": "Crashed", "quarantined": "Quarantined",
-}  # fmt: skip
+
+@pytest.mark.parametrize("kind", [HplmClient, AsyncHplmClient])
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        *(({"url": url}, url.removeprefix("https://")) for url in (
+            "http://127.0.0.1:8000", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:8000/path", "https://door/path", "https://door:x",
+            "HTTPS:door:443",
+        )),
+        ({"url": "https://"}, "':443'"),
+        ({"protocol": "https"}, "'https'"),
+        *(({"api_key": key}, "ASCII") for key in ("two\nlines", "schlüssel", "")),
+        ({"network_timeout": 0}, "network_timeout 0"),
+        ({"network_timeout": float("inf")}, "network_timeout inf"),
+        ({"retries": -1}, "retries -1"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused(kind, settings, named):
+    with pytest.raises(InvalidInput, match=re.escape(named)) as caught:
+        kind(**{"url": "127.0.0.1:8000", **settings})
+    assert "schl" not in str(caught.value), "a key does not belong into a message"
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("frame", ["[{}] words", "in ensemble 'minilm', [{}] words", "[request id: 7] [{}] words [quota]"])
-def test_the_error_word_chooses_the_exception(word, frame):
-    for status in ("503", "StatusCode.UNAVAILABLE", "400", None):
-        error = refusal(frame.format(word), status)
-        assert type(error) is getattr(hplm_client, WORDS[word]) and error.word == word and error.status == status
-        assert str(error) == frame.format(word)
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_file_that_holds_no_certificate_is_refused(protocol, tmp_path):
+    no_certificate = tmp_path / "key.pem"
+    no_certificate.write_text("-----BEGIN PRIVATE KEY-----\n")
+    for path in (tmp_path / "missing.pem", no_certificate, tmp_path):
+        for kind in (HplmClient, AsyncHplmClient):
+            with pytest.raises(InvalidInput, match=re.escape(str(path))):
+                kind("127.0.0.1:443", protocol, ca_file=path)
+
+
+@pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])
+def test_a_name_that_is_no_value_of_a_header_is_not_sent_in_one(tenant):
+    key = {"authorization": "Bearer K3Y"}
+    assert Settings("a:1", api_key="K3Y").headers_for({"tenant": tenant} if tenant is not None else {}) == key
 
 
 @pytest.mark.parametrize(
     ("message", "status", "kind"),
     [
+        ("[request id: 7] [no_tenant] words [quota]", None, "NoTenant"),
         ("input 'TEXT' data-type is 'FP32'", "400", "InvalidInput"),
         ("too large", "413", "InvalidInput"),
         ("batch-size must be <= 1024", "StatusCode.INVALID_ARGUMENT", "InvalidInput"),
@@ -54,8 +80,9 @@ def test_the_error_word_chooses_the_exception(word, frame):
         ("Channel closed!", "StatusCode.CANCELLED", "ConnectionLost"),
     ],
 )
-def test_without_an_error_word_the_status_chooses_the_exception(message, status, kind):
-    assert type(refusal(message, status)) is getattr(hplm_client, kind)
+def test_the_word_of_an_error_or_its_status_chooses_the_exception(message, status, kind):
+    error = refusal(message, status)
+    assert type(error) is getattr(hplm_client, kind) and error.status == status and str(error) == message
 
 
 def test_only_requests_that_were_not_accepted_are_safe_to_retry():
@@ -95,16 +122,6 @@ def test_pauses_double_up_to_a_limit_differ_between_clients_and_keep_to_the_hint
     assert [attempts(die=die).pause_s(HINTED) for die in (0.0, 1.0)] == pytest.approx([0.2, 0.3])
 
 
-@pytest.mark.parametrize("retries", [0, 2])
-def test_the_number_of_attempts_is_limited(retries):
-    series = attempts(retries)
-    for _ in range(retries):
-        series.pause_s(FULL)
-    with pytest.raises(QueueFull) as caught:
-        series.pause_s(FULL)
-    assert caught.value is FULL
-
-
 @pytest.mark.parametrize("limit", [{"deadline_ms": 100}, {"network_timeout": 0.1}])
 def test_a_pause_that_would_outlast_the_deadline_is_not_started(limit):
     clock = Clock()
@@ -128,12 +145,6 @@ def test_every_attempt_gets_the_rest_of_the_deadline():
     assert series.network_s == pytest.approx(0.75 * GRACE_S), "the grace is one for all of them"
     clock.seconds += GRACE_S
     assert series.network_s == 0.0
-
-
-@pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf")])
-def test_a_deadline_is_positive(deadline):
-    with pytest.raises(InvalidInput, match=rf"(?<!\w){deadline} ms"):
-        attempts(deadline_ms=deadline)
 
 
 def test_a_cancelling_that_comes_with_the_result_is_not_lost():

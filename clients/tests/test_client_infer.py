@@ -1,0 +1,171 @@
+"""Requests for answers in each of the four ways: what reaches the server, what comes back, and what is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from client_fakes import Refusal, Way, echo, infer, raising, ready, tensors
+
+import hplm_client
+from hplm_client import Answer, ClientTimeout, InvalidInput, NoBackbone, QueueFull, Row, ServerFault, UnexpectedAnswer
+from tests.support.wait import Hold
+
+REFUSALS = {  # by word: the class of its exception, and whether the request is sent again
+    "invalid_input": ("InvalidInput", False), "no_tenant": ("NoTenant", False), "queue_full": ("QueueFull", True),
+    "quota": ("QuotaExceeded", True), "deadline": ("DeadlineMissed", False), "draining": ("Draining", True),
+    "capacity": ("OutOfCapacity", False), "internal": ("Internal", False), "broken": ("Broken", False),
+    "crashed": ("Crashed", False), "quarantined": ("Quarantined", False),
+}  # fmt: skip
+
+
+def test_texts_and_pairs_come_back_with_their_labels_in_their_order(ask):
+    odd = "naïve 文字 \N{PILE OF POO}"
+    answer = ask(lambda client: infer(client, odd))
+    assert answer == Answer((Row(odd, 1.0, (0, 10)),), "v7")
+    assert (answer.label, answer.score, answer.labels) == (odd, 1.0, (odd,))
+    texts = [f"text {number}" for number in range(1000)]
+    assert [answer.label for answer in ask(lambda client: client.infer_batch(texts, tenant="acme"))] == texts
+    answers = ask(lambda client: client.infer_batch(["a", "b"], pairs=["c", ""], tenant="acme"))
+    assert [answer.label for answer in answers] == ["a|c", "b|"]
+    assert ask(lambda client: infer(client, pair="d")).label == "a|d"
+
+
+def test_each_text_has_its_own_rows_and_further_outputs_only_on_request(ask, fake):
+    rows = [[("A", 0.5, (0, 1)), ("", 0.0, (2, 3)), ("B", 0.25, (4, 5))], [("C", 0.5, (0, 1))], []]
+    logits = np.arange(18).reshape(3, 3, 2)
+    fake.answer = lambda _: tensors(rows, LOGITS=logits, CONFIDENCE=[[0.25], [-1], [-1]], LEVEL=[[2], [1], [1]])
+    more = {"logits": True, "confidence": True, "level": True}
+    full = ask(lambda client: client.infer_batch(["one", "two", " "], tenant="acme", **more))
+    assert [[(row.label, row.score, row.span) for row in answer.rows] for answer in full] == rows
+    assert [[row.logits for row in answer.rows] for answer in full] == [[(0, 1), None, (4, 5)], [(6, 7)], []]
+    assert [(answer.confidence, answer.level) for answer in full] == [(0.25, 2), (None, 1), (None, 1)]
+    assert (full[2].label, full[2].score) == (None, None)
+    plain = ask(lambda client: client.infer_batch(["one", "two", " "], tenant="acme"))
+    assert {(row.logits, answer.confidence, answer.level) for answer in plain for row in answer.rows} == {(None, None, None)}
+    fake.answer = lambda _: tensors(rows, LOGITS=logits[:, :1])  # of the first row only
+    first = ask(lambda client: client.infer_batch(["one", "two", " "], tenant="acme", logits=True))[0]
+    assert [row.logits for row in first.rows] == [(0, 1), None, None]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"LABEL": [[b"a"]]}, {"LABEL": [b"a", b"b"]}, {"SCORE": [[0.5], [0.5]]}, {"SPAN": [[[0, 1, 2]] * 2] * 2},
+        {"VERSION": [[b"1", b"2"]] * 2}, {"LABEL": [[b"\xff", b"a"]] * 2}, {"LABEL": [[1, 2]] * 2},
+        {"LOGITS": [[1]]}, {"CONFIDENCE": [[1]]}, {"LEVEL": [[1]]},
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_refused(fake, changed):
+    rows, more = [[("A", 0.5, (0, 1))] * 2] * 2, {"LOGITS": [[[1]] * 2] * 2, "CONFIDENCE": [[1]] * 2, "LEVEL": [[1]] * 2}
+
+    def use(client):
+        return client.infer_batch(["a", "b"], tenant="acme", logits=True, confidence=True, level=True)
+
+    fake.answer = lambda _: tensors(rows, **more)
+    assert len(Way("http").call(fake.http_url, use, backbone="minilm")) == 2
+    kinds = {bytes: np.object_, int: np.int32, float: np.float32}
+    arrays = {name: np.array(value, kinds[type(np.array(value).flat[0].item())]) for name, value in changed.items()}
+    fake.answer = lambda _: {**tensors(rows, **more), **arrays}
+    with pytest.raises(UnexpectedAnswer):
+        Way("http").call(fake.http_url, use, backbone="minilm")
+
+
+def test_parameters_key_and_deadline_reach_the_model(ask, fake):
+    ask(lambda client: infer(client, truncate=True, top_k=1, priority=3, rung=2, deadline_ms=60_000), api_key="K3Y")
+    ask(infer)
+    given, plain = fake.requests
+    assert 0 < given.parameters.pop("timeout") <= 60_000_000
+    assert given.parameters == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
+    assert given.headers.items() >= {"authorization": "Bearer K3Y", "hplm-tenant": "acme"}.items()
+    assert plain.parameters == {"tenant": "acme"} and plain.headers["hplm-tenant"] == "acme"
+    assert "authorization" not in plain.headers and set(plain.outputs) == {"LABEL", "SCORE", "SPAN", "VERSION"}
+
+
+def test_a_refusal_has_its_class_and_only_a_request_that_was_not_taken_is_sent_again(ask, fake):
+    for word, (kind, is_sent_again) in REFUSALS.items():
+        said = f"in ensemble 'minilm', [{word}] no, retry after 1 ms [quota]"
+        fake.requests, fake.script = [], [Refusal(said)] * 2
+        with raising(getattr(hplm_client, kind)) as caught:
+            ask(infer, retries=1)
+        assert said in str(caught.value) and caught.value.word == word, word
+        assert caught.value.status in ("503", "StatusCode.UNAVAILABLE")
+        assert len(fake.requests) == 1 + is_sent_again, f"{word} was sent {len(fake.requests)} times"
+    fake.requests, fake.script = [], [Refusal("[queue_full] retry after 1 ms")] * 2
+    with raising(QueueFull):
+        ask(infer, retries=0)
+    assert ask(infer, retries=1).label == "a" and len(fake.requests) == 3
+    fake.script = [Refusal("no word for this", 500)]
+    with raising(ServerFault, match="no word for this"):
+        ask(infer)
+    with raising(NoBackbone, match="nope"):
+        ask(infer, backbone="nope")
+
+
+def test_the_next_request_after_a_timeout_is_fine(way, fake, monkeypatch):
+    monkeypatch.setattr("hplm_client.retry.GRACE_S", 0.1)
+    hold = Hold()
+
+    def answer(request):
+        hold.pass_through()
+        return echo(request)
+
+    async def one_after_the_other(client):
+        with raising(ClientTimeout):
+            await client.infer("late", tenant="acme", deadline_ms=50)
+        hold.open()
+        return await client.infer("next", tenant="acme")
+
+    fake.answer = answer
+    with hold:
+        assert way.run(way.url(fake), one_after_the_other, backbone="minilm").label == "next"
+
+
+def test_the_only_backbone_is_found_and_of_two_one_must_be_named(ask, fake):
+    assert [ask(ready, backbone=name) for name in ("minilm", None, "nope")] == [True, True, False]
+    fake.models |= {"lone", "half", "half-lookup", "headless-lookup", "headless-upper"}
+    assert ask(infer, backbone=None).label == "a"
+    fake.models |= {"twin", "twin-lookup", "b", "b-lookup", "twin+b-upper"}  # of a group of a placement
+    assert ask(lambda client: client.backbones()) == ["b", "minilm", "twin"]
+    with pytest.raises(NoBackbone, match="b, minilm, twin"):
+        ask(infer, backbone=None)
+    fake.models = {"lone"}
+    with pytest.raises(NoBackbone, match=r"(?=.*-lookup\b)(?=.*-upper\b)"):
+        ask(infer, backbone=None)
+    fake.models = set()
+    assert ask(lambda client: client.backbones()) == [], "gRPC leaves an empty list out"
+
+
+def test_calls_share_a_client_and_do_not_wait_for_each_other(way, fake):
+    """The server answers the latter only when it has all eight requests."""
+    all_are_there = threading.Barrier(8)
+
+    def answer(request):
+        if request.inputs["TEXT"] == ["meet"]:
+            all_are_there.wait(60)
+        return echo(request)
+
+    async def use(client):
+        rounds = [f"text {number}" for number in range(300)], ["meet"] * 8
+        for texts in rounds:
+            answers = await asyncio.gather(*(client.infer(text, tenant="acme") for text in texts))
+            assert [answer.label for answer in answers] == texts
+
+    fake.answer = answer
+    way.run(way.url(fake), use, backbone="minilm")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"texts": []}, "texts"), ({"texts": "abc"}, "str"), ({"pairs": "b"}, "str"), ({"tenant": ""}, "tenant"),
+        ({"tenant": "acme\0x"}, "NUL"), ({"texts": ["a", "b"], "pairs": ["c"]}, r"2.*1"), ({"texts": ["a", b"b"]}, "TEXT 1"),
+        ({"pairs": [None]}, "TEXT_PAIR 0"), ({"texts": ["\ud800"]}, "UTF-8"), ({"deadline_ms": 0}, "0 ms"),
+        ({"deadline_ms": -1}, "-1 ms"), ({"deadline_ms": float("nan")}, "nan ms"), ({"deadline_ms": float("inf")}, "inf ms"),
+    ],
+)  # fmt: skip
+def test_wrong_inputs_are_refused_before_they_are_sent(way, given, named):
+    with pytest.raises(InvalidInput, match=named):
+        way.call("127.0.0.1:1", lambda client: client.infer_batch(**{"texts": ["a"], "tenant": "acme", **given}))
