@@ -117,6 +117,7 @@ class World(Clock):
 
     def sleep(self, seconds):
         """Called while too many are ahead."""
+        self._check(not self._late(self.unanswered()), "what is late waits while many are ahead")
         super().sleep(seconds)
         self.meanwhile()
         self.meanwhile = lambda: None
@@ -288,6 +289,26 @@ def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up_and_i
     assert mentions(told.answers[0], f"{said:.1f}") and not kept.answers
     world.step()
     assert isinstance(kept.answers[0], QueueFull)
+
+
+@pytest.mark.parametrize("room", [2, 3])
+def test_as_much_is_read_together_as_has_room_and_a_debt_counts_for_the_next_request(world, room):
+    world.ahead = MOST_AHEAD
+    first, quiet, second = (world.offer(tenant, 1) for tenant in ("poor", "quiet", "poor"))
+    world.ahead = MOST_AHEAD - room
+    world.step()
+    assert sum(len(one.answers) for one in (first, quiet, second)) == room
+    world.ahead = 0
+    world.step()
+    assert first.answers == quiet.answers == [FOUND] and isinstance(second.answers[0], Quota)
+
+
+def test_who_brings_many_short_requests_reads_some_of_them(world):
+    asked = [Asked(characters=SHORT) for _ in range(3)]
+    world.asked += asked
+    world.service.submit([one.sent(one.answers.append) for one in asked])
+    assert [one.is_deferred for one in asked] == [False, False, True]
+    world.step()
 
 
 def test_a_turn_that_does_not_end_is_an_error(world):
