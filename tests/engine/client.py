@@ -30,23 +30,17 @@ class Client:
         worker = self.workers.current
         return worker.process.pid if worker is not None else None
 
-    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None, id="", defer=lambda: None):
-        """`unsent`: the error that is sent instead of the answer. `sending` is called while the answer is sent."""
-        view = self.backbone.view
+    def ask(self, tenant_id, texts, id=""):
+        view, answers = self.backbone.view, []
         tenant = view.snapshot.find(tenant_id)
-        arrival = time.monotonic_ns()
-        asked = {"arrival_ns": arrival, "deadline_ns": arrival + round(allowed_s * 1e9) if allowed_s else 0}
-        answers = []
 
         def respond(answer):
-            sending()
             with self._arrived:
                 answers.append(answer)
                 self._arrived.notify_all()
-            return unsent
 
-        (form,) = self.lookup.read([Reading(view, tenant, texts, **asked)], MOST_CHARACTERS)
-        self.own.submit([PendingTexts(form, id, WANTED, respond, defer)])
+        (form,) = self.lookup.read([Reading(view, tenant, texts, arrival_ns=time.monotonic_ns())], MOST_CHARACTERS)
+        self.own.submit([PendingTexts(form, id, WANTED, respond, lambda: None)])
         self.answers.append(answers)
         return answers
 

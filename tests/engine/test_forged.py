@@ -1,51 +1,42 @@
-"""The engine refuses forms that are too old, or of another export."""
+"""The engine refuses forms that are too old, of another export or for an unknown tenant."""
 
 import time
 
 import pytest
 
-from hplm.engine import service
+from hplm.engine.service import TICKET_SECONDS
 from hplm.errors import DeadlineMissed, Draining, NoTenant
 from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.support.message import mentioning
+from tests.support.wait import eventually
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def asker(toy):
     asker = Asker(toy.folder)
     yield asker
     asker.close()
 
 
-def test_a_form_for_an_unknown_tenant_is_refused(asker):
-    view = asker.backbone.view
-    form = asker.lookup.resolve(view, view.snapshot.find("beta"), [WORDS[0]], arrival_ns=time.monotonic_ns())
-    form.head = form.head._replace(uid=999)
-    with pytest.raises(NoTenant):
-        asker.service.submit(form, lambda answer: None)
+FORMS = {  # its age, what is changed in its head, and why it is refused
+    "good": (TICKET_SECONDS - 5, lambda head: {}, None),
+    "too old: it would be a key that nobody can revoke": (TICKET_SECONDS + 5, lambda head: {}, DeadlineMissed),
+    "of an unknown tenant": (0, lambda head: {"uid": 999}, NoTenant),
+    "of another export, which one model may still have": (0, lambda head: {"export": head.export ^ 1}, Draining),
+}
 
 
-def test_a_form_expires(asker):
-    """Otherwise it would be a key that never expires and that nobody can revoke."""
-    view = asker.backbone.view
-    tenant = view.snapshot.find("acme")
-    for seconds, refused in ((service.TICKET_SECONDS - 5, False), (service.TICKET_SECONDS + 5, True)):
-        received_ns = time.monotonic_ns() - seconds * 10**9
-        arrival = {"arrival_ns": received_ns - 10**12, "waited_ns": 10**12}  # at the front door
-        form = asker.lookup.resolve(view, tenant, [WORDS[0]], **arrival)
-        if refused:
-            with pytest.raises(DeadlineMissed, match=mentioning(service.TICKET_SECONDS)):
-                asker.service.submit(form, lambda answer: None)
-        else:
-            asker.service.submit(form, lambda answer: None)
-
-
-def test_a_form_of_another_export_is_refused(asker):
-    """Tenants of both exports have the same uids. While Triton loads a new export, one model may still have the old one."""
-    view = asker.backbone.view
-    tenant = view.snapshot.find("acme")
-    form = asker.lookup.resolve(view, tenant, [WORDS[0]], arrival_ns=time.monotonic_ns())
-    form.head = form.head._replace(export=form.head.export ^ 1)
-    with pytest.raises(Draining):
-        asker.service.submit(form, lambda answer: None)
+@pytest.mark.parametrize(("seconds", "changes", "error"), FORMS.values(), ids=FORMS)
+def test_only_a_form_that_may_be_answered_is_taken(asker, seconds, changes, error):
+    view, waited_ns, answers = asker.backbone.view, 10**12, []  # at the front door
+    arrival = {"arrival_ns": time.monotonic_ns() - seconds * 10**9 - waited_ns, "waited_ns": waited_ns}
+    form = asker.lookup.resolve(view, view.snapshot.find("acme"), [WORDS[0]], **arrival)
+    form.head = form.head._replace(**changes(form.head))
+    if error is None:
+        asker.service.submit(form, answers.append)
+        asker.wait(asker.ask("acme", [WORDS[0]]))
+        eventually(lambda: answers)
+    else:
+        with pytest.raises(error):
+            asker.service.submit(form, answers.append)
+        assert not answers

@@ -60,6 +60,17 @@ def test_requests_that_are_read_together_get_what_each_gets_alone_from_the_libra
     assert [said(found) for found in together] == [said(found) for found in alone]
 
 
+@given(texts=st.lists(TEXTS, min_size=1, max_size=6), characters=st.integers(1, 60))
+def test_pieces_give_what_the_whole_gives(backbone, lookup, texts, characters):
+    view, texts = backbone.view, [text or WORDS[0] for text in texts]
+    reading, pieces = Reading(view, tenant := view.snapshot.find("beta"), texts), 1
+    while (found := lookup.read([reading], characters)[0]) is None:
+        pieces += 1
+    assert said(found) == said(lookup.read([Reading(view, tenant, texts)], MOST_CHARACTERS)[0])
+    if isinstance(found, bytearray):
+        assert not reading.characters_left and pieces <= len(texts) and (pieces == len(texts) or characters > 1)
+
+
 @pytest.mark.parametrize("texts, number", [([WORDS[0], "", LONG], 2), ([WORDS[0], WORDS[1], LONG], 3)])
 def test_the_first_text_that_cannot_be_read_is_named(backbone, lookup, texts, number):
     with pytest.raises(InvalidInput, match=f"text {number} of 3"):

@@ -1,265 +1,356 @@
-"""Lookup as a service: reading in pieces, tenants in turn, and exactly one answer to every request, whatever fails."""
+"""Lookup as a service: whatever requests, turns, failures and closing follow each other, each request gets one right answer.
 
+The service has no thread here. A turn is a step of a test, and so is the time.
+"""
+
+from __future__ import annotations
+
+import logging
 import threading
-import time
-from dataclasses import replace
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from hplm.engine import lookup_service
-from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup, Reading
-from hplm.engine.lookup_service import AT_ONCE, MOST_AHEAD, LookupRequest, LookupService
-from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, Quota
+from hplm.engine.lookup_service import (
+    A_TEXT,
+    AT_ONCE,
+    LEAST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_AHEAD,
+    PASSED_ON,
+    PIECE,
+    STUCK_SECONDS,
+    LookupRequest,
+    LookupService,
+)
+from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, Quota, word_of
+from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.request.form import Form, Head
+from hplm.request.form import Head
 from hplm.scheduling.limits import Limits
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.snapshot import Tenant
-from testing.toy import WORDS
-from tests.support.wait import eventually
+from tests.support.message import mentions
+from tests.support.wait import Clock, eventually
 
-
-@pytest.fixture(scope="module")
-def backbone(toy):
-    return Backbone(toy.folder)
-
-
+KEPT = 2 * PIECE  # characters of a refused request
 FOUND = bytearray(b"a form")
+MS = 1_000_000
+SHORT, LONG = AT_ONCE // 2 - A_TEXT, AT_ONCE + 1  # two short ones are read by who brings them, a long one is not
+FAILURES = {"invalid": InvalidInput("too long"), "a bug": RuntimeError("a bug")}
 
 
-class Gated:
-    """A lookup that waits for the test before it reads a text, and notes whose text it reads."""
+class Asked:
+    """A request, and all that happens to it. `fails`: a failure of its own, or "gone": nobody reads its answer."""
 
-    def __init__(self):
-        self.may_read = threading.Semaphore(0)
-        self.waits = threading.Event()
-        self.read_of = []
+    def __init__(self, tenant="acme", characters=LONG, allowed_ms=0, fails="", at_once=False, waited_ms=0, now=0):
+        self.tenant, self.characters, self.fails, self.at_once = tenant, characters, fails, at_once
+        times = {"arrival_ns": now - waited_ms * MS, "deadline_ns": allowed_ms and now + allowed_ms * MS}
+        self.until_ns = allowed_ms and now + (allowed_ms - waited_ms) * MS // 2  # when half of its time is over
+        rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if tenant == "poor" else 0, "homes": 1}
+        self.reading = SimpleNamespace(
+            tenant=SimpleNamespace(id=tenant, uid=hash(tenant), **rates), head=Head(0, 0, 0, 0, "law", tenant, **times),
+            asked=self, texts=["a text"], tokens=100, characters_left=characters, texts_left=1,
+        )  # fmt: skip
+        self.answers, self.is_deferred = [], False
+
+    def sent(self, respond):
+        return LookupRequest(self.reading, respond, self.at_once, self._defer)
+
+    def _defer(self):
+        self.is_deferred = True
+
+
+class Idle(BaseException):
+    """A turn has found that nobody waits any more."""
+
+
+class World(Clock):
+    """The lookup, the time and the clients of a service. `waiting` and `refused`: how many it keeps."""
+
+    def __init__(self, waiting=1000, refused=1000):
+        super().__init__(1000.0)
+        self.asked: list[Asked] = []
+        self.ahead, self.read_s, self.fault = 0, 0.001, None
+        self.meanwhile = lambda: None  # while a turn reads, or waits for those ahead
+        self.is_closed = self.has_been_full = self._offers = self._steps = False
+        self.poor_is_charged, self.counted, self.wrong = False, Counter(), []
+        self.meter, self.limits, self._patches = Meter(), (waiting, refused), pytest.MonkeyPatch()
+        changes = {"WAITING": Limits(waiting, 1 << 40), "REFUSED": Limits(refused, KEPT), "SOON_SECONDS": 0.0}
+        for name, value in {**changes, "time": self, "repeat": self._without_a_thread}.items():
+            self._patches.setattr(lookup_service, name, value)
+        self.quotas = Quotas(self.monotonic)
+        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead)
+
+    def _without_a_thread(self, step, name):
+        self._turn = step
+        return SimpleNamespace(join=lambda: [None for _ in iter(step, False)])
+
+    # What the service calls.
+
+    def _check(self, holds, otherwise: str) -> None:
+        """An exception would only be an answer."""
+        self.wrong += [] if holds else [otherwise]
 
     def read(self, readings, characters):
-        return [self._read(reading, characters) for reading in readings]
+        asked = [reading.asked for reading in readings]
+        self._check(characters == PIECE and not self._late(asked), "what is late was read")
+        self._check(not self.poor_is_charged or "poor" not in [one.tenant for one in asked], "a tenant in debt was read")
+        self._check(self.is_closed or len(asked) <= MOST_AHEAD - self.ahead, "more were read than have room ahead")
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        self.seconds += self.read_s
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+        return [self._piece(reading) for reading in readings]
 
-    def _read(self, reading, characters):
-        self.waits.set()
-        self.may_read.acquire()
-        self.read_of.append(reading.tenant.id)
-        if reading.fails:
-            return reading.fails
-        reading.characters_left -= min(characters, reading.characters_left)
-        return FOUND if not reading.characters_left else None
+    def _piece(self, reading):
+        reading.characters_left -= min(PIECE, reading.characters_left)
+        reading.texts_left = 0
+        return FAILURES.get(reading.asked.fails) or (None if reading.characters_left else FOUND)
 
+    def sleep(self, seconds):
+        """Called while too many are ahead."""
+        self._check(not self._late(self.unanswered()), "what is late waits while many are ahead")
+        super().sleep(seconds)
+        self.meanwhile()
+        self.meanwhile = lambda: None
+        if not self.waiting():
+            raise Idle
+        self.ahead -= 1
 
-def tenant_of(name):
-    return SimpleNamespace(id=name, uid=hash(name), rate=0, texts_rate=0, tokens_rate=0)
+    def _respond(self, one: Asked, answer):
+        self._check(one.is_deferred or self._offers == one, "it was answered by another thread, and not deferred")
+        one.answers.append(answer)
+        if isinstance(answer, QueueFull):
+            is_kept = not one.at_once and one.characters <= KEPT
+            self._check(self.has_been_full and (self._offers or is_kept), "it was not refused at once")
+        elif isinstance(answer, DeadlineMissed):
+            self._check(self._late([one]), "it was not late")
+        elif isinstance(answer, Quota):
+            self._check(one.tenant == "poor" and self.poor_is_charged, "a tenant that owes nothing was refused")
+        elif isinstance(answer, Draining):
+            self._check(self.is_closed, "it was refused before it closes")
+        elif answer is FOUND:
+            self._check(one.fails in ("", "gone"), f"{one.fails} was answered")
+            self._check(one.tenant != "poor" or not self.poor_is_charged, "a tenant in debt was answered")
+            self.poor_is_charged |= one.tenant == "poor"
+        if one.fails == "gone":
+            raise ConnectionError("the client is gone")
 
+    def _late(self, asked):
+        return [one for one in asked if 0 < one.until_ns <= self.monotonic_ns()]
 
-def reading_of(tenant, head, characters, fails=None):
-    more = {"texts": ["a text"], "texts_left": 0, "tokens": 100}
-    return SimpleNamespace(tenant=tenant, head=head, characters_left=characters, fails=fails, **more)
+    # What a test does and asks.
 
+    def waiting(self) -> int:
+        self.service.look()
+        counts, levels = self.meter.take()
+        self.counted.update({labels[0]: count for (metric, labels), count in counts.items() if metric is names.LOOKUPS})
+        return int(levels[names.WAITING_LOOKUPS, ()])
 
-class Desk:
-    """Submits requests to a service, and keeps all answers to each."""
+    def unanswered(self):
+        return [one for one in self.asked if not one.answers]
 
-    def __init__(self, lookup, quotas=None, ahead=lambda: 0):
-        self.meter, self.answers = Meter(), {}
-        self.service = LookupService(lookup, self.meter, Quotas() if quotas is None else quotas, ahead)
+    def kept(self) -> int:
+        return len(self.unanswered()) - self.waiting()
 
-    def submit(self, tenant, characters=AT_ONCE + 1, deadline_ns=0, fails=None, respond=None, received_ns=0, **more):
-        """Its thread reads only what has fewer characters. `received_ns`: 0 is now."""
-        number = len(self.answers)
-        self.answers[number] = []
-        head = Head(0, 0, 0, 0, "law", "acme", arrival_ns=received_ns or time.monotonic_ns(), deadline_ns=deadline_ns)
-        reading = reading_of(tenant if isinstance(tenant, Tenant) else tenant_of(tenant), head, characters, fails)
-        respond = respond or self.answers[number].append
-        self.service.submit([LookupRequest(reading, respond, **more)])
-        return number
+    def offer(self, *given, **more) -> Asked:
+        one = Asked(*given, now=self.monotonic_ns(), **more)
+        is_free = not (self.waiting() or self._steps or self._offers or self.is_closed) and self.ahead < MOST_AHEAD
+        self.has_been_full |= self.waiting() >= self.limits[0]
+        self.asked.append(one)
+        outer, self._offers = self._offers, one
+        self.service.submit([one.sent(partial(self._respond, one))])
+        self._offers = outer
+        assert one.is_deferred != (is_free and one.characters + A_TEXT <= AT_ONCE), "not the right thread has read it"
+        return one
+
+    def step(self):
+        """Does a turn, if anybody waits."""
+        if not self.waiting():
+            return
+        late, kept, unanswered = self._late(self.unanswered()), self.kept(), len(self.unanswered())
+        self._steps, offered = True, len(self.asked)
+        try:
+            self._turn()
+        except Idle:
+            pass
+        finally:
+            self._steps = False
+        assert all(one.answers for one in late), "what is late was not told so"
+        if len(self.asked) == offered and kept:
+            assert self.kept() <= max(0, kept - (unanswered - len(self.unanswered()) - len(late)) // 2), (
+                "no refusal left with an answer"
+            )
 
     def close(self):
+        self.is_closed = self._steps = True
         self.service.close()
-        assert all(len(answers) == 1 for answers in self.answers.values()), self.answers
-        return [answers[0] for answers in self.answers.values()]
+        self._steps = False
+
+    def end(self):
+        """Closes it, and checks that each request has got its one answer and was counted."""
+        if not self.is_closed:
+            self.close()
+        self._patches.undo()
+        assert not self.waiting() and not self.wrong, self.wrong[:1]
+        assert [len(one.answers) for one in self.asked] == [1] * len(self.asked)
+        words = Counter(PASSED_ON if one.answers[0] is FOUND else word_of(one.answers[0]) for one in self.asked)
+        assert self.counted == words, "not each answer is counted once"
 
 
-@pytest.mark.parametrize("characters", [1, AT_ONCE + 1], ids=["by who brings it", "by the thread"])
-def test_what_has_waited_for_half_of_its_time_is_not_read(characters):
-    """The engine could not answer it in time, and others would wait for it."""
-    lookup = Gated()
-    lookup.may_read.release(9)
-    desk, now, minute = Desk(lookup), time.monotonic_ns(), 60 * 10**9
-    desk.submit("acme", characters, received_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
-    desk.submit("acme", characters, received_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
-    late, in_time = desk.close()
-    assert isinstance(late, DeadlineMissed) and in_time is FOUND and len(lookup.read_of) == 1
+class Lookups(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.world = World(waiting=4, refused=2)
+
+    @rule(
+        tenant=st.sampled_from(["noisy", "noisy", "quiet", "poor"]), characters=st.sampled_from([1, SHORT, LONG, 3 * PIECE]),
+        allowed_ms=st.sampled_from([0, 0, 1, 40]), waited_ms=st.sampled_from([0, 20, 60]), at_once=st.booleans(),
+        fails=st.sampled_from(["", "", "", "gone", *FAILURES]), meanwhile=st.booleans(),
+    )  # fmt: skip
+    def offer(self, meanwhile, **given):
+        if meanwhile:
+            self.world.meanwhile = partial(self.world.offer, **given)
+        else:
+            self.world.offer(**given)
+
+    @rule()
+    def step(self):
+        self.world.step()
+
+    @rule(ms=st.sampled_from([1, 20, 300]))
+    def wait(self, ms):
+        self.world.seconds += ms / 1000
+
+    @rule(ahead=st.sampled_from([0, 0, MOST_AHEAD - 2, MOST_AHEAD, MOST_AHEAD + 2]))
+    def crowd(self, ahead):
+        self.world.ahead = ahead
+
+    @rule(error=st.sampled_from([RuntimeError("a bug"), MemoryError()]))
+    def fail(self, error):
+        self.world.fault = error
+
+    @precondition(lambda self: not self.world.is_closed)
+    @rule()
+    def close(self):
+        self.world.meanwhile = lambda: None
+        self.world.close()
+
+    @invariant()
+    def nothing_is_wrong_and_little_is_kept(self):
+        waiting, kept = self.world.waiting(), self.world.kept()
+        assert not self.world.wrong, self.world.wrong[0]
+        assert waiting <= 4 + 1 and kept <= 2, "more are kept than there is room for"  # one that is given back has its place
+        assert waiting or not kept, "refusals wait though no turn follows"
+
+    def teardown(self):
+        self.world.meanwhile = lambda: None
+        self.world.end()
 
 
-def test_nothing_is_read_while_too_many_are_ahead_and_what_expires_is_answered():
-    lookup, ahead = Gated(), [MOST_AHEAD]
-    lookup.may_read.release(9)
-    desk = Desk(lookup, ahead=lambda: ahead[0])
-    answered = threading.Event()
-    desk.submit(
-        "acme", deadline_ns=time.monotonic_ns() + 1, respond=lambda answer: (desk.answers[0].append(answer), answered.set())
-    )
-    desk.submit("acme")
-    assert answered.wait(30) and not lookup.read_of
-    ahead[0] = MOST_AHEAD - 1
-    assert lookup.waits.wait(30)
-    late, found = desk.close()
-    assert isinstance(late, DeadlineMissed) and found is FOUND
+def test_each_request_gets_one_right_answer_whatever_happens():
+    logging.disable(logging.CRITICAL)
+    try:
+        some = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+        run_state_machine_as_test(Lookups, settings=some)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
-def test_short_requests_are_read_by_the_thread_that_brings_them_unless_others_wait():
-    lookup, ahead = Gated(), [0]
-    lookup.may_read.release(9)
-    desk = Desk(lookup, ahead=lambda: ahead[0])
-    threads, deferred = {}, []
-
-    def bring(name, characters=1):
-        return LookupRequest(
-            reading_of(tenant_of(name), Head(0, 0, 0, 0, "law", "acme"), characters),
-            lambda answer: threads.update({name: threading.current_thread()}),
-            defer=lambda: deferred.append(name),
-        )
-
-    half = AT_ONCE // 2
-    desk.service.submit([bring("one", half), bring("long", half + 1), bring("two", half)])
-    own = threading.current_thread()
-    assert threads["one"] is threads["two"] is own
-    eventually(lambda: "long" in threads)
-    assert threads["long"] is not own and deferred == ["long"]
-    ahead[0] = MOST_AHEAD - 1
-    desk.service.submit([bring("first"), bring("second")])
-    assert threads["first"] is own and deferred == ["long", "second"]
-    ahead[0] = MOST_AHEAD
-    desk.service.submit([bring("third")])
-    ahead[0] = 0
-    desk.close()
-    desk.service.submit([bring("late")])
-    assert deferred == ["long", "second", "third", "late"]
-    assert {name for name, thread in threads.items() if thread is not own} == {"long", "second", "third"}
+@pytest.fixture
+def world():
+    """With room for three that wait."""
+    world = World(waiting=3)
+    yield world
+    world.end()
 
 
-def test_a_short_request_waits_while_another_is_read():
-    lookup = Gated()
-    desk = Desk(lookup)
-    desk.submit("acme")
-    assert lookup.waits.wait(30)
-    asked = desk.submit("beta", characters=1)
-    assert not desk.answers[asked]
-    lookup.may_read.release(2)
-    assert desk.close() == [FOUND, FOUND]
-
-
-def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
-    tenant = replace(backbone.view.snapshot.find("acme"), tokens_rate=0.01)
-    quotas, lookup = Quotas(), Gated()
-    desk = Desk(lookup, quotas)
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, LEAST_PAUSE), (0.5, 1.5), (60.0, LONGEST_PAUSE)])
+def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up_and_its_refusal_leaves_with_an_answer(
+    world, seconds, said
+):
+    """Clients that ask again at once would otherwise take the time of those who wait."""
+    world.read_s = seconds
+    for _ in range(200):
+        world.offer(), world.offer()
+        world.step()
+        world.step()
     for _ in range(3):
-        quotas.spend(tenant)  # nothing is charged yet, so all three may wait
-        desk.submit(tenant)
-    lookup.may_read.release(3)
-    first, *others = desk.close()
-    assert first is FOUND
-    assert all(isinstance(other, Quota) for other in others)
+        world.offer("noisy")
+    told, kept = world.offer("noisy", at_once=True), world.offer("noisy")
+    assert mentions(told.answers[0], f"{said:.1f}") and not kept.answers
+    world.step()
+    assert isinstance(kept.answers[0], QueueFull)
 
 
-def test_a_request_is_charged_before_another_one_that_is_read_with_it_is_answered(backbone):
-    tenant = replace(backbone.view.snapshot.find("acme"), texts_rate=0.5, tokens_rate=0.01)
-    lookup, answers = Gated(), []
-    lookup.may_read.release(2)
-    desk = Desk(lookup)
-    head = Head(0, 0, 0, 0, "law", "acme")
-    desk.service.submit([LookupRequest(reading_of(tenant, head, 1), answers.append) for _ in range(2)])
-    desk.close()
-    assert answers[0] is FOUND and isinstance(answers[1], Quota)
-    assert lookup.read_of == ["acme", "acme"]
+@pytest.mark.parametrize("room", [2, 3])
+def test_as_much_is_read_together_as_has_room_and_a_debt_counts_for_the_next_request(world, room):
+    world.ahead = MOST_AHEAD
+    first, quiet, second = (world.offer(tenant, 1) for tenant in ("poor", "quiet", "poor"))
+    world.ahead = MOST_AHEAD - room
+    world.step()
+    assert sum(len(one.answers) for one in (first, quiet, second)) == room
+    world.ahead = 0
+    world.step()
+    assert first.answers == quiet.answers == [FOUND] and isinstance(second.answers[0], Quota)
 
 
-def test_a_failure_is_the_answer_and_ends_nothing(caplog):
-    lookup = Gated()
-    lookup.may_read.release(9)
-    desk = Desk(lookup)
-    desk.submit("acme", fails=InvalidInput("too long"))
-    desk.submit("acme", fails=RuntimeError("a bug"))
-    sent = []
-
-    def break_down(answer):
-        sent.append(answer)
-        raise ConnectionError("the client has gone")
-
-    desk.answers[desk.submit("acme", respond=break_down)].append("not sent")
-    desk.submit("acme")
-    bad, bug, _, good = desk.close()
-    assert isinstance(bad, InvalidInput) and isinstance(bug, RuntimeError)
-    assert good is FOUND and sent == [FOUND]
-    counted = {labels[0]: count for (_, labels), count in desk.meter.take()[0].items() if labels}
-    assert counted == {"invalid_input": 1, "internal": 1, "passed_on": 2}
+def test_what_is_late_is_told_while_many_are_ahead(world):
+    world.ahead = MOST_AHEAD + 1
+    world.offer(allowed_ms=1), world.offer()
+    world.step()
 
 
-@given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 60))
-def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
-    lookup, view = Lookup(backbone), backbone.view
-    texts = [" ".join(words) for words in texts]
-    tenant = view.snapshot.find("acme")
-    reading, pieces = Reading(view, tenant, texts), 0
-    while (found := lookup.read([reading], characters)[0]) is None:
-        pieces += 1
-    whole = lookup.resolve(view, tenant, texts)
-    for name in ("head", "lengths", "counts", "addresses", "segments", "spans"):
-        np.testing.assert_array_equal(getattr(Form(found), name), getattr(whole, name))
-    assert reading.characters_left == 0
-    assert pieces <= max(0, len(texts) - 1)
-    if characters == 1:
-        assert pieces == len(texts) - 1
+def test_who_brings_many_short_requests_reads_some_of_them(world):
+    asked = [Asked(characters=SHORT) for _ in range(3)]
+    world.asked += asked
+    world.service.submit([one.sent(one.answers.append) for one in asked])
+    assert [one.is_deferred for one in asked] == [False, False, True]
+    world.step()
 
 
-@pytest.mark.parametrize(("pace", "said"), [(0.0, "0.1 s"), (0.5, "1.5 s"), (60.0, "10.0 s")])
-def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up(monkeypatch, pace, said):
-    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=3, work=1 << 20))
-    lookup = Gated()
-    desk = Desk(lookup)
-    desk.submit("noisy")
-    assert lookup.waits.wait(30)
-    desk.service._pace = pace  # as if it had been measured
-    for _ in range(4):  # three have a place
-        desk.submit("noisy")
-    lookup.may_read.release(5)
-    refused = [answer for answer in desk.close() if isinstance(answer, QueueFull)]
-    assert len(refused) == 1 and f"retry after {said}" in str(refused[0])
+def test_a_turn_that_does_not_end_is_an_error(world):
+    world.offer()
+
+    def look():
+        world.seconds += STUCK_SECONDS
+        world.service.check()
+        world.seconds += 1
+        with pytest.raises(Internal):
+            world.service.check()
+
+    world.meanwhile = look
+    world.step()
+    world.service.check()
 
 
-def test_a_turn_takes_no_more_than_have_room_ahead():
-    lookup, ahead, turns = Gated(), [MOST_AHEAD], []
-    lookup.may_read.release(9)
-    read = lookup.read
-    lookup.read = lambda readings, characters: (turns.append(len(readings)), read(readings, characters))[1]
-    desk = Desk(lookup, ahead=lambda: ahead[0])
-    for tenant in ("noisy", "noisy", "noisy", "noisy", "quiet"):
-        desk.submit(tenant, characters=1)
-    ahead[0] = MOST_AHEAD - 2
-    eventually(lambda: len(lookup.read_of) == 5)
-    assert turns == [2, 2, 1] and "quiet" in lookup.read_of[:2]
-    desk.close()
+def test_each_request_of_many_threads_gets_one_answer_while_it_closes():
+    """The thread that looks up is there. Who brings a request may answer it, and nobody else before it is deferred."""
+    reads = SimpleNamespace(read=lambda readings, characters: [FOUND for _ in readings])
+    service, asked = LookupService(reads, Meter(), Quotas()), [Asked(characters=(1, LONG)[number % 2]) for number in range(600)]
 
+    def answered(one, brought_by, answer):
+        assert threading.get_ident() == brought_by or one.is_deferred
+        one.answers.append(answer)
 
-def test_a_refusal_leaves_when_a_request_is_looked_up_and_a_forwarded_one_at_once(monkeypatch):
-    """Otherwise clients that ask again at once would take the time of those who wait."""
-    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=1, work=1 << 20))
-    lookup = Gated()
-    desk = Desk(lookup)
-    desk.submit("noisy")
-    assert lookup.waits.wait(30)
-    desk.service._pace = 1e9  # the last of the line would be looked up in years
-    desk.submit("noisy")
-    kept, told = desk.submit("noisy"), desk.submit("noisy", refuse_at_once=True)
-    assert not desk.answers[kept] and isinstance(desk.answers[told][0], QueueFull)
-    lookup.may_read.release()
-    eventually(lambda: desk.answers[kept])
-    assert isinstance(desk.answers[kept][0], QueueFull)
-    lookup.may_read.release()
-    desk.close()
+    def bring(thread):
+        for one in asked[thread::3]:
+            service.submit([one.sent(partial(answered, one, threading.get_ident()))])
+
+    threads = [threading.Thread(target=bring, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: sum(len(one.answers) for one in asked) > 100)
+    service.close()
+    for thread in threads:
+        thread.join()
+    assert Counter(type(answer) for one in asked for answer in one.answers).keys() <= {bytearray, Draining}
+    assert all(len(one.answers) == 1 for one in asked)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from hplm.engine import process
 from hplm.engine.channel import Beat, Channel, End, request_parts
@@ -18,6 +19,7 @@ from hplm.engine.outbox import Outbox
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager
+from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.request.answers import replies_in
 from hplm.request.form import Head, write
@@ -45,22 +47,37 @@ def hold(monkeypatch):
         one.open()
 
 
-def test_one_thread_does_everything_for_a_lone_request(toy, monkeypatch):
+@pytest.fixture
+def same_threads():
+    """Gives later tests the threads that they would have had."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_one_thread_does_everything_for_a_lone_request_and_divides_its_work_among_the_cores(toy, monkeypatch):
     monkeypatch.setattr(process, "HELP_SECONDS", 600.0)  # whatever else the machine does
     seen = set()
     for owner, name in (*NAMES.values(), (Asker, "answered")):
         whole = getattr(owner, name)
 
         def noting(*given, whole=whole):
-            seen.add(threading.current_thread().name)
+            seen.add((threading.current_thread().name, torch.get_num_threads()))
             return whole(*given)
 
         monkeypatch.setattr(owner, name, noting)
-    asker = Asker(toy.folder)
+    asker = Asker(toy.folder, threads="3")
     for tenant in ("acme", "city"):
         asker.wait(asker.ask(tenant, [WORDS[0]]))
-    assert seen == {"compute 1"}
+    assert seen == {("compute 1", 3)}
     asker.close()
+
+
+def test_a_thread_that_cannot_be_prepared_works_all_the_same(caplog):
+    worked = threading.Event()
+    repeat(lambda: worked.set() or False, "unlucky", lambda: 1 // 0).join()
+    assert worked.is_set() and "unlucky" in caplog.text
 
 
 @pytest.mark.parametrize("stages", [(), stages_of(0, 1)])

@@ -28,14 +28,18 @@ def events(monkeypatch):
     return found
 
 
-def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, events):
+@pytest.fixture
+def staged(reference, events):
+    """An engine, its stager and a batch that is staged."""
     backbone = reference.backbone
-    engine = Engine(backbone.upper(), CPU, torch.float32)
     stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
-    batch = stager.stage(
-        texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])]), broken=lambda text, error: pytest.fail(str(error))
-    )
-    assert batch is not None
+    texts = texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])])
+    batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
+    return Engine(backbone.upper(), CPU, torch.float32), stager, batch
+
+
+def test_staging_has_its_own_stream_and_the_engine_waits_for_it(staged, events):
+    engine, stager, batch = staged
     computed(engine, batch)
     stager.release(batch.held)
     inside = False
@@ -62,17 +66,11 @@ def test_a_tenant_is_pinned_once_a_batch(reference):
     assert not any(slots.pinned for slots in stager.slots().values())
 
 
-def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, events, monkeypatch):
+def test_a_failed_batch_is_waited_for_before_its_memory_is_free(staged, events, monkeypatch):
     """Kernels that were started may still read it, and staging would write the next batch there."""
-    backbone = reference.backbone
-    engine = Engine(backbone.upper(), CPU, torch.float32)
-    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
-    batch = stager.stage(
-        texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])]), broken=lambda text, error: pytest.fail(str(error))
-    )
+    engine, _, batch = staged
     monkeypatch.setattr(Engine, "_compute", lambda *given: 1 / 0)
     monkeypatch.setattr(engine, "_wait", lambda: events.append("wait for all"))
     with pytest.raises(ZeroDivisionError):
         computed(engine, batch)
-    stager.release(batch.held)
     assert events[-1] == "wait for all"

@@ -1,74 +1,94 @@
-"""Which tenants run alone after the engine has ended, and which one is guilty: the time is played here."""
+"""Which tenants run alone after the engine has ended, which one is guilty, and for how long it is refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Suspects
+from hplm.engine import suspects as module
+from hplm.engine.in_flight import Mark, number_of
+from hplm.engine.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Separation, Suspects
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.tenants import quarantine
+from hplm.tenants.quarantine import SECONDS, Quarantine
+from tests.support.message import mentions
 
-A, B, C, D = range(4)
+ENDS = {  # the tenants in batches at each end of the engine, and the second; who is guilty of the last one; who runs alone when
+    "all of a batch are suspects": ([("abc", 0)], None, [(1, "abc")]),
+    "who ends it alone is guilty, and clears the others": ([("abc", 0), ("a", 1)], "a", [(2, "a")]),
+    "an end without a batch says nothing": ([("ab", 0), ("", 1)], None, [(1, "ab")]),
+    "suspects of another end stay so": ([("ab", 0), ("cd", 1), ("c", 2)], "c", [(2, "abc")]),
+    "a guilty one that was released is guilty again": ([("ab", 0), ("a", 1), ("a", 3601)], "a", [(3601, "a")]),
+    "a suspicion ends": ([("ab", 0)], None, [(SUSPECTED_SECONDS - 1, "ab"), (SUSPECTED_SECONDS, "")]),
+    "and is forgotten": ([("a", 0), ("a", REMEMBERED_SECONDS)], None, [(REMEMBERED_SECONDS + SUSPECTED_SECONDS, "")]),
+}
 
 
-@pytest.fixture
-def suspects():
-    return Suspects()
-
-
-def test_the_tenants_of_all_batches_are_suspects_and_the_one_that_ends_the_engine_alone_is_guilty(suspects):
+@pytest.mark.parametrize(("ends", "guilty", "alone"), ENDS.values(), ids=ENDS)
+def test_who_is_guilty_and_who_runs_alone(ends, guilty, alone):
+    suspects = Suspects()
     assert suspects.alone(0) == frozenset()
-    assert suspects.ended({A, B, C}, 0) is None
-    assert suspects.alone(1) == {A, B, C}
-    assert suspects.ended({A}, 1) == A
-    assert suspects.alone(2) == {A}  # the others are cleared, and the guilty one runs alone also after its release
+    found = [suspects.ended(set(tenants), now) for tenants, now in ends]
+    assert found[-1] == guilty
+    for now, tenants in alone:
+        assert suspects.alone(now) == {*tenants}
 
 
-def test_an_engine_that_ends_without_a_batch_says_nothing(suspects):
-    suspects.ended({A, B}, 0)
-    assert suspects.ended(set(), 1) is None
-    assert suspects.alone(1) == {A, B}
-
-
-def test_those_who_are_suspected_for_another_end_stay_so(suspects):
-    suspects.ended({A, B}, 0)
-    suspects.ended({C, D}, 1)
-    assert suspects.ended({C}, 2) == C
-    assert suspects.alone(2) == {A, B, C}
-
-
-def test_a_guilty_tenant_that_was_released_is_guilty_at_its_next_end(suspects):
-    suspects.ended({A, B}, 0)
-    suspects.ended({A}, 1)
-    assert suspects.ended({A}, 3601) == A
-
-
-def test_a_suspicion_ends_with_time_or_with_clean_answers(suspects):
-    suspects.ended({A, B}, 0)
+def test_clean_answers_end_a_suspicion():
+    suspects = Suspects()
+    suspects.ended({"a", "b"}, 0)
     for _ in range(CLEAN_ANSWERS - 1):
-        suspects.answered(A)
-    assert suspects.alone(0) == {A, B}
-    suspects.answered(A)
-    suspects.answered(D)  # of whom nobody has thought ill
-    assert suspects.alone(0) == {B}
-    assert suspects.alone(SUSPECTED_SECONDS - 1) == {B}
-    assert suspects.alone(SUSPECTED_SECONDS) == frozenset()
+        suspects.answered("a")
+    assert suspects.alone(0) == {"a", "b"}
+    suspects.answered("a")
+    suspects.answered("d")  # of whom nobody has thought ill
+    assert suspects.alone(0) == {"b"}
 
 
-def test_who_waits_until_it_is_cleared_each_time_ends_the_engine_ever_more_seldom(suspects):
-    now, ends = 0.0, 0
+def test_who_waits_until_it_is_cleared_each_time_ends_the_engine_ever_more_seldom():
+    suspects, now, ends, answers = Suspects(), 0.0, 0, 0
     while now < REMEMBERED_SECONDS:
-        assert suspects.ended({A, B}, now) is None
+        assert suspects.ended({"a", "b"}, now) is None
         ends += 1
-        while A in suspects.alone(now):
+        while "a" in suspects.alone(now):
             now += SUSPECTED_SECONDS
     assert ends <= 8  # not 144
-    suspects.ended({A, B}, now)
-    answers = 0
-    while A in suspects.alone(now):
-        suspects.answered(A)
+    suspects.ended({"a", "b"}, now)
+    while "a" in suspects.alone(now):
+        suspects.answered("a")
         answers += 1
     assert answers >= CLEAN_ANSWERS << 7
 
 
-def test_a_suspicion_is_forgotten_at_last(suspects):
-    suspects.ended({A}, 0)
-    assert suspects.alone(REMEMBERED_SECONDS) == frozenset()
-    suspects.ended({A}, REMEMBERED_SECONDS)
-    assert suspects.alone(REMEMBERED_SECONDS + SUSPECTED_SECONDS) == frozenset()
+FOLDERS = [Path("repository/one/1"), Path("repository/two/1")]
+GUILTY = Mark(7, number_of(1, 3), "acme")
+
+
+@pytest.mark.parametrize("harm", [None, "cannot be written", "has no folder"])
+def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(tmp_path, monkeypatch, caplog, harm):
+    """A quarantine that cannot be written holds all the same. No command can release it."""
+    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+    meters, own = [Meter(), Meter()], Quarantine(FOLDERS[1].parent)
+    of_two, began, none = Separation(FOLDERS, meters), module.time.monotonic(), (frozenset(), frozenset())
+    if harm is not None:
+        own._file("acme").mkdir()
+    if harm == "has no folder":
+        monkeypatch.setattr(quarantine, "FOLDER", tmp_path / "gone")
+    of_two.ended([GUILTY])
+    assert of_two.apart.quarantined == none
+    of_two.ended([GUILTY])
+    assert of_two.apart.quarantined == (frozenset(), {"acme"})
+    assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
+    assert mentions(caplog.text, "restart") == mentions(caplog.text, "no command") == (harm is not None)
+    if harm is None:
+        assert own.release("acme")
+    else:
+        now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: began + SECONDS - 60)
+        monkeypatch.setattr(module, "time", now)
+        of_two.look()
+        assert of_two.apart.quarantined == (frozenset(), {"acme"})
+        monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+        now.monotonic = lambda: began + 2 * SECONDS
+    of_two.look()
+    assert of_two.apart.quarantined == none

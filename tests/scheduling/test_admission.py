@@ -26,24 +26,41 @@ def _text(deadline, tenant=0, tokens=10, now=0):
     return SimulatedText(tokens=tokens, arrival_ns=now, deadline_ns=deadline, tenant=tenant, slot_key=tenant)
 
 
+def _scheduler(**options):
+    return Scheduler(policy("timely"), Limits(1000, 10**6), admission=True, **options)
+
+
+def _full_batch(scheduler, now, took=FULL):
+    """Computes a batch, though one more text waits, so that it counts as full. Returns when it has ended."""
+    scheduler.offer([_text(0, now=now) for _ in range(11)], now)
+    batch = scheduler.choose(ROOM, now)
+    scheduler.started(batch, now)
+    scheduler.finished(batch, now + took)
+    scheduler.abandon()
+    return now + took
+
+
 def _busy(waiting):
     """Returns a scheduler with a learned cost, a batch that has just started, and `waiting` full batches due in time."""
-    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+    scheduler, now = _scheduler(), 0
     for _ in range(30):
-        for _ in range(11):  # one more text than a batch, so that batches count as full
-            scheduler.offer([_text(0, now=now)], now)
-        batch = scheduler.choose(ROOM, now)
-        scheduler.started(batch, now)
-        now += FULL
-        scheduler.finished(batch, now)
-        scheduler.abandon()
-    for _ in range(11):
-        scheduler.offer([_text(0, now=now)], now)
+        now = _full_batch(scheduler, now)
+    scheduler.offer([_text(0, now=now) for _ in range(11)], now)
     scheduler.started(scheduler.choose(ROOM, now), now)
     scheduler.abandon()
     for _ in range(10 * waiting):
         scheduler.offer([_text(now + 20 * FULL, now=now)], now)
     return scheduler, now
+
+
+def _admitted(scheduler, deadline, now, tenant=0):
+    """Returns how many texts of a tenant are admitted, one after the other."""
+    for number in range(100):
+        try:
+            scheduler.offer([_text(deadline, tenant, now=now)], now)
+        except DeadlineMissed:
+            return number
+    pytest.fail("all were admitted")
 
 
 def test_a_refusal_says_how_long_the_request_would_take():
@@ -53,16 +70,12 @@ def test_a_refusal_says_how_long_the_request_would_take():
     scheduler.offer([_text(now + 5 * FULL, now=now)], now)
 
 
-def test_admission_admits_only_as_many_texts_as_fit_before_the_deadline():
+def test_admission_admits_as_many_texts_as_fit_before_the_deadline_and_others_of_a_tenant_within_its_share():
     scheduler, now = _busy(waiting=0)
-    admitted = 0
-    for _ in range(100):
-        try:
-            scheduler.offer([_text(now + 4 * FULL + FULL // 2, now=now)], now)
-            admitted += 1
-        except DeadlineMissed:
-            pass
-    assert 20 <= admitted <= 30  # the running batch, then three
+    assert 20 <= _admitted(scheduler, now + 4 * FULL + FULL // 2, now) <= 30  # the running batch, then three
+    scheduler, now = _busy(waiting=0)
+    assert _admitted(scheduler, now + 4 * FULL, now, tenant=1)
+    scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
 
 
 def test_texts_that_cannot_be_in_time_are_dropped_before_their_deadline():
@@ -99,7 +112,7 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
 @pytest.mark.parametrize("slow", ["staging", "batches"])
 def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
     """Predictions refuse nothing when no batch has run for a second, because only a running batch can correct them."""
-    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+    scheduler, now = _scheduler(), 0
 
     def serve(now, staging=1_000_000, computing=20_000_000):
         scheduler.offer([_text(now + 200_000_000, now=now)], now)
@@ -126,15 +139,9 @@ def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
 
 def test_after_an_overload_of_uneven_batches_an_idle_engine_refuses_nothing():
     """How far batches were from their predictions says something of the running batch. Now there is none."""
-    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+    scheduler, now = _scheduler(), 0
     for number in range(60):
-        for _ in range(11):
-            scheduler.offer([_text(0, now=now)], now)
-        batch = scheduler.choose(ROOM, now)
-        scheduler.started(batch, now)
-        now += FULL * (1 + 30 * (number % 3 == 0))  # a busy machine
-        scheduler.finished(batch, now)
-        scheduler.abandon()
+        now = _full_batch(scheduler, now, FULL * (1 + 30 * (number % 3 == 0)))  # a busy machine
     needed, deviation = scheduler.costs[0].predict(10, 1), scheduler.costs[0].deviation * scheduler.costs[0].predict(100, 10)
     assert deviation > FULL / 2 and not len(scheduler)
     scheduler.offer([_text(now + int(needed + deviation), now=now)], now)
@@ -192,18 +199,6 @@ def test_what_tenants_have_beyond_their_share(texts, first, grows):
         assert beyond[batch] == sum(max(0, has - most) for has in due)
 
 
-def test_a_tenant_within_its_share_is_admitted_though_another_has_filled_the_queue():
-    scheduler, now = _busy(waiting=0)
-    for _ in range(100):
-        try:
-            scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
-        except DeadlineMissed:
-            break
-    with pytest.raises(DeadlineMissed):
-        scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
-    scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
-
-
 def test_admission_learns_from_texts_however_many_come_in_one_call():
     def promised(*results):
         admission = Admission(Queue(0, policy("timely"), Shares(), 0), ())
@@ -220,7 +215,7 @@ def test_admission_learns_from_texts_however_many_come_in_one_call():
 def test_promised_texts_are_judged_when_their_batch_has_ended(monkeypatch):
     found = []
     monkeypatch.setattr(Admission, "done", lambda admission, on_time, late: found.append((on_time, late)))
-    scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True, answering_ns=500)
+    scheduler = _scheduler(answering_ns=500)
     scheduler.offer([_text(deadline) for deadline in (1500, 1501, 900, 2500, 0)], 0)
     batch = scheduler.choose(ROOM, 0)
     scheduler.started(batch, 0)

@@ -69,17 +69,6 @@ def halved(scheduler, batch, now, number):
     return now
 
 
-def test_of_a_batch_without_memory_the_one_text_that_has_not_left_is_tried_alone():
-    scheduler = scheduler_of("fcfs")
-    texts = [text(0, 20) for _ in range(3)]
-    scheduler.offer(texts, 0)
-    batch = scheduler.choose(ROOM, 0)
-    assert scheduler.halve(batch, texts[2:], 0)
-    half = scheduler.choose(ROOM, 0)
-    assert half.is_half and half.texts == texts[2:] and not len(scheduler)
-    assert not scheduler.halve(half, half.texts, 0)  # once
-
-
 def not_run(scheduler, batch, now, number):
     scheduler.dropped(batch, now)
     return now

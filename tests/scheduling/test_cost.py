@@ -1,13 +1,14 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
 
 
-def _observe(model, count, took, rng, adapters=lambda rng: int(rng.integers(0, 8))):
+def _observe(model, count, took, rng):
     for _ in range(count):
-        tokens, texts, loads = int(rng.integers(20, 1280)), int(rng.integers(1, 64)), adapters(rng)
+        tokens, texts, loads = int(rng.integers(20, 1280)), int(rng.integers(1, 64)), int(rng.integers(0, 8))
         model.observe(tokens, texts, loads, int(took(tokens, texts, loads)))
 
 
@@ -15,25 +16,21 @@ def _truth(tokens, texts, adapters):
     return 2e6 + 30e3 * tokens + 50e3 * texts + 400e3 * adapters
 
 
-def test_it_learns_the_cost_of_a_batch_a_token_a_text_and_an_adapter():
+LEARNED = {  # how many batches take how many times the truth, and as what the model must know it at last
+    "from noise": ([(200, lambda rng: rng.normal(1, 0.05))], 1),
+    "not from the first slow ones": ([(3, lambda rng: 20), (150, lambda rng: 1)], 1),
+    "not from outliers": ([(150, lambda rng: 30 if rng.random() < 0.03 else 1)], 1),
+    "that the machine is slower by now": ([(200, lambda rng: 1), (400, lambda rng: 3)], 3),
+}
+
+
+@pytest.mark.parametrize(("phases", "slower"), LEARNED.values(), ids=LEARNED)
+def test_it_learns_the_cost_of_a_batch_a_token_a_text_and_an_adapter(phases, slower):
     model, rng = CostModel(), np.random.default_rng(0)
-    _observe(model, 200, lambda *of: _truth(*of) * rng.normal(1, 0.05), rng)
+    for count, times in phases:
+        _observe(model, count, lambda *of, times=times: times(rng) * _truth(*of), rng)
     for of in ((1280, 64, 0), (128, 1, 1), (600, 5, 8)):
-        assert abs(model.predict(*of) / _truth(*of) - 1) < 0.1
-
-
-def test_it_ignores_the_first_slow_batches_and_outliers():
-    model, rng = CostModel(), np.random.default_rng(1)
-    _observe(model, 3, lambda *of: 20 * _truth(*of), rng)
-    _observe(model, 150, lambda *of: _truth(*of) * (30 if rng.random() < 0.03 else 1), rng)
-    assert abs(model.predict(1280, 64, 0) / _truth(1280, 64, 0) - 1) < 0.1
-
-
-def test_it_learns_after_some_batches_that_the_machine_is_slower():
-    model, rng = CostModel(), np.random.default_rng(2)
-    _observe(model, 200, _truth, rng)
-    _observe(model, 400, lambda *of: 3 * _truth(*of), rng)
-    assert abs(model.predict(1280, 64, 0) / (3 * _truth(1280, 64, 0)) - 1) < 0.1
+        assert abs(model.predict(*of) / (slower * _truth(*of)) - 1) < 0.1
 
 
 @settings(deadline=None)

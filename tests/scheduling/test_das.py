@@ -31,30 +31,24 @@ def _text(tokens, deadline=0, priority=0):
     return SimulatedText(tokens=tokens, arrival_ns=0, deadline_ns=deadline, priority=priority)
 
 
-def _lengths(chooses, texts, capacity):
-    columns = Columns(texts)
-    return [text.tokens for text in columns.remove(chooses.select(columns, 0, capacity, COST).indexes)]
-
-
 def _boxes(chosen, box, tokens):
     """Returns the tokens of the texts in each row or slot, by its number."""
     return {int(number): tokens[chosen.indexes[box == number]].tolist() for number in np.unique(box)}
 
 
-def test_a_row_is_filled_by_utility_and_then_by_deadlines():
-    """Four texts fit. Two are the shortest; the others have at least half their utility and the earliest deadlines."""
-    texts = [_text(3, 90), _text(3, 91), _text(4, 60), _text(4, 70), _text(6, 50), _text(7, 10)]
-    capacity = Capacity(14, 14, 14)
-    # The most urgent text is too long to have half the utility of the shortest. The text of six tokens is not.
-    assert _lengths(DeadlineAware(), texts, capacity) == [3, 3, 6]
+FILLED = [  # rows, tokens, texts with their deadlines, and the texts in each row
+    # Two are the shortest. The most urgent one is too long to have half their utility, and that of six tokens is not.
+    (0, 14, [(3, 90), (3, 91), (4, 60), (4, 70), (6, 50), (7, 10)], {0: [3, 3, 6]}),
+    # The first row takes the shortest text, then by deadline. So does the second one, of what the first has left.
+    (2, 20, [(4, 90), (4, 80), (5, 50), (6, 40), (5, 60)], {0: [4, 6], 1: [4, 5]}),
+]
 
 
-def test_each_row_is_filled_by_itself():
-    """The first row takes the shortest text, then by deadline. So does the second one, of what the first has left."""
-    texts = [_text(4, 90), _text(4, 80), _text(5, 50), _text(6, 40), _text(5, 60)]
-    columns = Columns(texts)
-    chosen = DeadlineAware(rows=2).select(columns, 0, Capacity(20, 20, 20), COST)
-    assert _boxes(chosen, chosen.places.row, columns.tokens) == {0: [4, 6], 1: [4, 5]}
+@pytest.mark.parametrize(("rows", "tokens", "texts", "filled"), FILLED)
+def test_each_row_is_filled_by_utility_and_then_by_deadlines(rows, tokens, texts, filled):
+    columns = Columns([_text(*text) for text in texts])
+    chosen = DeadlineAware(rows=rows).select(columns, 0, Capacity(tokens, tokens, tokens), COST)
+    assert _boxes(chosen, chosen.places.row, columns.tokens) == filled
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hplm.scheduling import kernel as kernels
@@ -48,6 +48,7 @@ choosers = st.builds(
     batch_ns=st.sampled_from([7.0, 50.0, 333.3]),
     reserved=st.integers(0, 100),
 )
+@example(0, 3000, 3000, 30, Capacity(400, 60, 12), Timely(), 50.0, 4)  # more texts and tenants than there was room for
 def test_the_kernel_chooses_the_same_texts_as_numpy(seed, count, kinds, longest, capacity, chooser, batch_ns, reserved):
     columns = Columns(_texts(seed, count, kinds, longest))
     rules = Rules(100, batch_ns, chooser.limits(capacity), chooser.late, reserved)
@@ -55,15 +56,6 @@ def test_the_kernel_chooses_the_same_texts_as_numpy(seed, count, kinds, longest,
     assert by_kernel is not None
     assert by_kernel[0].tolist() == by_arrays[0].tolist()
     assert by_kernel[1] == by_arrays[1]
-
-
-@needs_kernel
-def test_more_texts_and_tenants_than_there_was_room_for():
-    columns = Columns(_texts(0, 3000, 3000, 30))
-    capacity, chooser = Capacity(400, 60, 12), Timely()
-    rules = Rules(100, 50.0, chooser.limits(capacity), chooser.late, 4)
-    chosen, _ = chooser.by_kernel(columns, capacity, rules)
-    assert chosen.tolist() == chooser.by_arrays(columns, capacity, rules)[0].tolist()
 
 
 @needs_kernel

@@ -1,4 +1,4 @@
-"""The line of two backbones does what lists would do: limits, order, expiry, halves, closing. Every text leaves it once."""
+"""The line of two backbones does what lists would do: limits, order, expiry, halves, who runs alone. Each text leaves once."""
 
 from collections import Counter, deque
 from itertools import count
@@ -17,7 +17,7 @@ from tests.scheduling.displaced import check_displaced
 from tests.support.message import mentions
 
 MS = 1_000_000
-ROOM = Capacity(tokens=100, texts=8, tenants=2, in_flight=2)
+ROOM = Capacity(tokens=100, texts=8, tenants=2, in_flight=3)
 LIMITS = Limits(items=10, work=1000)
 FAR = 1 << 62
 ORDERS = {  # of the simple policies, and whether a batch ends at the first text that does not fit
@@ -43,9 +43,10 @@ def filled(waiting, order, stops):
 class Line:
     """A scheduler, and the lists that it must be like."""
 
-    def __init__(self, name, admission):
+    def __init__(self, name, admission, alone=frozenset()):
         self.scheduler = Scheduler(policy(name), LIMITS, admission, others=[policy(name)])
-        self.order, self.admission = ORDERS.get(name), admission
+        self.order, self.admission = ORDERS.get(name) if not alone else None, admission
+        self.scheduler.alone = alone
         self.now, self.offered = 1, 0
         self.waiting: list[list[SimulatedText]] = []  # by request
         self.gone: list[SimulatedText] = []  # expired, and not yet told
@@ -117,10 +118,12 @@ class Line:
         if self.admission:
             self.expire()  # by prediction, which the lists do not know
         batch = self.scheduler.choose(ROOM, self.now)
-        if len(self.running) >= ROOM.in_flight:
-            assert batch is None, "too many batches are in flight"
+        if len(self.running) >= ROOM.in_flight or {own.texts[0].tenant for own in self.running} & self.scheduler.alone:
+            assert batch is None, "too many batches are in flight, or a tenant that runs alone has company"
             return
         assert batch is None or {text.backbone for text in batch.texts} == {batch.backbone}
+        in_flight = {text.tenant for own in (*self.running, *[batch] * (batch is not None)) for text in own.texts}
+        assert len(in_flight) < 2 or not in_flight & self.scheduler.alone, "a tenant that runs alone has company"
         if self.halves:
             assert batch.texts == self.halves.popleft(), "not the halves of a batch came first"
         else:
@@ -150,9 +153,10 @@ class Line:
         texts = batch.texts
         if how == "drop":
             self.scheduler.dropped(batch, self.now)
-        elif how == "halve" and self.scheduler.halve(batch, texts, self.now):
+        elif how == "halve" and self.scheduler.halve(batch, left := texts[-4:], self.now):  # the first may have left it
             assert len(texts) > 1 and not batch.is_half
-            self.halves += [texts[: len(texts) // 2], texts[len(texts) // 2 :]]
+            self.halves += [left[: len(left) // 2], left[len(left) // 2 :]] if len(left) > 1 else [left]
+            self.leave(texts[:-4])
             return
         else:
             assert how != "halve" or len(texts) == 1 or batch.is_half
@@ -200,9 +204,12 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("name", [*OURS, "das:rows=3"])
 @settings(deadline=None, max_examples=60)
-@given(steps=STEPS, admission=st.booleans(), closes_after=st.sampled_from([10, 20, 30, 99, 99]), is_given_up=st.booleans())
-def test_the_line_is_like_lists_of_requests(name, steps, admission, closes_after, is_given_up):
-    line = Line(name, admission)
+@given(
+    steps=STEPS, admission=st.booleans(), closes_after=st.sampled_from([10, 20, 30, 99, 99]), is_given_up=st.booleans(),
+    alone=st.just(frozenset()) | st.frozensets(st.integers(0, 5)),
+)  # fmt: skip
+def test_the_line_is_like_lists_of_requests(name, steps, admission, closes_after, is_given_up, alone):
+    line = Line(name, admission, alone)
     for number, (step, *given_with) in enumerate(steps):
         if number == closes_after:
             line.close()

@@ -1,7 +1,5 @@
 """Engines with several stages: batches in flight, when the next one can start, and what a batch takes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -10,22 +8,10 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
-from hplm.simulate.arrivals import Arrivals
+from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.encoders import Machine, simulate_one
 
 MS = 10**6
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    tokens: int = 10
-    bytes: int = 1
-    arrival_ns: int = 0
-    deadline_ns: int = 0
-    priority: int = 0
-    slot_key: str = "a"
-    tenant: int = 1
-    backbone: int = 0
 
 
 def room(in_flight):
@@ -37,7 +23,7 @@ def taught(stages_ns, texts=40):
     scheduler = Scheduler(policy("fcfs"), Limits(1000, 10**9), commit_ns=0)
     for _ in range(20):
         scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
-    scheduler.offer([Text() for _ in range(texts)], 0)
+    scheduler.offer([SimulatedText(tokens=10, arrival_ns=0) for _ in range(texts)], 0)
     return scheduler
 
 

@@ -1,6 +1,7 @@
 from math import ceil
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,34 +29,22 @@ def _batch(texts, chooses=None, capacity=ROOM, start=0):
     return columns.remove((chooses or Timely()).select(columns, start, capacity, COST))
 
 
-def _batch_ns(tokens, texts):
-    return int(COST.predict(tokens, texts))
+FULL = int(COST.predict(200, 20))
+FULL_OF_LONG = int(COST.predict(200, 14))
+BATCHES = {  # other texts, and those that come before them: how many, their tokens, deadline and priority
+    "the most urgent, if all can be in time": ((20, 10, 5 * FULL, 0), (20, 10, 2 * FULL, 0)),
+    "not the longest, if not all can be": ((4, 50, 2 * FULL_OF_LONG - 1, 0), (20, 10, 2 * FULL_OF_LONG - 1, 0)),
+    "nothing late, while others can be in time": ((20, 10, FULL // 2, 0), (13, 15, FULL + FULL // 2, 0)),
+    "the highest priority": ((40, 5, 10**9, 0), (10, 20, 0, 1)),
+}
 
 
-def test_the_most_urgent_text_is_first_if_all_can_be_in_time():
-    full = _batch_ns(200, 20)
-    relaxed, urgent = [_text(deadline=5 * full) for _ in range(20)], [_text(deadline=2 * full) for _ in range(20)]
-    assert set(_batch(relaxed + urgent)) == set(urgent)
-
-
-def test_the_longest_text_is_skipped_if_not_all_can_be_in_time():
-    full = _batch_ns(200, 14)
-    long_texts, short = (
-        [_text(50, deadline=2 * full - 1) for _ in range(4)],
-        [_text(10, deadline=2 * full - 1) for _ in range(20)],
-    )
-    assert set(_batch(long_texts + short)) == set(short)
-
-
-def test_late_texts_are_not_chosen_while_others_can_be_in_time():
-    full = _batch_ns(200, 20)
-    late, in_time = [_text(deadline=full // 2) for _ in range(20)], [_text(15, deadline=full + full // 2) for _ in range(13)]
-    assert set(in_time) <= set(_batch(late + in_time))
-
-
-def test_higher_priority_goes_first():
-    low, high = [_text(5, deadline=10**9) for _ in range(40)], [_text(20, priority=1) for _ in range(10)]
-    assert set(_batch(low + high)) == set(high)
+@pytest.mark.parametrize(("others", "first"), BATCHES.values(), ids=BATCHES)
+def test_what_a_batch_takes(others, first):
+    others, first = ([_text(*given) for _ in range(count)] for count, *given in (others, first))
+    batch = _batch(others + first)
+    late = [text for text in others if 0 < text.deadline_ns < FULL]  # which may fill it up
+    assert {*first} <= {*batch} <= {*first, *late}
 
 
 @given(demands=st.lists(st.integers(1, 1000), min_size=1, max_size=20), room=st.integers(1, 5000))
@@ -119,7 +108,7 @@ def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(
 
 
 def test_texts_with_deadlines_do_not_starve_texts_without():
-    chooses, columns, full = Timely(), Columns([_text(name="patient")]), _batch_ns(200, 20)
+    chooses, columns, full = Timely(), Columns([_text(name="patient")]), FULL
     for batch in range(10):
         for _ in range(60):
             columns.add([_text(10, deadline=(batch + 3) * full)])

@@ -34,18 +34,15 @@ class Line(Turns[Asked]):
         assert self.offer(item) == []
         return item
 
-    def served(self):
-        """Does all work. Returns the tenants in the order in which their work was done, one entry for a piece."""
-        order = []
-        while len(self):
-            taken, expired = self.take()
-            assert not expired
-            for item in taken:
-                order.append(item.tenant)
-                item.left -= min(item.left, PIECE)
-                if item.left:
-                    self.give_back(item)
-        return order
+    def work(self, most=None):
+        """Does a piece of each item whose turn it is. Returns the tenants with the work that was done."""
+        done = Counter()
+        for item in self.take(most)[0]:
+            done[item.tenant] += (piece := min(item.left, PIECE))
+            item.left -= piece
+            if item.left:
+                self.give_back(item)
+        return done
 
 
 def test_a_tenant_that_sends_little_waits_for_one_piece_of_the_others():
@@ -65,12 +62,7 @@ def test_tenants_get_equal_work_whatever_the_size_of_their_requests():
         line.enter("large", 25)
     done = Counter()
     while done.total() < 100:
-        taken, _ = line.take()
-        for item in taken:
-            done[item.tenant] += min(item.left, PIECE)
-            item.left -= min(item.left, PIECE)
-            if item.left:
-                line.give_back(item)
+        done += line.work()
         assert abs(done["small"] - done["large"]) <= 3 * PIECE
 
 

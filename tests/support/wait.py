@@ -14,10 +14,11 @@ PATIENCE = 60.0  # seconds
 
 def eventually(condition: Callable[[], object], patience: float = PATIENCE) -> None:
     """Returns when the condition holds. Fails if it never does."""
-    ends = time.monotonic() + patience
+    ends, pause = time.monotonic() + patience, 0.001
     while not condition():
         assert time.monotonic() < ends, f"it has not come true in {patience:g} s"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(0.05, 2 * pause)
 
 
 def stop(pid: int) -> None:
