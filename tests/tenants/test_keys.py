@@ -10,6 +10,7 @@ from hplm.errors import InvalidInput, NoTenant
 from hplm.tenants.authorize import UNSEEN, admit, opened
 from hplm.tenants.keys import allows, key_of, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot
+from tests.support.message import refusing
 
 NOW = 1_000_000.0
 
@@ -23,23 +24,15 @@ def test_a_secret_is_long_random_recognisable_and_not_stored():
         assert secret.removeprefix("hplm_")[:8] not in repr(key)
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "  Bearer "])
-def test_the_case_of_bearer_does_not_matter(scheme):
-    secret, key = new_key()
-    assert allows([key], f"{scheme} {secret}", NOW)
-
-
-def test_wrong_headers_are_refused():
-    secret, key = new_key()
-    other, _ = new_key()
+def test_only_the_secret_as_a_bearer_opens():
+    (secret, key), (other, _) = new_key(), new_key()
+    for scheme in ("Bearer", "bearer", "BEARER", "  Bearer "):
+        assert allows([key], f"{scheme} {secret}", NOW), scheme
     for header in (None, "", secret, f"Basic {secret}", f"Bearer {other}", f"Bearer {secret}x", f"Bearer {secret[:-1]}",
                    f"Bearer {secret.upper()}", "Bearer", "Bearer ", f"Bearer {key.digest}", f"Bearer {key.id}",
                    "Bearer \ud800", "Bearer é"):  # fmt: skip
         assert not allows([key], header, NOW), header
-
-
-def test_a_secret_with_a_newline_at_its_end_is_accepted():
-    assert allows([key_of("a secret of the operator\n")], "Bearer a secret of the operator", NOW)
+    assert allows([key_of("a secret of the operator\n")], "Bearer a secret of the operator", NOW), "a newline at its end"
 
 
 def test_each_of_several_keys_is_accepted_until_it_expires():
@@ -90,14 +83,14 @@ def test_a_header_names_the_same_tenant_or_the_request_is_refused(snapshot):
         {"tenant": "nobody", "hplm-tenant": ""},
         {"hplm-tenant": "beta"},
     ):
-        with pytest.raises(InvalidInput, match="hplm-tenant"):
+        with refusing(InvalidInput, "hplm-tenant"):
             admit(snapshot, parameters, NOW)
 
 
 def test_a_tenant_that_the_router_has_not_seen_is_refused(snapshot):
     _, key = new_key()
     snapshot = _with(snapshot, "acme", keys=(key,))
-    with pytest.raises(InvalidInput, match="hplm-tenant"):
+    with refusing(InvalidInput, "hplm-tenant"):
         admit(snapshot, {"tenant": "beta", "hplm-tenant": UNSEEN}, NOW)
     for name in ({}, {"tenant": "nobody"}, {"tenant": "acme"}):  # nobody learns that acme exists
         with pytest.raises(NoTenant):
