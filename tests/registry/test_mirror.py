@@ -4,7 +4,7 @@ import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import Event
+from threading import TIMEOUT_MAX, Event, Thread
 
 import pytest
 
@@ -211,6 +211,28 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
     far.catch_up()
     far.assert_same()
     assert len(asked) == len(set(asked)) + 1  # one was asked for twice
+
+
+def test_a_copy_that_is_closed_while_a_table_fails_tries_it_no_more(far, monkeypatch):
+    """Its thread must see the end before it waits, or the server ends only when it would have tried again."""
+    monkeypatch.setattr("hplm.tenants.mirror.LATER", TIMEOUT_MAX)
+    closing, told, join = Thread(target=far.mirror.close), Event(), Thread.join
+    monkeypatch.setattr(Thread, "join", lambda thread, timeout=None: (told.set(), join(thread, timeout)))
+    far.mirror.begin()
+    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+
+    def fails(name):
+        if name.startswith("plot"):
+            closing.start()
+            assert told.wait(60)
+            raise Away("the network is slow")
+
+    far.store.fault = fails
+    far.mirror.look()
+    assert told.wait(60)
+    join(closing, 60)
+    assert not closing.is_alive(), "the copy still waits to try its table again"
+    far.mirror = far.started()
 
 
 def test_one_process_copies_and_another_goes_on_when_it_ends(far, monkeypatch):
