@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "levels": ("tests/levels", ""),
     "model": ("tests/model", "tests/model"),
     "metrics": ("tests/metrics", ""),
-    "cli": ("tests/cli", "tests/cli"),
+    "cli": ("tests/cli", "tests/cli/test_state.py tests/cli/test_each_command.py"),
     "placement": ("tests/placement", ""),
     "doctor": ("tests/doctor", ""),
     "server": (

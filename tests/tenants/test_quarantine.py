@@ -67,8 +67,8 @@ def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, monke
     with pytest.raises(OSError):
         toy.put("acme")
     for now in (path.lstat().st_mtime, path.lstat().st_mtime + SECONDS):
-        assert toy.tenants(now, own=True) == frozenset()
-    assert os.path.lexists(path)
+        assert toy.tenants(now, own=True) == frozenset(), f"a file of kind {kind} quarantines acme"
+    assert os.path.lexists(path), f"a file of kind {kind} was removed"
     assert kind != "link" or target.stat().st_mtime == NOW
 
 
