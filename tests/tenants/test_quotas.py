@@ -113,7 +113,7 @@ def test_a_request_is_accepted_if_and_only_if_there_is_something_left_of_each_li
             assert "'acme'" in str(refused) and ("homes" in str(refused)) == (book.tenant.homes > 1)
             hint = float(expected[1].split()[2])
             continue
-        assert not expected
+        assert not expected, f"a request was taken, which is to be refused with {expected}"
         book.in_flight += step == "take"
         book.charge(requests=1, texts=texts, tokens=tokens)
         if step == "spend":
