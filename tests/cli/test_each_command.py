@@ -288,6 +288,7 @@ def test_changes_wait_for_the_servers_and_name_those_that_are_late(live, capsys,
         (["domain", "add", "--name", "law", *store], ""),
     )):  # fmt: skip
         said = printed(capsys, *command, *places)
-        generation, before = said_before[-1]
+        (generation, before), *_ = said_before
+        said_before.clear()
         assert mentions(said, "elsewhere-1-abc") and generation == number + 3, f"{command}: {generation} {said}"
         assert early in before and (early or not before), f"{command} said {before!r} before it waited"
