@@ -212,13 +212,28 @@ def random_exits(
     spread: float = 0.3,
     seed: int = 0,
 ) -> ExitKnowledge:
-    """Gives a tenant exits of random weights, and two plans: one with this threshold, and a cheaper one with half of it.
+    """Gives a tenant of a store `random_exit_knowledge`."""
+    found = random_exit_knowledge(store.config, tenant, exit, threshold, plans, spread, seed)
+    change_version(store, tenant, exits=found)
+    return found
+
+
+def random_exit_knowledge(
+    config: BackboneConfig,
+    tenant: TenantFile,
+    exit: int | None = 0,
+    threshold: float = 0.6,
+    plans: int = 2,
+    spread: float = 0.3,
+    seed: int = 0,
+) -> ExitKnowledge:
+    """Returns exits of random weights, and two plans: one with this threshold, and a cheaper one with half of it.
 
     `plans`: 1 leaves the cheaper one out.
     """
     generator = torch.Generator().manual_seed(seed)
     task = find_task(tenant.task)
-    layout = exit_layout(store.config, task.exit_outputs(tenant.labels), tenant.dtype)
+    layout = exit_layout(config, task.exit_outputs(tenant.labels), tenant.dtype)
     heads = [
         {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
         for _ in range(layout.layers)
@@ -226,6 +241,4 @@ def random_exits(
     heads = [{name: weight.to(layout.torch_dtype) for name, weight in head.items()} for head in heads]
     calibration = Calibration(INTERVAL, delta=1.0) if task.is_number else Calibration(temperature=1.5)
     both = Plan(exit, threshold, 0.3, 0.9, 0.7), Plan(exit, threshold / 2, 0.3, 0.8, 0.5)
-    found = ExitKnowledge(Exits(None, (calibration,) * layout.layers, both[:plans]), layout, heads)
-    change_version(store, tenant, exits=found)
-    return found
+    return ExitKnowledge(Exits(None, (calibration,) * layout.layers, both[:plans]), layout, heads)

@@ -8,7 +8,7 @@ from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
-from testing.random_store import change_version, random_store, random_tenant, random_tenants
+from testing.random_store import random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 
@@ -30,10 +30,6 @@ def make_place(tmp_path):
 def learn(store, name, version, seed):
     known = next(tenant for tenant in store.tenants() if tenant.id == name)
     random_tenant(store, replace(known, version=version), 0.3, seed)
-
-
-def calibrate(store, name, calibration):
-    change_version(store, store.tenant(name), calibration=calibration)
 
 
 def knowledge(store, name):

@@ -294,7 +294,8 @@ class _Tables:
                 log.error("table %s cannot be brought: %s", branch.folder, error)
                 with self._change:
                     self._wanted = [*self._wanted[1:], *self._wanted[:1]]
-                    self._change.wait(LATER)
+                    if not self._ended:  # else nobody would wake it
+                        self._change.wait(LATER)
 
     def _bring(self, branch: Branch) -> None:
         whole, arriving = self._state.tables / branch.folder, self._state.folder / "arriving" / branch.folder

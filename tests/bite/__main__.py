@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bite", description=__doc__)
-    parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
+    parser.add_argument("--list", action="store_true", help="print the faults and which are stale, and run nothing")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults, or those of these groups")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="scratch copies at a time")
     parser.add_argument("--quick", action="store_true", help="no slow tests")
@@ -34,9 +34,11 @@ def main() -> int:
     if unknown := wanted - {name for fault in FAULTS for name in (fault.name, fault.group)}:
         parser.error(f"no fault and no group has the name {', '.join(sorted(unknown))}: see --list")
     if args.list:
+        stale = {fault.name: said for fault in faults if (said := fault.stale(ROOT))}
         for fault in faults:
             print(f"{fault.name:<40} {' '.join(fault.rooms):<24} {fault.breaks}")
-        return 0
+        print("", *stale.values(), f"{len(stale)} of {len(faults)} stale", sep="\n")
+        return int(bool(stale))
     outcomes = _run(faults, args)
     print(json.dumps(_shares(outcomes), indent=1) if args.json else _table(outcomes))
     return int(any(one.outcome == "stale" for one in outcomes))
@@ -56,9 +58,7 @@ def _run(faults: list[Fault], args: argparse.Namespace) -> list[Outcome]:
                 one = outcomes[fault.name] = copy.bite(fault, args.limit, not args.quick)
             finally:
                 free.put(copy)
-            print(
-                f"{one.outcome:<7}{one.seconds:>6.0f} s  {one.name}  {one.test}  {one.said[:120]}", file=sys.stderr, flush=True
-            )
+            print(_shown(one), file=sys.stderr, flush=True)
             if args.out:
                 known = [outcomes[of.name] for of in faults if of.name in outcomes]
                 args.out.write_text(json.dumps(_shares(known), indent=1) + "\n", "utf-8")
@@ -83,12 +83,16 @@ def _shares(outcomes: list[Outcome]) -> dict[str, object]:
     }
 
 
+def _shown(one: Outcome) -> str:
+    """Returns an outcome, and below it what the test said in its first line."""
+    first = f"{one.outcome:<7}{one.seconds:>6.0f} s  {one.name:<40} {one.test}".rstrip()
+    return first + (f"\n{'':<17}{one.said}" if one.said else "")
+
+
 def _table(outcomes: list[Outcome]) -> str:
-    lines = [f"{one.outcome:<7}{one.seconds:>6.0f} s  {one.name:<40} {one.test}  {one.said[:100]}" for one in outcomes]
     shares = _shares(outcomes)
-    return "\n".join(
-        [*lines, "", *(f"{group:<12} {share}" for group, share in shares["groups"].items()), f"found {shares['found']}"]
-    )
+    groups = (f"{group:<12} {share}" for group, share in shares["groups"].items())
+    return "\n".join([*map(_shown, outcomes), "", *groups, f"found {shares['found']}"])
 
 
 if __name__ == "__main__":

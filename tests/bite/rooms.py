@@ -19,8 +19,9 @@ ROOMS: dict[str, tuple[str, str]] = {
     "levels": ("tests/levels", ""),
     "model": ("tests/model", "tests/model"),
     "metrics": ("tests/metrics", ""),
-    "cli": ("tests/cli", "tests/cli/test_state.py"),
+    "cli": ("tests/cli", "tests/cli/test_state.py tests/cli/test_each_command.py"),
     "placement": ("tests/placement", ""),
+    "doctor": ("tests/doctor", ""),
     "server": (
         "tests/server tests/faults tests/refusals",
         "tests/faults tests/server/test_supervisor.py tests/server/test_engine_ends.py",

@@ -21,23 +21,30 @@ Capture = pytest.CaptureFixture[str]
 def run(capsys: Capture, *arguments: object) -> dict[str, Any]:
     """Returns what a command says under --json: one line."""
     capsys.readouterr()
-    assert main([*map(str, arguments), "--json"]) == 0
-    (line,) = capsys.readouterr().out.strip().splitlines()
+    status, printed = main([*map(str, arguments), "--json"]), capsys.readouterr()
+    assert status == 0, f"{words(arguments)} ended with {status}: {printed.err}"
+    (line,) = printed.out.strip().splitlines()
     return json.loads(line)
 
 
 def printed(capsys: Capture, *arguments: object) -> str:
     """Returns what a command prints for people."""
     capsys.readouterr()
-    assert main(list(map(str, arguments))) == 0
-    return capsys.readouterr().out
+    status, printed = main([*map(str, arguments)]), capsys.readouterr()
+    assert status == 0, f"{words(arguments)} ended with {status}: {printed.err}"
+    return printed.out
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
     """Returns the error of a command."""
     capsys.readouterr()
-    assert main(list(map(str, arguments))) == 1
-    return capsys.readouterr().err
+    status, printed = main([*map(str, arguments)]), capsys.readouterr()
+    assert status == 1, f"{words(arguments)} was not refused, but ended with {status}: {printed.out}"
+    return printed.err
+
+
+def words(arguments: tuple[object, ...]) -> str:
+    return " ".join(["hplm", *map(str, arguments)])
 
 
 def expect_broken(said: str, *named: list[object]) -> None:

@@ -8,37 +8,12 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.cli.place_renew import KEPT
-from hplm.placement.cluster import Cluster, Device, Machine
-from hplm.placement.placement import Group, Placement
-from hplm.placement.profile import Profile
-from hplm.placement.units import units_of
-from testing.toy import TENANTS
+from hplm.placement.placement import Placement
 from tests.placement.problems import write_problem
 from tests.support.message import mentions
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 PROBLEM = ["--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl"]
-
-
-@pytest.mark.slow
-def test_a_profiled_repository_is_placed_and_emitted(toy, tmp_path, capfd):
-    source = ["--repository", str(toy.repository)]
-    measured = ["--devices", CORE, "--rounds", "1", "--wire", "--to", f"{tmp_path}/p.json"]
-    assert main(["place", "profile", *source, *measured, "--json"]) == 0
-    printed = capfd.readouterr()
-    assert mentions(printed.err, "toy, 1 device a stage")  # progress, from another process
-    own = json.loads(printed.out)["backbones"]["toy"]
-    assert own["tenants"] == len(TENANTS) and own["mb"]["tables"] > 0 and own["ms"]["1"]["16"] > 0
-    profile = Profile.read(tmp_path / "p.json")
-    cluster, units = Cluster((Machine("here", (Device(CORE, 10**9),), 10**9),)), units_of(profile)
-    group = Group("all", "here", (CORE,), 1, {"toy": ((0, own["layers"] - 1),)}, tuple(unit.name for unit in units))
-    Placement.of((group,), units, cluster, profile).write(tmp_path / "placement.json")
-    emit = ["place", "emit", "--placement", f"{tmp_path}/placement.json", *source, "--to", f"{tmp_path}/groups"]
-    assert main(emit) == 0
-    assert mentions(capfd.readouterr().out, f"{tmp_path}/groups/all", f"{len(TENANTS)} tenants", "hplm serve")
-    assert (tmp_path / "groups/all/toy/1/tenants.json").is_file()
-    assert main([*emit, "--json"]) == 1
-    assert mentions(capfd.readouterr().err, f"{tmp_path}/groups")
 
 
 def _place(capsys, *argv):

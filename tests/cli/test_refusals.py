@@ -32,6 +32,7 @@ def words(made, built, toy, tmp_path_factory):
     searched = f"{problem} --slo-scale 4 --to {folder}/placement.json"
     now = f"place search {problem} --slo-scale 4 --baseline manual:1,1 --confirm-seconds 0 --to {folder}/now.json"
     assert main(now.split()) == 0
+    assert main(f"backup {repository} --state {made}/state --to {folder}/saved".split()) == 0
     return {
         "tmp": folder,
         "store": store,
@@ -65,6 +66,9 @@ STORES = [
     ("tenant list --repository {tmp}", ["{tmp}"]),
     ("begin --repository {tmp} --state {tmp}/state", ["{tmp}"]),
     ("begin {places} --backbone other", ["other"]),
+    ("backup --to {tmp}/saved {places}", ["{tmp}/saved"]),
+    ("restore --from {tmp} {places}", ["{tmp}", "backup.json"]),
+    ("restore --from {tmp}/saved {toy} --state {tmp}/other", ["{tmp}/saved", "export"]),
     ("domain list", ["--store", "--repository"]),
     ("domain list {exported} --state mistyped", ["--state", "mistyped"]),
     ("domain update --name bio {store}", ["--corpus", "--repository", "--state"]),
@@ -103,10 +107,22 @@ STORES = [
     ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
 ]
 PLACING = [
-    ("{profile} --devices cpu:99999", ["cpu:99999"]),
+    *(
+        (f"{{profile}} --devices {devices}", named)
+        for devices, named in (
+            ("CORE,CORE", [CORE, "twice"]),
+            ("cpu:99999", ["cpu:99999"]),
+            ("cpu", ["'cpu'", "cpu:0"]),
+            ("tpu:0", ["tpu:0"]),
+            ("CORE,cuda:0", ["cuda:0", "kinds"]),
+            ("CORE --intra 2", ["--intra 2"]),
+            ("CORE --intra 1,1", ["--intra"]),
+        )
+    ),
     ("{profile} --devices CORE --to {tmp}/none/p.json", ["{tmp}/none"]),
     ("{profile} --devices CORE --rounds 0", ["--rounds", "0"]),
     ("{profile} --devices CORE --backbone other", ["'other'", "toy"]),
+    ("{profile} --devices CORE --repository {tmp}", ["{tmp}", "hplm export"]),
     ("{profile} --devices CORE --state {tmp}/none", ["{tmp}/none"]),
     ("place emit {toy} --placement {tmp}/none.json --to {tmp}/groups", ["{tmp}/none.json", "hplm place search"]),
     ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),

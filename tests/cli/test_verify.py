@@ -7,8 +7,9 @@ import pytest
 
 from builder.publish.live import update_domain
 from builder.store.store import TenantFile
+from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_tenant
+from testing.random_store import change_version, random_tenant
 from tests.cli.commands import expect_broken, printed, refused, run
 from tests.support.message import mentions
 
@@ -65,8 +66,12 @@ def test_all_damaged_files_of_a_store_are_named(grown, capsys):
     (head,) = grown.tenant_folder("acme", 1).glob("*.safetensors")
     head.write_bytes(b"")
     flip(grown.folder / "upper.safetensors", -5)
+    random_tenant(grown, TenantFile("many", 1, "root", 1, "classify", ["a", "b", "c"], 4), 0.3, seed=1)
+    of_two = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))
+    change_version(grown, grown.tenant("many"), calibration=of_two)
     broken = [table / "values", root, counts.parent, head, grown.folder / "upper.safetensors"]
-    expect_broken(refused(capsys, "verify", "--store", grown.folder), *([path] for path in broken))
+    said = refused(capsys, "verify", "--store", grown.folder)
+    expect_broken(said, *([path] for path in broken), ["many/1", 3])
 
 
 def test_files_that_a_store_has_lost_are_named(grown, capsys):

@@ -12,7 +12,7 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Terms
 from hplm.placement.units import units_of
 from tests.placement.profiles import backbone_profile, cluster_of, profile_of, write_cluster
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 PROFILE, CLUSTER = profile_of(), cluster_of()
 WHOLE = {"bert": ((0, 2),)}
@@ -79,7 +79,7 @@ def test_a_field_that_does_not_fit_is_named_with_its_file(tmp_path, kind, way, v
         inner = inner[step]
     inner[way[-1]] = value
     path.write_text(json.dumps(stored))
-    with pytest.raises(InvalidInput, match=mentioning(path.name, *named)):
+    with refusing(InvalidInput, path.name, *named):
         type(FILES[kind]).read(path)
 
 
@@ -88,8 +88,8 @@ def test_profiles_of_one_machine_are_joined_and_others_refused():
     joined = Profile.together([PROFILE, other])
     assert set(joined.backbones) == {"bert", "mini"} and joined.hop == other.hop
     elsewhere = Profile({**PROFILE.machine, "cores": "64"}, other.backbones, other.hop, other.error)
-    with pytest.raises(InvalidInput, match=mentioning("cores", "'2'", "'64'", "hplm place profile")):
+    with refusing(InvalidInput, "cores", "'2'", "'64'", "hplm place profile"):
         Profile.together([PROFILE, elsewhere])
     again = Profile(PROFILE.machine, {"bert": backbone_profile([1e6])}, Terms(), PROFILE.error)
-    with pytest.raises(InvalidInput, match=mentioning("'bert'")):
+    with refusing(InvalidInput, "'bert'"):
         Profile.together([PROFILE, again])

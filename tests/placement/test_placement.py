@@ -10,7 +10,7 @@ from hplm.errors import InvalidInput
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, unit_names, units_of
 from tests.placement.profiles import MB, backbone_profile, cluster_of, profile_of
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 PROFILE = profile_of()
 UNITS = units_of(PROFILE)
@@ -35,7 +35,7 @@ def test_units_are_the_tenants_of_a_domain_and_hot_tenants():
         ("bert", "b"): "bert/law",
         ("bert", "c"): "bert/root/c",
     }
-    with pytest.raises(InvalidInput, match=mentioning("'bert/nobody'")):
+    with refusing(InvalidInput, "'bert/nobody'"):
         units_of(PROFILE, ["bert/nobody"])
 
 
@@ -47,54 +47,38 @@ def test_tables_are_counted_once_with_those_that_they_fall_back_to():
     assert machine_bytes(PROFILE, []) == 0
 
 
-@pytest.mark.parametrize(
-    "groups, cluster, named",
-    [
-        ((group(), group("two")), cluster_of(), ["'one'", "'two'", "'cpu:0'"]),
-        ((group(devices=("cpu:0", "cpu:0"), intra=2),), cluster_of(), ["'cpu:0'", "once"]),
-        ((group(devices=("cpu:5",)),), cluster_of(), ["'one'", "'cpu:5'", "'m0'"]),
-        ((group(machine="m7"),), cluster_of(), ["'one'", "'m7'"]),
-        ((group(),), cluster_of(memory_mb=50), ["'one'", "bert", "61,000,000", "50,000,000", "cpu:0"]),
-        ((group(),), cluster_of(tables_mb=50), ["'m0'", "122,000,000", "50,000,000"]),
-        ((group(cuts={"bert": ((0, 1),)}),), cluster_of(), ["'one'", "'bert'", "3"]),
-        ((group(cuts={**WHOLE, "mini": ((0, 1),)}),), cluster_of(), ["'one'", "'mini'", "profile"]),
-    ],
-)
-def test_a_placement_that_no_cluster_can_hold_is_refused(groups, cluster, named):
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        placed(*groups, cluster=cluster).check(cluster, PROFILE)
-
-
-def test_a_group_over_two_machines_is_refused_with_the_other_one():
-    two = cluster_of(machines=2)
-    other = replace(
-        two.machines[1], devices=tuple(replace(own, name=f"cpu:{8 + i}") for i, own in enumerate(two.machines[1].devices))
-    )
-    cluster = replace(two, machines=(two.machines[0], other))
-    with pytest.raises(InvalidInput, match=mentioning("'cpu:9'", "'m0'", "'m1'", "one machine")):
-        placed(group(devices=("cpu:0", "cpu:9"), intra=2), cluster=cluster).check(cluster, PROFILE)
+TWO = cluster_of(machines=2)
+ELSEWHERE = tuple(replace(device, name=f"cpu:{8 + i}") for i, device in enumerate(TWO.machines[1].devices))
+OVER_TWO = replace(TWO, machines=(TWO.machines[0], replace(TWO.machines[1], devices=ELSEWHERE)))
+OTHER = profile_of(bert=backbone_profile([1e6] * 3))
 
 
 @pytest.mark.parametrize(
-    "units, named",
+    "groups, given, named",
     [
-        ((*UNITS, Unit("bert/art", 1)), "'bert/art'"),
-        ((*UNITS, Unit("mini/law", 1)), "'mini/law'"),
-        ((*UNITS, Unit("bert/law/z", 1)), "'bert/z'"),
-        ((UNITS[0], Unit("bert/law", 7)), "'bert/law'"),
+        ((group(), group("two")), {}, ["'one'", "'two'", "'cpu:0'"]),
+        ((group(devices=("cpu:0", "cpu:0"), intra=2),), {}, ["'cpu:0'", "once"]),
+        ((group(devices=("cpu:5",)),), {}, ["'one'", "'cpu:5'", "'m0'"]),
+        ((group(machine="m7"),), {}, ["'one'", "'m7'"]),
+        ((group(),), {"cluster": cluster_of(memory_mb=50)}, ["'one'", "bert", "61,000,000", "50,000,000", "cpu:0"]),
+        ((group(),), {"cluster": cluster_of(tables_mb=50)}, ["'m0'", "122,000,000", "50,000,000"]),
+        ((group(cuts={"bert": ((0, 1),)}),), {}, ["'one'", "'bert'", "3"]),
+        ((group(cuts={**WHOLE, "mini": ((0, 1),)}),), {}, ["'one'", "'mini'", "profile"]),
+        ((group(devices=("cpu:0", "cpu:9"), intra=2),), {"cluster": OVER_TWO},
+         ["'cpu:9'", "'m0'", "'m1'", "one machine"]),
+        ((group(),), {"units": (*UNITS, Unit("bert/art", 1))}, ["'bert/art'", "profile"]),
+        ((group(),), {"units": (*UNITS, Unit("mini/law", 1))}, ["'mini/law'", "profile"]),
+        ((group(),), {"units": (*UNITS, Unit("bert/law/z", 1))}, ["'bert/z'", "profile"]),
+        ((group(),), {"units": (UNITS[0], Unit("bert/law", 7))}, ["'bert/law'", "profile"]),
+        ((group(),), {"now": (cluster_of(4), PROFILE)}, ["stale", "cluster", "hplm place search"]),
+        ((group(),), {"now": (cluster_of(), OTHER)}, ["stale", "profile", "hplm place search"]),
     ],
-)
-def test_units_that_the_profile_does_not_have_are_refused(units, named):
-    with pytest.raises(InvalidInput, match=mentioning(named, "profile")):
-        replace(placed(group()), units=units).check(cluster_of(), PROFILE)
-
-
-def test_a_placement_for_another_cluster_or_profile_is_stale():
-    placement = placed(group())
-    with pytest.raises(InvalidInput, match=mentioning("stale", "cluster", "hplm place search")):
-        placement.check(cluster_of(4), PROFILE)
-    with pytest.raises(InvalidInput, match=mentioning("stale", "profile", "hplm place search")):
-        placement.check(cluster_of(), profile_of(bert=backbone_profile([1e6, 1e6, 1e6])))
+)  # fmt: skip
+def test_a_placement_that_does_not_fit_the_cluster_and_the_profile_is_refused(groups, given, named):
+    cluster = given.get("cluster", cluster_of())
+    placement = replace(placed(*groups, cluster=cluster), units=given.get("units", UNITS))
+    with refusing(InvalidInput, *named):
+        placement.check(*given.get("now", (cluster, PROFILE)))
 
 
 def test_layers_and_slots_are_counted_once_a_stage_whatever_the_units():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hplm.engine.backbone import Backbone
-from hplm.errors import Internal, InvalidInput
+from hplm.errors import Internal
 from hplm.placement import measuring
-from hplm.placement.measuring import Measurement, check_devices, measure, profile_repository, sources_of
+from hplm.placement.measuring import Measurement, measure, profile_repository, sources_of
 from hplm.placement.profile import Profile
 from hplm.placement.samples import EVEN, HELD_OUT
 from testing.toy import CONFIG, TENANTS
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 
@@ -75,30 +75,5 @@ def killed(given):
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
     monkeypatch.setattr(measuring, "measure", killed)
-    with pytest.raises(Internal, match=mentioning("toy, 1 device")):
+    with refusing(Internal, "toy, 1 device"):
         profile_repository(sources_of(toy.repository), [CORE], [1], show_progress=False)
-
-
-@pytest.mark.parametrize(
-    "devices, intra, named",
-    [
-        ([CORE, CORE], [1], [CORE, "twice"]),
-        (["cpu:99999"], [1], ["99999"]),
-        (["cpu"], [1], ["'cpu'", "cpu:0"]),
-        ([CORE, "cuda:0"], [1], ["cuda:0", "kinds"]),
-        ([CORE], [2], ["--intra 2"]),
-        ([CORE], [1, 1], ["--intra"]),
-        ([], [1], ["--devices"]),
-        (["tpu:0"], [1], ["tpu:0"]),
-    ],
-)
-def test_devices_that_cannot_be_measured_are_refused(devices, intra, named):
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        check_devices(devices, intra)
-
-
-def test_a_repository_without_such_a_backbone_is_refused(toy, tmp_path):
-    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "hplm export")):
-        sources_of(tmp_path)
-    with pytest.raises(InvalidInput, match=mentioning("'other'", "toy")):
-        sources_of(toy.repository, ["other"])

@@ -8,7 +8,7 @@ from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.renewal import Comparison, divided
 from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 
 def _trace(*seconds):
@@ -29,9 +29,9 @@ def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
 
 
 def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_with():
-    with pytest.raises(InvalidInput, match=mentioning("--test-seconds", "a test")):
+    with refusing(InvalidInput, "--test-seconds", "a test"):
         divided(_trace(0, 5), search_seconds=10, test_seconds=6)
-    with pytest.raises(InvalidInput, match=mentioning("--search-seconds", "a test")):
+    with refusing(InvalidInput, "--search-seconds", "a test"):
         divided(_trace(0, 50), search_seconds=10, test_seconds=6)
 
 

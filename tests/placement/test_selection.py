@@ -9,7 +9,7 @@ from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.search import search
 from hplm.placement.selection import beam, completed, fast
 from tests.placement.problems import problem_of
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 
 def _exhaustive(problem, groups):
@@ -59,5 +59,5 @@ def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
 
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
-    with pytest.raises(InvalidInput, match=mentioning("b0", "40,000,000", "30,000,000", "cpu:0")):
+    with refusing(InvalidInput, "b0", "40,000,000", "30,000,000", "cpu:0"):
         search(problem_of(8.0, devices=2, memory_mb=15))

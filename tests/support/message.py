@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def mentioning(*things: object) -> str:
@@ -13,6 +15,24 @@ def mentioning(*things: object) -> str:
 def mentions(message: object, *things: object) -> bool:
     """Whether a message contains each of these. For messages that were printed or sent by a server."""
     return re.search(mentioning(*things), str(message)) is not None
+
+
+@contextmanager
+def refusing(kind: type[Exception] | tuple[type[Exception], ...], *things: object) -> Iterator[list[Exception]]:
+    """The block must raise such an error, whose message mentions each of these things. Yields a list that will have it.
+
+    A test that fails by it says in its first line what is not named, which `pytest.raises(match=...)` does not.
+    """
+    raised: list[Exception] = []
+    try:
+        yield raised
+    except kind as error:
+        missing = [str(thing) for thing in things if not mentions(error, thing)]
+        assert not missing, f"{type(error).__name__} does not mention {missing}: {error}"
+        raised.append(error)
+        return
+    named = ", ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    raise AssertionError(f"nothing was refused: no {named} that mentions {[str(thing) for thing in things]}")
 
 
 def _whole(thing: str) -> str:

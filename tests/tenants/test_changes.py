@@ -9,18 +9,23 @@ import msgspec
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
+from builder.publish.export import write_version
+from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput, OutOfCapacity
-from hplm.registry import folder
+from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.registry.folder import RESERVE, Folder
 from hplm.registry.pointer import Source
 from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
 from hplm.tenants.backup import back_up, restore
-from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REST_SECONDS, State
 from testing.bucket import bucket
+from testing.generative import GenerativeReference
+from testing.random_store import random_store, random_tenant
+from testing.toy import CHAT
 from tests.places import knowledge
-from tests.support.message import mentioning
+from tests.support.message import refusing
 from tests.support.wait import Clock
 
 pytestmark = pytest.mark.slow
@@ -38,73 +43,92 @@ def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
         assert not file.is_file() or secret.encode() not in file.read_bytes()
     live.revoke_key("tenant-0", key.id)
     for other in (key, second):
-        with pytest.raises(InvalidInput, match=mentioning("'tenant-0'", f"'{other.id}'")):
+        with refusing(InvalidInput, "'tenant-0'", f"'{other.id}'"):
             live.revoke_key("tenant-0", other.id)
     assert live.current().find("tenant-0").keys == (second,)
 
 
-def test_a_task_has_as_many_labels_as_it_needs(live):
-    span = Knowledge("root", 1, "span", ("start",), (None, {}), None)
-    with pytest.raises(InvalidInput, match=mentioning("'one'", 1, "span", 2)):
-        live.add("one", span)
-    with pytest.raises(InvalidInput, match=mentioning("'two'", 2, "regress", 1)):
-        live.add("two", replace(span, task="regress", labels=("a", "b")))
+EVERY = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out", "ffn_gate")
+LUNA = TenantFile("luna", 1, "law", 1, "generate", [], 4, "lora", EVERY)
+PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """A manager of a decoder that serves luna, and the store, with a further version of it."""
+    folder = tmp_path_factory.mktemp("decoder")
+    store = random_store(folder / "store", CHAT, [LUNA], ["law"], corpus_tokens=500, spread=0.3)
+    write_version(store, store.tenants(), folder / "repository/chat/1")
+    random_tenant(store, replace(LUNA, version=2), 0.3, seed=8)
+    manager = Manager(folder / "repository/chat/1", folder / "state")
+    manager.registry.begin()
+    return manager, store
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"task": "span", "labels": ("start",)}, [1, "span", 2]),
+        ({"task": "regress"}, [2, "regress", 1]),
+        ({"labels": ("x", "y", "z"), "calibration": PAIR}, [3]),
+        ({"task": "tag", "head": None}, ["tag"]),
+        ({"task": "generate", "labels": ()}, ["generate"]),
+        ({"task": "generate", "labels": ("a",), "head": None}, ["generate"]),
+    ],
+    ids=str,
+)
+def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, changed, named):
+    with refusing(InvalidInput, "'new-a'", *named):
+        live.add("new-a", replace(knowledge(place[0], "new-a"), **changed))
+    assert not live.current().generation, f"{changed} was served"
+
+
+def test_a_decoders_tenant_is_updated_and_rolled_back(decoder):
+    manager, store = decoder
+
+    def logits():
+        return GenerativeReference(Backbone(manager.folder, manager.state.folder.parent)).logits(
+            [CHAT.start_id, 5, 6, 7], "luna"
+        )
+
+    first = logits()
+    manager.update("luna", store.knowledge(store.tenant("luna")))
+    second = logits()
+    assert (first - second).abs().max() > 1e-3 and manager.current().find("luna").head is None
+    manager.compact()
+    assert logits().equal(second)
+    manager.roll_back("luna")
+    assert logits().equal(first)
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
 
 
 def test_a_new_key_is_not_lost_where_readers_cannot_be_listed(live, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(State, "wait_for_readers", full)
     secret, key = live.add_key("tenant-0")
     assert secret.startswith("hplm_") and live.settle_now() == [] and live.current().find("tenant-0").keys == (key,)
 
 
-def test_a_full_disk_is_said_with_the_way_out_and_changes_nothing(live, monkeypatch):
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-
-    before = live.current()
-    with (
-        monkeypatch.context() as disk,
-        pytest.raises(OutOfCapacity, match=mentioning(live.state.folder, "nothing was changed")),
-    ):
-        disk.setattr("hplm.registry.folder._fill", full)
-        live.delete("tenant-0")
-    assert live.current().tenants == before.tenants
-
-
-@pytest.mark.parametrize(
-    "remove", [lambda live, key: live.revoke_key("tenant-0", key), lambda live, _: live.delete("tenant-0")]
-)
-def test_a_full_disk_has_a_reserve_for_removals(live, monkeypatch, remove):
+@pytest.mark.parametrize("remove", ["revoke", "delete"])
+def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, monkeypatch, remove):
     (_, first), (_, second) = live.add_key("tenant-0"), live.add_key("tenant-0")
-    reserve, fill = live.state.folder / RESERVE, folder._fill
-    assert (
-        reserve.stat().st_blocks * 512
-        >= reserve.stat().st_size
-        > 2 * max(path.stat().st_size for path in live.state.snapshots.iterdir())
-    )
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    reserve, largest = live.state.folder / RESERVE, max(path.stat().st_size for path in live.state.snapshots.iterdir())
+    assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size > 2 * largest
+    before = live.current()
     with monkeypatch.context() as disk:
-        disk.setattr(folder, "_fill", lambda *given: full() if reserve.exists() else fill(*given))
+        disk.setattr(os, "fsync", lambda _: full() if reserve.exists() else None)
         disk.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OutOfCapacity):
+        with refusing(OutOfCapacity, live.state.folder, "nothing was changed"):
             live.add_key("tenant-0")
-        assert reserve.exists()
-        remove(live, first.id)
-        assert not reserve.exists()
+        assert reserve.exists() and live.current().tenants == before.tenants
+        live.revoke_key("tenant-0", first.id) if remove == "revoke" else live.delete("tenant-0")
+        assert not reserve.exists(), "the change was made without the reserve"
     left = [tenant.keys for tenant in live.current().tenants if tenant.id == "tenant-0"]
-    assert left in ([], [(second,)])
+    assert left == ([(second,)] if remove == "revoke" else [])
     live.add_key("tenant-1")
-    assert reserve.exists()
-
-
-def no_room(*_, **__):
-    raise OSError(28, "No space left on device")
+    assert reserve.exists(), "the next change has not made the reserve anew"
 
 
 def denied(*_, **__):
@@ -118,7 +142,7 @@ def silent(*_, **__):
 @pytest.mark.parametrize(
     ("where", "writes", "fails", "kind", "opens"),
     [
-        ("state", "hplm.registry.folder._fill", no_room, OutOfCapacity, "still opens"),
+        ("state", "os.fsync", full, OutOfCapacity, "still opens"),
         ("s3://bucket/hplm", "obstore.put", denied, Denied, "still opens"),
         ("s3://bucket/hplm", "obstore.put", silent, Away, "may still open"),
     ],
@@ -132,7 +156,7 @@ def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(
         live.registry.begin()
         (_, first), _ = live.add_key("tenant-0"), live.add_key("tenant-0")
         live.registry.store.give_up_reserve()
-        with monkeypatch.context() as broken, pytest.raises(kind, match=mentioning(where, first.id, opens, "'tenant-0'")):
+        with monkeypatch.context() as broken, refusing(kind, where, first.id, opens, "'tenant-0'"):
             broken.setattr(writes, fails)
             live.revoke_key("tenant-0", first.id)
         assert first in live.current().find("tenant-0").keys
@@ -145,7 +169,8 @@ def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, monkeypatc
     live.add("new-a", knowledge(place[0], "new-a"))
     (record,) = live.state.records.iterdir()
     live.delete("new-a")
-    assert live.compact() == 0 and record.exists()
+    freed = live.compact()
+    assert freed == 0 and record.exists(), f"{freed} bytes were freed that requests in flight may need"
     clock = Clock(time.time() + REST_SECONDS + 1)
     monkeypatch.setattr("hplm.tenants.registry.time", clock)
     size = record.stat().st_size
@@ -179,7 +204,8 @@ def test_a_change_that_always_meets_others_gives_up(live, monkeypatch):
 
     monkeypatch.setattr(Folder, "swap", never)
     monkeypatch.setattr("hplm.tenants.registry.time", Clock(time.time()))
-    with pytest.raises(Busy, match=mentioning(live.state.folder)):
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 1.0)  # some forty tries, each of which writes a snapshot
+    with refusing(Busy, live.state.folder):
         live.limit("tenant-0", rate=5.0)
     assert not list(live.state.snapshots.glob("*"))
 
@@ -188,7 +214,7 @@ def test_a_copy_takes_no_changes(live):
     pointer = live.registry.pointer()
     copied = msgspec.structs.replace(pointer, copied=Source("s3://bucket/toy", 3))
     live.registry.store.swap(copied.written(), pointer.written())
-    with pytest.raises(InvalidInput, match=mentioning("s3://bucket/toy")):
+    with refusing(InvalidInput, "s3://bucket/toy"):
         live.limit("tenant-0", rate=5.0)
 
 

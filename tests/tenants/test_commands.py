@@ -2,46 +2,53 @@
 
 import base64
 import json
-import shutil
 from dataclasses import asdict
 
 import pytest
 from safetensors.torch import save
 
-from builder.store.store import TenantFile
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
-from tests.places import make_place
-from tests.support.message import mentioning
+from tests.support.message import refusing
+from tests.tenants.truth import Export, expect_same, learned, seen
 
-KNOWN = Calibration(temperature=1.5)
+
+def command(name, knowledge):
+    """Returns the command that adds a tenant, and its tensors."""
+    parts = {"head": [knowledge.head[1]], "adapter": knowledge.adapter[1], "exits": knowledge.exits.heads}
+    tensors = {
+        f"{part}.{number}.{key}".replace("head.0.", "head."): value.contiguous()
+        for part, layers in parts.items() for number, layer in enumerate(layers) for key, value in layer.items()
+    }  # fmt: skip
+    layout = knowledge.adapter[0]
+    return {
+        "command": "tenant.add", "id": name, "domain": knowledge.domain, "domain_version": knowledge.domain_version,
+        "task": knowledge.task, "labels": list(knowledge.labels), "calibration": asdict(knowledge.calibration),
+        "adapter": {"kind": layout.kind, "rank": layout.size, "places": list(layout.places)},
+        "exits": knowledge.exits.exits.described(), "tensors": sent(tensors),
+    }, tensors  # fmt: skip
+
+
+def sent(tensors):
+    return base64.b64encode(save(tensors)).decode()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A manager, its remote commands, and one that adds a tenant. What is refused changes nothing: all tests have one state."""
-    store, repository, state = make_place(tmp_path_factory.mktemp("place"))
-    folder = repository / "toy/1"
-    manager = Manager(folder, state)
+def export(tmp_path_factory):
+    return Export(tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture(scope="module")
+def place(export, tmp_path_factory):
+    """A manager and its remote commands. What is refused changes nothing: all tests have one state."""
+    manager = Manager.open(export.repository, tmp_path_factory.mktemp("state"))
     manager.registry.begin()
-    adapter, head = store.tenant_weights(TenantFile("new-a", 1, "root", 1, "classify", ["x", "y"], 4))
-    tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
-    tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}
-    given = {
-        "command": "tenant.add",
-        "id": "acme",
-        "domain": "root",
-        "domain_version": 1,
-        "task": "classify",
-        "labels": ["x", "y"],
-        "adapter": {"kind": "bottleneck", "rank": 4},
-        "calibration": asdict(KNOWN),
-        "tensors": base64.b64encode(save(tensors)).decode(),
-    }
-    return manager, Commands(manager, BackboneConfig.load(folder / "backbone.json")), given
+    return manager, Commands(manager, BackboneConfig.load(manager.folder / "backbone.json"))
+
+
+GIVEN, TENSORS = command("acme", learned(3))
 
 
 def strange_type():
@@ -50,15 +57,22 @@ def strange_type():
     return base64.b64encode(len(header).to_bytes(8, "little") + header + b"1").decode()
 
 
+ONE_LESS = {**GIVEN["exits"], "calibrations": GIVEN["exits"]["calibrations"][:1]}
+LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exits.1.bias"})
+
+
 @pytest.mark.parametrize(
     "wrong, named",
     [
         *(({"calibration": given}, ["'calibration'"]) for given in (3, {"kind": "temperature"}, {"temperature": -1})),
         *(({"tensors": given}, ["'tensors'"]) for given in ("\u00e9", "\ud800", strange_type(), [1])),
         *(({"domain_version": given}, ["'domain_version'", repr(given)]) for given in (1.0, True, [1], 0)),
-        ({"labels": ["\ud800", "y"]}, ["'acme'", "UTF-8"]),
-        ({"labels": ["x", "x"]}, ["'acme'", "'x'"]),
-        ({"labels": [1, 2]}, ["'labels'"]),
+        *(({"exits": given}, ["exits"]) for given in (3, {}, ONE_LESS)),
+        ({"tensors": LACKING}, ["exits.1.bias"]),
+        ({"labels": ["\ud800", "y", "z"]}, ["'acme'", "UTF-8"]),
+        ({"labels": ["x", "x", "z"]}, ["'acme'", "'x'"]),
+        ({"labels": [1, 2, 3]}, ["'labels'"]),
+        ({"task": "generate"}, ["'generate'", "'toy'"]),
         ({"adapter": {"kind": "bottleneck", "rank": True}}, ["'rank'", True]),
         *(({"adapter": {"rank": 4, **part}}, []) for part in ({"kind": 1}, {"places": 3}, {"places": [4]}, {"function": {}})),
         *(({"command": ["tenant.add"]}, []), ({"id": 7}, []), ({"task": ["classify"]}, []), ({"head_function": 3}, [])),
@@ -69,33 +83,35 @@ def strange_type():
     ids=ascii,
 )
 def test_wrong_values_are_refused_by_their_name(place, wrong, named):
-    manager, commands, given = place
-    with pytest.raises(InvalidInput, match=mentioning(*named)) as refused:
-        commands.run(json.dumps({**given, **wrong}))
-    assert str(refused.value).encode() and not manager.current().generation
+    manager, commands = place
+    with refusing(InvalidInput, *named) as refused:
+        commands.run(json.dumps({**GIVEN, **wrong}))
+    assert str(refused[0]).encode() and not manager.current().generation
 
 
 @pytest.mark.parametrize("deep", ["[" * 100_000, '{"command":' * 100_000], ids=["list", "object"])
 def test_deep_json_is_refused(place, deep):
-    with pytest.raises(InvalidInput, match="JSON"):
+    with refusing(InvalidInput, "JSON"):
         place[1].run(deep)
 
 
 def test_a_state_that_was_lost_is_not_begun_by_a_command(place):
-    manager, commands, given = place
+    manager, commands = place
     folder = manager.state.folder.rename(manager.state.folder.with_name("lost"))
     lists = ({"command": command} for command in ("log", "tenant.list", "domain.list"))
-    for command in (given, {"command": "tenant.limit", "id": "tenant-0", "rate": 5}, *lists):
-        with pytest.raises(InvalidInput, match=mentioning(manager.state.folder, "hplm begin")):
-            commands.run(json.dumps(command))
-    assert not manager.state.folder.exists()
+    for one in (GIVEN, {"command": "tenant.limit", "id": "zero", "rate": 5}, *lists):
+        with refusing(InvalidInput, manager.state.folder, "hplm begin"):
+            commands.run(json.dumps(one))
+    assert not manager.state.folder.exists(), "a command has begun a state"
     folder.rename(manager.state.folder)
 
 
-def test_a_tenant_is_added_with_its_calibration(place, tmp_path):
-    manager, _, given = place
-    shutil.copytree(manager.state.folder.parent, tmp_path / "state")
-    own = Manager(manager.folder, tmp_path / "state")
-    commands = Commands(own, BackboneConfig.load(own.folder / "backbone.json"))
-    assert json.loads(commands.run(json.dumps(given)))["after"] == 1
-    assert own.current().find("acme").calibration == KNOWN
+def test_a_command_adds_what_a_manager_does(export, tmp_path):
+    managers = [Manager.open(export.repository, tmp_path / name) for name in ("remote", "here")]
+    for manager in managers:
+        manager.registry.begin()
+    commands = Commands(managers[0], BackboneConfig.load(managers[0].folder / "backbone.json"))
+    assert json.loads(commands.run(json.dumps(GIVEN)))["after"] == 1
+    managers[1].add("acme", learned(3))
+    expect_same(*(seen(export.read(tmp_path / name)) for name in ("remote", "here")), "by a command")
+    assert managers[0].current().find("acme").exits is not None

@@ -10,6 +10,7 @@ from hplm.errors import InvalidInput, NoTenant
 from hplm.tenants.authorize import UNSEEN, admit, opened
 from hplm.tenants.keys import allows, key_of, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot
+from tests.support.message import refusing
 
 NOW = 1_000_000.0
 
@@ -23,30 +24,24 @@ def test_a_secret_is_long_random_recognisable_and_not_stored():
         assert secret.removeprefix("hplm_")[:8] not in repr(key)
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "  Bearer "])
-def test_the_case_of_bearer_does_not_matter(scheme):
-    secret, key = new_key()
-    assert allows([key], f"{scheme} {secret}", NOW)
-
-
-def test_wrong_headers_are_refused():
-    secret, key = new_key()
-    other, _ = new_key()
+def test_only_the_secret_as_a_bearer_opens():
+    (secret, key), (other, _) = new_key(), new_key()
+    for scheme in ("Bearer", "bearer", "BEARER", "  Bearer "):
+        assert allows([key], f"{scheme} {secret}", NOW), scheme
     for header in (None, "", secret, f"Basic {secret}", f"Bearer {other}", f"Bearer {secret}x", f"Bearer {secret[:-1]}",
                    f"Bearer {secret.upper()}", "Bearer", "Bearer ", f"Bearer {key.digest}", f"Bearer {key.id}",
                    "Bearer \ud800", "Bearer é"):  # fmt: skip
         assert not allows([key], header, NOW), header
-
-
-def test_a_secret_with_a_newline_at_its_end_is_accepted():
-    assert allows([key_of("a secret of the operator\n")], "Bearer a secret of the operator", NOW)
+    assert allows([key_of("a secret of the operator\n")], "Bearer a secret of the operator", NOW), "a newline at its end"
 
 
 def test_each_of_several_keys_is_accepted_until_it_expires():
     made = [new_key(), new_key(expires=int(NOW)), new_key(expires=int(NOW) + 1)]
     keys = [key for _, key in made]
-    assert [allows(keys, f"Bearer {secret}", NOW) for secret, _ in made] == [True, False, True]
-    assert [allows(keys, f"Bearer {secret}", NOW + 1) for secret, _ in made] == [True, False, False]
+    for now, wanted in ((NOW, [True, False, True]), (NOW + 1, [True, False, False])):
+        opens = [allows(keys, f"Bearer {secret}", now) for secret, _ in made]
+        ends = [key.expires for key in keys]
+        assert opens == wanted, f"at {now} the keys that expire at {ends} open: {opens}"
 
 
 def test_a_tenant_with_only_expired_keys_is_not_open():
@@ -65,10 +60,14 @@ def test_every_key_is_compared_even_after_a_match(monkeypatch):
 
 
 def test_the_header_is_found_in_any_case_and_two_different_ones_are_ignored():
-    assert presented_key({"tenant": "acme", "AuthoriZation": "Bearer a"}) == "Bearer a"
-    assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer a"}) == "Bearer a"
-    assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer b"}) is None
-    assert presented_key({"authorization": 7}) is None and presented_key({"x-authorization": "Bearer a"}) is None
+    for parameters, key in (
+        ({"tenant": "acme", "AuthoriZation": "Bearer a"}, "Bearer a"),
+        ({"Authorization": "Bearer a", "authorization": "Bearer a"}, "Bearer a"),
+        ({"Authorization": "Bearer a", "authorization": "Bearer b"}, None),
+        ({"authorization": 7}, None),
+        ({"x-authorization": "Bearer a"}, None),
+    ):
+        assert presented_key(parameters) == key, f"of {parameters} the key is {presented_key(parameters)}, not {key}"
 
 
 @pytest.fixture
@@ -90,14 +89,14 @@ def test_a_header_names_the_same_tenant_or_the_request_is_refused(snapshot):
         {"tenant": "nobody", "hplm-tenant": ""},
         {"hplm-tenant": "beta"},
     ):
-        with pytest.raises(InvalidInput, match="hplm-tenant"):
+        with refusing(InvalidInput, "hplm-tenant"):
             admit(snapshot, parameters, NOW)
 
 
 def test_a_tenant_that_the_router_has_not_seen_is_refused(snapshot):
     _, key = new_key()
     snapshot = _with(snapshot, "acme", keys=(key,))
-    with pytest.raises(InvalidInput, match="hplm-tenant"):
+    with refusing(InvalidInput, "hplm-tenant"):
         admit(snapshot, {"tenant": "beta", "hplm-tenant": UNSEEN}, NOW)
     for name in ({}, {"tenant": "nobody"}, {"tenant": "acme"}):  # nobody learns that acme exists
         with pytest.raises(NoTenant):

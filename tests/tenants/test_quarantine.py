@@ -22,8 +22,11 @@ def user(monkeypatch, number):
 
 
 def aged(toy, tenant_id, mtime):
+    """Puts a tenant into quarantine at this time. Returns the file."""
     toy.put(tenant_id)
-    os.utime(toy._file(tenant_id), (mtime, mtime))
+    file = max(quarantine.FOLDER.iterdir(), key=lambda path: path.stat().st_mtime)
+    os.utime(file, (mtime, mtime))
+    return file
 
 
 def test_a_server_believes_only_its_own_files(toy, monkeypatch):
@@ -48,7 +51,9 @@ def test_a_command_of_root_sees_the_files_of_the_servers_user_and_a_server_does_
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "another's"])
 def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, monkeypatch, tmp_path, kind):
-    target, path = tmp_path / "target", toy._file("acme")
+    target, path = tmp_path / "target", aged(toy, "acme", NOW)
+    if kind != "another's":
+        path.unlink()
     if kind == "link":
         target.touch()
         os.utime(target, (NOW, NOW))
@@ -58,13 +63,12 @@ def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, monke
     elif kind == "pipe":
         os.mkfifo(path)
     else:
-        aged(toy, "acme", NOW)
         user(monkeypatch, os.getuid() + 1)
     with pytest.raises(OSError):
         toy.put("acme")
     for now in (path.lstat().st_mtime, path.lstat().st_mtime + SECONDS):
-        assert toy.tenants(now, own=True) == frozenset()
-    assert os.path.lexists(path)
+        assert toy.tenants(now, own=True) == frozenset(), f"a file of kind {kind} quarantines acme"
+    assert os.path.lexists(path), f"a file of kind {kind} was removed"
     assert kind != "link" or target.stat().st_mtime == NOW
 
 

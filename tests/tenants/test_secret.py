@@ -2,10 +2,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from hplm.tenants.secret import SharedSecret
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 
 def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_path):
@@ -38,5 +36,5 @@ def test_servers_in_other_process_namespaces_keep_their_secrets(tmp_path, monkey
 def test_a_secret_file_that_others_may_read_is_refused(tmp_path):
     genuine = SharedSecret("toy", os.getpid(), tmp_path)
     Path(genuine.path).chmod(0o644)
-    with pytest.raises(PermissionError, match=mentioning(genuine.path)):
+    with refusing(PermissionError, genuine.path):
         SharedSecret("toy", os.getpid(), tmp_path)

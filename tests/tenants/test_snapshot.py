@@ -5,24 +5,16 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from builder.publish.export import write_version
+from builder.store.store import TenantFile
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import BINS, DIRICHLET, Calibration
+from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
+from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot
-from testing.toy import TENANTS
-from tests.support.message import mentioning
-
-
-def test_a_saved_snapshot_is_loaded_unchanged(toy, tmp_path):
-    snapshot = Snapshot.load(toy.folder / "tenants.json")
-    snapshot.save(tmp_path / "copy.json")
-    again = Snapshot.load(tmp_path / "copy.json")
-    assert again.tenants == snapshot.tenants and again.branches == snapshot.branches
-    assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in TENANTS]
-    assert again.find("echo").adapter is None and again.by_uid(1).id == "acme"
-    assert {key.partition(",")[0] for key in again.layouts} == {"bottleneck", "exit", "head", "head2", "lora"}
-    assert again.ledger == snapshot.ledger and again.ledger.next_uid == len(TENANTS) + 1
-
+from testing.random_store import random_store
+from testing.toy import CHAT, TENANTS
+from tests.support.message import refusing
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
 GIVEN = {
@@ -34,60 +26,71 @@ GIVEN = {
 
 @pytest.fixture
 def whole(toy):
-    """A snapshot in which one tenant has all that a tenant can have."""
+    """A snapshot in which `acme` has all that a tenant can have, but for the exits of `city`."""
     exported = Snapshot.load(toy.folder / "tenants.json")
     tenants = [replace(tenant, **GIVEN) if tenant.id == "acme" else tenant for tenant in exported.tenants]
     return Snapshot(3, exported.branches, tenants, exported.export)
 
 
-def test_all_that_a_tenant_has_is_saved_and_loaded(whole, tmp_path):
-    whole.save(tmp_path / "3")
-    assert Snapshot.load(tmp_path / "3").tenants == whole.tenants
+def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
+    whole.save(tmp_path / "copy.json")
+    again = Snapshot.load(tmp_path / "copy.json")
+    assert (again.tenants, again.branches, again.ledger) == (whole.tenants, whole.branches, whole.ledger)
+    assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in TENANTS] and again.by_uid(1).id == "acme"
+    assert again.find("echo").adapter is None and again.find("city").exits is not None
+    assert {key.partition(",")[0] for key in again.layouts} == {"bottleneck", "exit", "head", "head2", "lora"}
+    assert again.ledger.next_uid == len(TENANTS) + 1
+
+
+def test_tenants_that_generate_have_no_head(tmp_path):
+    plain = TenantFile("plain", 1, "root", 1, "generate", [], 0)
+    store = random_store(tmp_path / "store", CHAT, [plain, replace(plain, id="changed", rank=4)], corpus_tokens=100)
+    write_version(store, store.tenants(), tmp_path / "1")
+    snapshot = Snapshot.load(tmp_path / "1/tenants.json")
+    assert snapshot.find("plain").records() == [] and snapshot.layouts == {snapshot.find("changed").adapter.layout}
+    with refusing(InvalidInput, "'plain'"):
+        _ = snapshot.find("plain").weights
+    snapshot.save(tmp_path / "copy.json")
+    assert Snapshot.load(tmp_path / "copy.json").tenants == snapshot.tenants
 
 
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
-WARM = asdict(Calibration(temperature=1.5))
+WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
+WRONG = [
+    *({"calibration": wrong} for wrong in (3, {"kind": "dirichlet"}, {**WARM, "temperature": "hot"}, asdict(PAIR))),
+    *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, shares=(0.5,))))),
+    *({"stored": "1"}, {"homes": 0}, {"uid": None}, {"head": 3}),
+    *({"exits": {"plans": wrong}} for wrong in ([], [{**PLAN, "exit": 2}], [{**PLAN, "threshold": 3}], [{**PLAN, "cost": 0}])),
+    *({"exits": {"calibrations": wrong}} for wrong in ([], [asdict(Calibration(INTERVAL))] * 2)),
+    {"exits": {"record": None}},
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"calibration": wrong} for wrong in (3, {"kind": "dirichlet"}, {**WARM, "temperature": "hot"}, asdict(PAIR))),
-        *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, shares=(0.5,))))),
-        {"stored": "1"},
-        {"homes": 0},
-        {"uid": None},
-        {"head": 3},
-    ],
-    ids=str,
-)
-def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path, change):
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path, wrong):
     path = tmp_path / "3"
     whole.save(path)
     stored = json.loads(path.read_text())
-    next(tenant for tenant in stored["tenants"] if tenant["id"] == "acme").update(change)
+    tenant = next(tenant for tenant in stored["tenants"] if tenant["id"] == ("city" if "exits" in wrong else "acme"))
+    tenant.update({"exits": {**tenant["exits"], **wrong["exits"]}} if "exits" in wrong else wrong)
     path.write_text(json.dumps(stored))
-    with pytest.raises(Broken, match="does not describe tenants"):
+    with refusing(Broken, "does not describe tenants"):
         Snapshot.load(path)
 
 
 @pytest.mark.parametrize("tenant", [None, "", "ACME", "nobody", 7])
-def test_unknown_and_missing_tenants_get_the_same_error(toy, tenant):
+def test_unknown_and_missing_tenants_get_the_same_error(whole, tenant):
     with pytest.raises(NoTenant) as error:
-        Snapshot.load(toy.folder / "tenants.json").find(tenant)
+        whole.find(tenant)
     assert error.value.wire().startswith("[no_tenant]")
 
 
 def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):
     path = tmp_path / "tenants.json"
-    with pytest.raises(InvalidInput, match=mentioning(path)):
+    with refusing(InvalidInput, path):
         Snapshot.load(path)
-    path.write_text("{")
-    with pytest.raises(Broken, match=mentioning(path)):
-        Snapshot.load(path)
-    path.write_text(json.dumps({**json.loads((toy.folder / "tenants.json").read_text()), "format": 99}))
-    with pytest.raises(InvalidInput, match=mentioning(path, 99)):
-        Snapshot.load(path)
-    path.write_text("[]")
-    with pytest.raises(Broken, match=mentioning(path)):
-        Snapshot.load(path)
+    of_another_format = json.dumps({**json.loads((toy.folder / "tenants.json").read_text()), "format": 99})
+    for text, error, named in (("{", Broken, []), ("[]", Broken, []), (of_another_format, InvalidInput, [99])):
+        path.write_text(text)
+        with refusing(error, path, *named):
+            Snapshot.load(path)

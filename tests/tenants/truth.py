@@ -20,17 +20,19 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.adapters.heads import shrunk
 from hplm.engine.backbone import Backbone
 from hplm.engine.views import View
 from hplm.errors import HplmError
 from hplm.levels.calibration import Calibration
 from hplm.registry.folder import LOCK, WRITING, Folder
 from hplm.registry.pointer import KEPT_SNAPSHOTS, begin
+from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Busy, needed_by
 from hplm.tenants.state import State
-from testing.random_store import random_store, random_table, random_tenant, random_weights
+from testing.random_store import random_exit_knowledge, random_store, random_table, random_tenant, random_weights
 from testing.toy import CONFIG
 from tests.support.faulty_store import Cut, FaultyStore
 from tests.support.wait import Clock
@@ -47,8 +49,12 @@ class Known:
     weights: bytes
     branch: tuple[str, int] = ROOT
     calibration: Calibration | None = None
+    exits: Exits | None = None  # without their record
     keys: tuple[Any, ...] = ()  # ANY: one that nobody was told
     rate: float = 0.0
+
+
+Seen = tuple[dict[str, Known], set[tuple[str, int]]]  # tenants and domains
 
 
 @dataclass
@@ -90,8 +96,7 @@ class Export:
         for domain, version, parent in (("bio", 2, ROOT), ("law", 1, ROOT)):
             random_table(self.store, domain, version, parent, 300, seed=7)
         random_tenant(self.store, replace(tenants[1], version=2, domain_version=2), 0.3, seed=9)
-        adapter, head = self.store.tenant_weights(self.store.tenant("one"))
-        self.tuned = as_bytes(head, adapter)  # of the tenant on the second version of its domain
+        self.tuned = weights_of(self.store.knowledge(self.store.tenant("one")))  # on the second version of its domain
         self.knowledge = [learned(seed) for seed in range(4)]
         self.content = Content(*seen(self.read(None)))
 
@@ -100,23 +105,30 @@ class Export:
 
 
 def learned(seed: int) -> Knowledge:
+    """Returns a version without more, with exits, with a calibration, and with both."""
     kind, places = KINDS[seed % 2]
     file = TenantFile("any", 1, "root", 1, "classify", LABELS, 4, kind, places)
     (adapter, head), layout = random_weights(CONFIG, file, 0.3, seed), file.adapter_layout(CONFIG)
     assert layout is not None and adapter is not None
     calibration = Calibration(temperature=1.5) if seed > 1 else None
     own = file.head_layout(CONFIG), head
-    return Knowledge("root", 1, "classify", tuple(LABELS), own, (layout, adapter), calibration=calibration)
+    exits = random_exit_knowledge(CONFIG, file, seed=seed) if seed % 2 else None
+    return Knowledge("root", 1, "classify", tuple(LABELS), own, (layout, adapter), calibration=calibration, exits=exits)
 
 
-def as_bytes(head: Any, adapter: Any) -> bytes:
+def weights_of(knowledge: Knowledge) -> bytes:
+    assert knowledge.head is not None and knowledge.adapter is not None
+    return as_bytes(knowledge.head[1], knowledge.adapter[1], knowledge.exits.heads if knowledge.exits is not None else ())
+
+
+def as_bytes(head: Any, adapter: Any, exits: Any = ()) -> bytes:
     """Returns the weights as a record has them. Heads there are larger than their labels."""
-    parts = [head["weight"][: len(LABELS)], head["bias"][: len(LABELS)]]
-    parts += [layer[name] for layer in adapter for name in sorted(layer)]
+    layers = [*(shrunk(one, len(LABELS)) for one in (head, *exits)), *adapter]
+    parts = [layer[name] for layer in layers for name in sorted(layer)]
     return b"".join(part.to(torch.float16).contiguous().numpy().tobytes() for part in parts)
 
 
-def seen(backbone: Backbone, view: View | None = None) -> tuple[dict[str, Known], set[tuple[str, int]]]:
+def seen(backbone: Backbone, view: View | None = None) -> Seen:
     """Reads what a view serves, to the last byte of a tenant's weights."""
     view = view or backbone.view
     assert not view.forest.failures()
@@ -124,11 +136,25 @@ def seen(backbone: Backbone, view: View | None = None) -> tuple[dict[str, Known]
     for tenant in view.snapshot.tenants:
         assert tenant.head is not None and tenant.adapter is not None
         (head,), adapter = (backbone.records.weights(record) for record in (tenant.head, tenant.adapter))
-        branch = (tenant.domain, tenant.domain_version)
+        branch, exits, heads = (tenant.domain, tenant.domain_version), tenant.exits, ()
+        if exits is not None and exits.record is not None:
+            exits, heads = replace(exits, record=None), backbone.records.weights(exits.record)
         assert view.forest.chain(*branch).links
-        known = Known(tenant.version, as_bytes(head, adapter), branch, tenant.calibration, tenant.keys, tenant.rate)
-        tenants[tenant.id] = known
+        more = {"calibration": tenant.calibration, "exits": exits, "keys": tenant.keys, "rate": tenant.rate}
+        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), branch, **more)
     return tenants, {(branch.domain, branch.version) for branch in view.snapshot.branches}
+
+
+def expect_same(found: Seen, wanted: Seen, where: str) -> None:
+    """Fails with the tenants and their fields, or the domains, that differ."""
+    (tenants, domains), (expected, its) = found, wanted
+    wrong = [f"{name} is served" for name in tenants.keys() - expected.keys()]
+    wrong += [f"{name} is not served" for name in expected.keys() - tenants.keys()]
+    for name in tenants.keys() & expected.keys():
+        mine, other = vars(tenants[name]), vars(expected[name])
+        wrong += [f"{name} has {one} {mine[one]!r:.60}, not {other[one]!r:.60}" for one in mine if mine[one] != other[one]]
+    wrong += [f"domain {domain} is wrong" for domain in sorted(domains ^ its)]
+    assert not wrong, f"{where}: {'; '.join(wrong)}"
 
 
 class Change(NamedTuple):
@@ -160,10 +186,9 @@ class Change(NamedTuple):
         if name and (now is None) != (kind == "add"):
             return None
         if kind in ("add", "update"):
-            knowledge = export.knowledge[self.number]
-            assert knowledge.head is not None and knowledge.adapter is not None
-            weights = as_bytes(knowledge.head[1], knowledge.adapter[1])
-            new.put(name, 1, weights=weights, calibration=knowledge.calibration)
+            given = export.knowledge[self.number]
+            exits = given.exits.exits if given.exits is not None else None
+            new.put(name, 1, weights=weights_of(given), calibration=given.calibration, exits=exits)
         elif kind == "roll back":
             if name not in new.before:
                 return None
@@ -289,9 +314,9 @@ class World:
         if generation == self.latest + 2:  # the one that is on its way was decided before
             self._adopt()
         if generation <= self.latest:  # seen before it was acknowledged
-            assert change == self.flight and self.maybe is None
+            assert change == self.flight and self.maybe is None, f"{change} was made, but {generation} is another change"
             return
-        assert generation == self.latest + 1
+        assert generation == self.latest + 1, f"{change} is generation {generation} after {self.latest}"
         content = change.after(self.now, self.export, key)
         assert content is not None, f"{change} was not refused"
         self.history[generation] = content
@@ -322,7 +347,7 @@ class World:
             self._adopt()
         assert self.published <= generation <= self.latest, f"{generation} is not among {self.published} to {self.latest}"
         wanted = self.history[generation]
-        assert found == (wanted.tenants, wanted.domains), f"generation {generation}"
+        expect_same(found, (wanted.tenants, wanted.domains), f"generation {generation}")
         self.published = generation
 
     def read(self, reader: int) -> None:
@@ -337,7 +362,7 @@ class World:
     def check_held(self) -> None:
         """Requests on their way read on what they began with."""
         for backbone, view, content in self.held:
-            assert seen(backbone, view) == content
+            expect_same(seen(backbone, view), content, f"a request of generation {view.snapshot.generation}")
 
     def check_tidy(self) -> None:
         """Nothing of an interrupted change is left after the next one."""
@@ -346,8 +371,8 @@ class World:
         assert not left, left
         snapshot = self.manager().current()
         needed = needed_by(snapshot) | {name for name, _ in snapshot.ledger.resting}
-        assert {
-            f"plot/{path.parent.name}/{path.name}/" for path in self.live.tables.glob("*/*") if any(path.iterdir())
-        } <= needed
-        assert {f"records/{path.name}" for path in self.live.records.glob("*")} <= needed
+        here = {f"plot/{path.parent.name}/{path.name}/" for path in self.live.tables.glob("*/*") if any(path.iterdir())} | {
+            f"records/{path.name}" for path in self.live.records.glob("*")
+        }
+        assert here <= needed, f"nobody needs {here - needed}"
         assert len(list(self.live.snapshots.glob("*"))) <= KEPT_SNAPSHOTS
