@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import http.client
 import io
 import itertools
 import json
@@ -28,10 +27,9 @@ from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
 from hplm.server.ports import free_ports
 from hplm.tenants.snapshot import Snapshot, Tenant
-from tests.cluster.fake_server import HOST, FakeServer
+from tests.cluster.fake_server import FakeServer
+from tests.cluster.front import HOST, INFER, Front
 from tests.support.wait import PATIENCE, eventually
-
-INFER = "/v2/models/toy/infer"
 
 
 def require_haproxy() -> None:
@@ -80,7 +78,7 @@ class Served:
         self._live.swap(pointer.then(snapshot.generation, str(snapshot.generation)).written(), content)
 
 
-class Router:
+class Router(Front):
     """HAProxy before replicas. It may be started again, with other replicas."""
 
     def __init__(self, folder: Path, pools: dict[str, list[FakeServer]], served: dict[str, Served], **own: Any) -> None:
@@ -88,7 +86,8 @@ class Router:
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
         self.socket = AdminSocket(self.to / "haproxy.sock")
-        self.port, self.stats = free_ports(2)
+        port, self.stats = free_ports(2)
+        super().__init__(port)
         self._process: subprocess.Popen[bytes] | None = None
         self.served = served
         self.describe(pools, **own)
@@ -174,27 +173,10 @@ class Router:
     def until_up(self, pool: str = "all", but: tuple[str, ...] = ()) -> None:
         eventually(lambda: all(state.startswith("UP") != (name in but) for name, state in self.states(pool).items()))
 
-    def post(self, body: dict[str, Any] | bytes, path: str = INFER, **headers: str) -> tuple[int, dict[str, Any]]:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.send("POST", path, content, {name.replace("_", "-"): value for name, value in headers.items()})
-
-    def send(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)
-        try:
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
-
     def replica_of(self, name: str) -> str:
         """Returns the replica that answers a tenant who has no other requests."""
         self.until_idle()
-        status, answer = self.post(b"{}", hplm_tenant=name)
-        assert status == 200, answer
-        return answer["replica"]
+        return self.post(INFER, b"{}", hplm_tenant=name).replica
 
 
 @contextmanager
@@ -208,13 +190,20 @@ def fake_servers(count: int, prefix: str = "replica-") -> Iterator[list[FakeServ
 
 
 @contextmanager
-def routing(folder: Path, replicas: list[FakeServer], tenants: list[Tenant], *more: str) -> Iterator[Router]:
-    """Starts a router before one pool, and waits until it has found all replicas."""
-    router = Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)})
+def started(router: Router, *more: str, away: tuple[str, ...] = ()) -> Iterator[Router]:
+    """Starts a router, and waits until it has found all replicas but those that are away."""
     try:
         assert router.write(*more) == 0
         router.start()
-        router.until_up()
+        for pool in router.served:
+            router.until_up(pool, away)
         yield router
     finally:
         router.close()
+
+
+@contextmanager
+def routing(folder: Path, replicas: list[Any], tenants: list[Tenant], *more: str, **waits: Any) -> Iterator[Router]:
+    """Starts a router before one pool."""
+    with started(Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)}), *more, **waits) as router:
+        yield router
