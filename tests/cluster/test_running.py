@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import socket
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from hplm.cli.main import main
 from hplm.cluster.control import SOCKET as CONTROL
 from hplm.cluster.control import ask
-from hplm.cluster.router import SOCKET
+from hplm.cluster.router import SOCKET, haproxy
 from hplm.cluster.running import LOCK, ROUTER
 from hplm.errors import HplmError
 from hplm.placement.placement import Group, Placement
@@ -73,11 +74,27 @@ def test_what_is_of_an_earlier_version_missing_or_taken_is_refused(refused, tmp_
     refused(tmp_path / "state", "--state", more=["--placement", "placement.json"])
 
 
+# A HAProxy whose port is open before its socket for commands is there, as on a busy machine.
+LATE = """#!{python}
+import os, re, socket, sys
+if "-W" in sys.argv:
+    port = re.search("bind 127.0.0.1:([0-9]+)", open(sys.argv[-1]).read())[1]
+    with socket.create_server(("127.0.0.1", int(port))) as early:
+        early.accept()
+os.execv("{haproxy}", ["{haproxy}", *sys.argv[1:]])
+"""
+
+
 @pytest.fixture(scope="module")
-def cluster(toy):
+def cluster(toy, tmp_path_factory):
     require_haproxy()
-    with tempfile.TemporaryDirectory(prefix="hplm-") as folder, FakeCluster(toy.repository, Path(folder)) as running:
-        yield running
+    late = tmp_path_factory.mktemp("late") / "haproxy"
+    late.write_text(LATE.format(python=sys.executable, haproxy=haproxy()))
+    late.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{late.parent}:{os.environ['PATH']}")
+        with FakeCluster(toy.repository, Path(folder)) as running:
+            yield running
 
 
 def states(cluster):
