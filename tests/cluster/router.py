@@ -93,8 +93,8 @@ class Router(Front):
         self.describe(pools, **own)
 
     def describe(self, pools: dict[str, list[FakeServer]], **own: Any) -> None:
-        """`own`: more fields, by pool."""
-        described = [
+        """`own`: more fields, by pool; None leaves one out."""
+        described: list[dict[str, Any]] = [
             {
                 "name": name,
                 "repository": str(self.served[name].repository),
@@ -107,7 +107,8 @@ class Router(Front):
             }
             for name, replicas in pools.items()
         ]
-        self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": described}))
+        given = [{name: value for name, value in pool.items() if value is not None} for pool in described]
+        self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": given}))
 
     @property
     def arguments(self) -> list[str]:
