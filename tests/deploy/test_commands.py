@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,15 @@ for words in json.load(sys.stdin):
             code = ended.code
     said.append([words, code, out.getvalue()])
 json.dump(said, sys.stdout)
+"""
+IMPORT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        print(name)
+    except ModuleNotFoundError:
+        pass
 """
 
 
@@ -54,7 +62,6 @@ def said_of(said, words):
 
 
 def test_packages_that_the_image_lacks_are_missing_here_too(python):
-    for package, there in (("hplm", True), ("builder.publish.live", True), ("transformers", False), ("bench", False)):
-        command = [python, "-c", f"import {package}"]
-        done = subprocess.run(command, cwd=python.parent, capture_output=True, text=True, timeout=120)
-        assert (done.returncode == 0) == there, done.stderr
+    tried = "hplm builder.publish.live transformers bench"
+    imported = run(str(python), "-c", IMPORT, *tried.split(), cwd=python.parent)
+    assert imported.split() == ["hplm", "builder.publish.live"]
