@@ -6,14 +6,13 @@ import csv
 import io
 import itertools
 import json
+import os
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,13 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.cluster.admin_socket import AdminSocket
-from hplm.cluster.router import haproxy, start_command
+from hplm.cluster.router import SOCKET, haproxy, start_command
+from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
 from hplm.server.ports import free_ports
+from hplm.server.process import Process
 from hplm.tenants.snapshot import Snapshot, Tenant
 from tests.cluster.fake_server import FakeServer
 from tests.cluster.front import HOST, INFER, Front
@@ -85,10 +86,10 @@ class Router(Front):
         self.folder = folder
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
-        self.socket = AdminSocket(self.to / "haproxy.sock")
+        self.socket, self.traffic = AdminSocket(self.to / SOCKET), Traffic(self.to / SOCKET)
         port, self.stats = free_ports(2)
         super().__init__(port)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.served = served
         self.describe(pools, **own)
 
@@ -118,39 +119,33 @@ class Router(Front):
         return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats), *more])
 
     def start(self) -> None:
-        with (self.folder / "haproxy.log").open("ab") as log:
-            self._process = subprocess.Popen(start_command(self.to), stdout=log, stderr=log)
-        eventually(self._answers)
+        self.process = Process("HAProxy", start_command(self.to), self.folder / "haproxy.log")
+        self.process.start()
+        self.process.wait_until(lambda: self._listens() and self.traffic.takes_commands(), PATIENCE)
 
     def stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(PATIENCE)
-        self._process = None
+        if self.process is not None:
+            self.process.stop(PATIENCE)
 
     def reload(self) -> None:
         """Has HAProxy read its files again. A signal that comes too early in its life is lost, so others follow."""
-        assert self._process is not None
-        before, looks = self.socket.pid(), itertools.count()
+        assert self.process is not None and self.process.pid is not None
+        before, master, looks = self.socket.pid(), self.process.pid, itertools.count()
 
         def reloaded() -> bool:
             if next(looks) % 100 == 0:
-                self._process.send_signal(signal.SIGUSR2)
+                os.kill(master, signal.SIGUSR2)
             return self.socket.pid() != before
 
         eventually(reloaded)
 
     def close(self) -> None:
-        if self._process is not None:
-            self.stop()
+        self.stop()
         shutil.rmtree(self.to)
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self.folder / "haproxy.log").read_text()
-        with suppress(HplmError), socket.socket() as connection:  # the socket of commands may come later than the port
-            return self.socket.pid() > 0 and connection.connect_ex((HOST, self.port)) == 0
-        return False
+    def _listens(self) -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex((HOST, self.port)) == 0
 
     def _rows(self) -> list[dict[str, str]]:
         """Returns the statistics of all servers in all backends."""
@@ -159,13 +154,6 @@ class Router(Front):
     def states(self, pool: str = "all") -> dict[str, str]:
         """Returns what HAProxy thinks of each replica of a pool."""
         return {row["svname"]: row["status"] for row in self._rows() if row["pxname"] == pool}
-
-    def requests(self) -> Counter[str]:
-        """Returns how many requests each replica has got, over all backends."""
-        found: Counter[str] = Counter()
-        for row in self._rows():
-            found[row["svname"]] += int(row["stot"])
-        return found
 
     def until_idle(self) -> None:
         """Waits until HAProxy counts no request in progress: only then a tenant's next request does not overflow."""

@@ -26,7 +26,7 @@ def require_haproxy() -> None:
 class DoorToAsk(Front):
     def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.port, proxy.certificate)
-        self.log, self.pid = proxy.log, proxy.pid
+        self.log = proxy.log
         self.socket = AdminSocket(proxy.log.with_name("socket"))  # where it takes commands, if it was told to
 
     def infer(self, *given: Any, **more: Any) -> HplmClientError | None:
