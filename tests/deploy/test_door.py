@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hplm_client import AsyncHplmClient, ConnectionFailed, HplmClient, NoBackbone, NoTenant, NotTrusted
+from hplm_client import AsyncHplmClient, HplmClient, NoBackbone, NoTenant
 from testing.toy import WORDS
 from tests.cluster.front import GENERATE, INFER
 from tests.deploy.door import StockAtDoor
@@ -81,7 +81,7 @@ def test_answers_are_those_of_the_server(server, door, url, protocol, backbone):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_other_settings_name_the_way_out(door, url, protocol):
+def test_without_a_backbone_the_setting_is_named(door, url, protocol):
     with HplmClient(url, protocol, ca_file=door.certificate) as client:
         for way in ("infer", "generate"):
             with pytest.raises(NoBackbone, match="--backbone"):
@@ -89,6 +89,3 @@ def test_other_settings_name_the_way_out(door, url, protocol):
         assert client.ready()
     with pytest.raises(NoBackbone, match="--backbone"):
         asynchronously(url, protocol, None, door, ask)
-    for settings, kind, named in (({"tls": True}, NotTrusted, "--ca-file"), ({}, ConnectionFailed, "--tls")):
-        with HplmClient(url, protocol, "toy", retries=0, **settings) as client, pytest.raises(kind, match=named):
-            ask(client)

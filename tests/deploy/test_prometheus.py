@@ -66,14 +66,6 @@ def test_what_is_scraped_has_the_labels_that_alerts_read():
     assert {one["labels"]["hplm"] for job in config["scrape_configs"] for one in job["static_configs"]} == {"server", "router"}
 
 
-def test_the_dashboard_has_panels_of_different_names_three_in_a_row():
-    titles = [panel["title"] for panel in DASHBOARD["panels"]]
-    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]}
-    assert len(set(titles)) == len(places) == len(titles) and {x for x, _ in places} == {0, 8, 16}
-    looks = [panel["fieldConfig"]["defaults"]["custom"] for panel in DASHBOARD["panels"]]
-    assert {look["stacking"]["mode"] for look in looks} == {"none", "normal"}
-
-
 def test_every_alert_is_seen_firing_and_silent_and_is_explained():
     tests = yaml.safe_load((SERIES / "alerts.yaml").read_text("utf-8"))["tests"]
     seen = {(one["alertname"], bool(one.get("exp_alerts"))) for test in tests for one in test["alert_rule_test"]}
