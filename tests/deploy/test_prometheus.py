@@ -22,7 +22,11 @@ RECORDED = {rule["record"] for rule in SCALING}
 EXPRESSIONS = (
     {rule["alert"]: rule["expr"] for rule in RULES}
     | {f"{rule['record']} {rule.get('labels', {}).get('reason', '')}": rule["expr"] for rule in SCALING}
-    | {f"{panel['title']} {target['refId']}": target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]}
+    | {
+        f"{place} {panel['title']} {target['refId']}": target["expr"]
+        for place, panel in enumerate(DASHBOARD["panels"])
+        for target in panel["targets"]
+    }
 )
 OF_TARGETS = {"namespace", "pool", "instance"}  # which Kubernetes' PodMonitor and Prometheus add to all metrics
 LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
