@@ -46,6 +46,7 @@ BODIES = {
     # After the server has seen the beginning.
     **{f"late shape {shape}": lambda shape=shape: (400, [], b" " * 200_000 + body_of(shape=shape)) for shape in SHAPES},
     "deep arrays": lambda: (400, ["JSON"], b"[" * 100_000),
+    "nine levels": lambda: (400, ["JSON"], b"[" * 9),
     "deep objects": lambda: (400, ["JSON"], b'{"id":' * 100_000),
     "deep at the end": lambda: (400, ["JSON"], body_of(["a" * 300_000])[:-1] + b',"id":' + b"[" * 100_000),
     "many values": lambda: (400, ["JSON"], body_of([""] * 1_000_000, [1024, 1])),
