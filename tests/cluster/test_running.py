@@ -8,7 +8,9 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,36 @@ from hplm.placement.units import Unit
 from hplm.server.ports import LOOPBACK, listen
 from hplm.server.process_group import arguments
 from hplm.tenants.snapshot import Snapshot
+from loadtest.server import ServedCluster
 from testing.toy import TENANTS
-from tests.cluster.fake_cluster import BROKEN, DRAINING, HELD, FakeCluster
+from tests.cluster.fake_hplm import BROKEN, DRAINING, HELD, PROGRAM
+from tests.cluster.front import Front
 from tests.cluster.router import require_haproxy
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
+
+
+class FakeCluster(ServedCluster):
+    PROGRAM = PROGRAM
+
+    @property
+    def router(self) -> Front:
+        return Front(int(self.address.rpartition(":")[2]))
+
+    @contextmanager
+    def told(self, what: str) -> Iterator[None]:
+        (self.folder / what).touch()
+        try:
+            yield
+        finally:
+            (self.folder / what).unlink()
+
+    def pid(self, replica: str) -> int | None:
+        log = str(self.folder.resolve() / "logs" / f"{replica}-triton.log")
+        return next((pid for pid in self.processes() if log in arguments(pid)), None)
+
+    def printed(self, replica: str) -> str:
+        return (self.folder / "logs" / f"{replica}.log").read_text()
 
 
 @pytest.fixture
