@@ -92,12 +92,12 @@ def test_commands_wait_until_haproxy_has_a_change_if_one_runs_and_it_gets_all_wh
     assert len([line for line in watched.said[said:] if "haproxy.sock" in line]) == 1, "it is said once"
     assert taken(first) == [], "no HAProxy routes by older routes"
     homes = router.to / "homes.map"
-    newest = homes.read_text()
-    homes.write_text("strange 1/1\n")  # it starts with an older file
-    router.start()
-    homes.write_text(newest)
-    assert watched.maps()[1] == {} and taken(first) == [2], "the same generation as before is said at once"
-    router.reload()
+    for begin in (router.start, router.reload):
+        newest = homes.read_text()
+        homes.write_text("strange 1/1\n")  # it begins with an older file
+        begin()
+        homes.write_text(newest)
+        assert watched.maps()[1] == {} and taken(first) == [2]
     first.publish([LIMITED])
     assert set(watched.maps()[1]) == {"acme"} and taken(first) == [3]
     watched.watcher.close()
