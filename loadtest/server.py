@@ -84,11 +84,13 @@ def quick(arguments: Sequence[str] | None, small: str) -> Iterator[list[str]]:
 class Running:
     """An `hplm` command that serves until it is stopped."""
 
+    PROGRAM = (sys.executable, "-m", "hplm.cli.main")
+
     def __init__(self, command: Sequence[object], output: Path, ready: str) -> None:
         """Starts the command. `ready`: a pattern of its output when it serves; the groups are its addresses."""
         self._output, self._name = output, f"`hplm {command[0]}`"
         with output.open("wb") as file:
-            words = [sys.executable, "-m", "hplm.cli.main", *map(str, command)]
+            words = [*self.PROGRAM, *map(str, command)]
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         try:
             self.address, *self._others = self._addresses(ready)

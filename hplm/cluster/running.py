@@ -149,7 +149,7 @@ class Cluster:
         watch = Process("hplm route --watch", [*route, "--watch"], self._log("route"))
         self._others += [self._router, watch]
         self._router.start()
-        self._router.wait_until(lambda: _listens(self._port), PLAIN_SECONDS)
+        self._router.wait_until(lambda: _listens(self._port) and self._traffic.takes_commands(), PLAIN_SECONDS)
         watch.start()
         for replica in self._replicas:
             self._until_up(replica)

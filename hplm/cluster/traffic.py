@@ -33,6 +33,13 @@ class Traffic:
         self._path = path
         self._socket = AdminSocket(path)
 
+    def takes_commands(self) -> bool:
+        """Whether HAProxy has made its socket, which may come later than its port."""
+        try:
+            return self._socket.pid() > 0
+        except HplmError:
+            return False
+
     def share(self, replica: str) -> Share:
         rows = self._rows(replica)
         return Share(

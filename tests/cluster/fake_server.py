@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,24 +22,25 @@ THREADS = 32  # of gRPC: requests that are held at once
 class FakeServer:
     """Serves until `close`. After `stop` its port of HTTP refuses connections until `start`."""
 
-    def __init__(self, name: str, host: str = HOST, larger_than: int = -1) -> None:
-        """Only requests of more than so many bytes are counted and held."""
+    def __init__(self, name: str, host: str = HOST, larger_than: int = -1, ports: tuple[int, int] = (0, 0)) -> None:
+        """Only requests of more than so many bytes are counted and held. `ports`: of HTTP and gRPC."""
         self.name = name
         self.tenants: Counter[str | None] = Counter()  # by the header that arrived
+        self.headers: deque[dict[str, str]] = deque(maxlen=10)  # of the last requests, or their metadata
         self.refusal = ""  # what all requests but probes are answered
         self.drains = False  # probes get 503
         self.probed: set[str] = set()  # paths
         self.dead: set[str] = set()  # models whose probes fail
         self.sizes: list[int] = []  # in the order of arrival
         self.count = 0  # requests that it holds
-        self._host, self._larger_than, self._port = host, larger_than, 0
+        self._host, self._larger_than, self._port = host, larger_than, ports[0]
         self._changed = threading.Condition()
         self._may_answer, self._answered = True, 0
         self._server: _Server | None = None
         self.start()
         self._grpc = grpc.server(ThreadPoolExecutor(THREADS))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), self._grpc)
-        self.grpc = f"{host}:{self._grpc.add_insecure_port(f'{host}:0')}"
+        self.grpc = f"{host}:{self._grpc.add_insecure_port(f'{host}:{ports[1]}')}"
         self._grpc.start()
 
     @property
@@ -80,9 +81,10 @@ class FakeServer:
             self._answered += 1
             self._changed.notify_all()
 
-    def take(self, tenant: str | None, size: int) -> None:
+    def take(self, headers: dict[str, str], size: int) -> None:
         with self._changed:
-            self.tenants[tenant] += 1
+            self.headers.append(headers)
+            self.tenants[headers.get("hplm-tenant")] += 1
             if size > self._larger_than:
                 self.count += 1
                 self.sizes.append(size)
@@ -95,7 +97,7 @@ class FakeServer:
             self.probed.add(path)
             is_dead = self.drains or path.split("/")[3] in self.dead
             return (503, {"error": "[draining] the server is being stopped"}) if is_dead else (200, {})
-        self.take(headers.get("hplm-tenant"), len(body))
+        self.take({name.lower(): value for name, value in headers.items()}, len(body))
         if self.refusal:
             return 503, {"error": self.refusal}
         return 200, {"replica": self.name, "path": path, "bytes": len(body)}
@@ -106,13 +108,13 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._fake = fake
 
     def ModelInfer(self, request, context):
-        self._fake.take(dict(context.invocation_metadata()).get("hplm-tenant"), request.ByteSize())
+        self._fake.take(dict(context.invocation_metadata()), request.ByteSize())
         if self._fake.refusal:
             context.abort(grpc.StatusCode.UNAVAILABLE, self._fake.refusal)
         return service_pb2.ModelInferResponse(model_name=self._fake.name)
 
     def ModelStreamInfer(self, request_iterator, context):
-        self._fake.take(dict(context.invocation_metadata()).get("hplm-tenant"), 0)
+        self._fake.take(dict(context.invocation_metadata()), 0)
         answer = service_pb2.ModelInferResponse(model_name=self._fake.name)
         for _ in request_iterator:
             yield service_pb2.ModelStreamInferResponse(infer_response=answer)

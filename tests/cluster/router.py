@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import http.client
 import io
 import itertools
 import json
+import os
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,17 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.cluster.admin_socket import AdminSocket
-from hplm.cluster.router import haproxy, start_command
+from hplm.cluster.router import SOCKET, haproxy, start_command
+from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
 from hplm.server.ports import free_ports
+from hplm.server.process import Process
 from hplm.tenants.snapshot import Snapshot, Tenant
-from tests.cluster.fake_server import HOST, FakeServer
+from tests.cluster.fake_server import FakeServer
+from tests.cluster.front import HOST, INFER, Front
 from tests.support.wait import PATIENCE, eventually
-
-INFER = "/v2/models/toy/infer"
 
 
 def require_haproxy() -> None:
@@ -80,22 +79,23 @@ class Served:
         self._live.swap(pointer.then(snapshot.generation, str(snapshot.generation)).written(), content)
 
 
-class Router:
+class Router(Front):
     """HAProxy before replicas. It may be started again, with other replicas."""
 
     def __init__(self, folder: Path, pools: dict[str, list[FakeServer]], served: dict[str, Served], **own: Any) -> None:
         self.folder = folder
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
-        self.socket = AdminSocket(self.to / "haproxy.sock")
-        self.port, self.stats = free_ports(2)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.socket, self.traffic = AdminSocket(self.to / SOCKET), Traffic(self.to / SOCKET)
+        port, self.stats = free_ports(2)
+        super().__init__(port)
+        self.process: Process | None = None
         self.served = served
         self.describe(pools, **own)
 
     def describe(self, pools: dict[str, list[FakeServer]], **own: Any) -> None:
-        """`own`: more fields, by pool."""
-        described = [
+        """`own`: more fields, by pool; None leaves one out."""
+        described: list[dict[str, Any]] = [
             {
                 "name": name,
                 "repository": str(self.served[name].repository),
@@ -108,7 +108,8 @@ class Router:
             }
             for name, replicas in pools.items()
         ]
-        self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": described}))
+        given = [{name: value for name, value in pool.items() if value is not None} for pool in described]
+        self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": given}))
 
     @property
     def arguments(self) -> list[str]:
@@ -118,39 +119,33 @@ class Router:
         return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats), *more])
 
     def start(self) -> None:
-        with (self.folder / "haproxy.log").open("ab") as log:
-            self._process = subprocess.Popen(start_command(self.to), stdout=log, stderr=log)
-        eventually(self._answers)
+        self.process = Process("HAProxy", start_command(self.to), self.folder / "haproxy.log")
+        self.process.start()
+        self.process.wait_until(lambda: self._listens() and self.traffic.takes_commands(), PATIENCE)
 
     def stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(PATIENCE)
-        self._process = None
+        if self.process is not None:
+            self.process.stop(PATIENCE)
 
     def reload(self) -> None:
         """Has HAProxy read its files again. A signal that comes too early in its life is lost, so others follow."""
-        assert self._process is not None
-        before, looks = self.socket.pid(), itertools.count()
+        assert self.process is not None and self.process.pid is not None
+        before, master, looks = self.socket.pid(), self.process.pid, itertools.count()
 
         def reloaded() -> bool:
             if next(looks) % 100 == 0:
-                self._process.send_signal(signal.SIGUSR2)
+                os.kill(master, signal.SIGUSR2)
             return self.socket.pid() != before
 
         eventually(reloaded)
 
     def close(self) -> None:
-        if self._process is not None:
-            self.stop()
+        self.stop()
         shutil.rmtree(self.to)
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self.folder / "haproxy.log").read_text()
-        with suppress(HplmError), socket.socket() as connection:  # the socket of commands may come later than the port
-            return self.socket.pid() > 0 and connection.connect_ex((HOST, self.port)) == 0
-        return False
+    def _listens(self) -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex((HOST, self.port)) == 0
 
     def _rows(self) -> list[dict[str, str]]:
         """Returns the statistics of all servers in all backends."""
@@ -160,13 +155,6 @@ class Router:
         """Returns what HAProxy thinks of each replica of a pool."""
         return {row["svname"]: row["status"] for row in self._rows() if row["pxname"] == pool}
 
-    def requests(self) -> Counter[str]:
-        """Returns how many requests each replica has got, over all backends."""
-        found: Counter[str] = Counter()
-        for row in self._rows():
-            found[row["svname"]] += int(row["stot"])
-        return found
-
     def until_idle(self) -> None:
         """Waits until HAProxy counts no request in progress: only then a tenant's next request does not overflow."""
         eventually(lambda: all(row["scur"] == "0" for row in self._rows()))
@@ -174,27 +162,10 @@ class Router:
     def until_up(self, pool: str = "all", but: tuple[str, ...] = ()) -> None:
         eventually(lambda: all(state.startswith("UP") != (name in but) for name, state in self.states(pool).items()))
 
-    def post(self, body: dict[str, Any] | bytes, path: str = INFER, **headers: str) -> tuple[int, dict[str, Any]]:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.send("POST", path, content, {name.replace("_", "-"): value for name, value in headers.items()})
-
-    def send(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)
-        try:
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
-
     def replica_of(self, name: str) -> str:
         """Returns the replica that answers a tenant who has no other requests."""
         self.until_idle()
-        status, answer = self.post(b"{}", hplm_tenant=name)
-        assert status == 200, answer
-        return answer["replica"]
+        return self.post(INFER, b"{}", hplm_tenant=name).replica
 
 
 @contextmanager
@@ -208,13 +179,20 @@ def fake_servers(count: int, prefix: str = "replica-") -> Iterator[list[FakeServ
 
 
 @contextmanager
-def routing(folder: Path, replicas: list[FakeServer], tenants: list[Tenant], *more: str) -> Iterator[Router]:
-    """Starts a router before one pool, and waits until it has found all replicas."""
-    router = Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)})
+def started(router: Router, *more: str, away: tuple[str, ...] = ()) -> Iterator[Router]:
+    """Starts a router, and waits until it has found all replicas but those that are away."""
     try:
         assert router.write(*more) == 0
         router.start()
-        router.until_up()
+        for pool in router.served:
+            router.until_up(pool, away)
         yield router
     finally:
         router.close()
+
+
+@contextmanager
+def routing(folder: Path, replicas: list[Any], tenants: list[Tenant], *more: str, **waits: Any) -> Iterator[Router]:
+    """Starts a router before one pool."""
+    with started(Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)}), *more, **waits) as router:
+        yield router

@@ -5,14 +5,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import grpc
 import pytest
 
 from hplm.server.ports import free_ports
-from hplm_client.errors import Draining, refusal
-from tests.cluster.fake_server import HOST
-from tests.cluster.router import LIMITED, NAMES, TENANTS, Router, Served, fake_servers, routing, tenant
-from tests.cluster.test_router import in_header, in_metadata
+from hplm_client.errors import Draining
+from tests.cluster.front import HOST
+from tests.cluster.router import LIMITED, NAMES, TENANTS, fake_servers, routing, tenant
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -28,18 +26,19 @@ def test_a_replica_gets_no_more_requests_than_triton_bears_whatever_is_away(tmp_
         most = (160 + 96) // routers
         names = [*LIMITED, *LIMITED, *NAMES]
         with ThreadPoolExecutor(len(names)) as clients:
-            asked = [clients.submit(in_header, router, name) for name in names]
+            asked = [clients.submit(router.ask, name, way="header") for name in names]
             eventually(lambda: sum(one.done() for one in asked) == len(names) - most)  # those that wait for too long
             assert replicas[2].tenants.total() == most
             replicas[2].release()
-            assert Counter(one.result()[0] for one in asked) == {200: most, 503: len(names) - most}
+            assert Counter(one.result().status for one in asked) == {200: most, 503: len(names) - most}
 
 
 def test_what_a_replica_refuses_is_passed_on_and_not_asked_again(router, replicas):
     for one in replicas:
         one.refusal = "[quota] retry after 1 s"
     before = sum(one.tenants.total() for one in replicas)
-    assert in_header(router, NAMES[0]) == (503, {"error": "[quota] retry after 1 s"})
+    answer = router.ask(NAMES[0])
+    assert (answer.status, answer.error) == (503, "[quota] retry after 1 s")
     assert sum(one.tenants.total() for one in replicas) == before + 1
     router.until_up()
 
@@ -51,8 +50,7 @@ def test_a_killed_replica_is_routed_round_and_comes_back(router, replicas):
     gone.stop()
     try:
         for name in (*own[:3], own[-1]):  # of which the last one has quotas
-            status, answer = in_header(router, name)
-            assert status == 200 and answer["replica"] != gone.name, "a refused connection goes elsewhere at once"
+            assert router.ask(name).replica != gone.name, "a refused connection goes elsewhere at once"
         router.until_up(but=(gone.name,))
         assert {router.replica_of(name) for name in own} == {"replica-2", "replica-3"}
         assert len({router.replica_of(own[-1]) for _ in range(10)}) == 1
@@ -63,26 +61,18 @@ def test_a_killed_replica_is_routed_round_and_comes_back(router, replicas):
     assert {name: router.replica_of(name) for name in everybody} == homes
 
 
-def loses_its_tenants(router, replica):
-    assert replica.probed == {"/v2/models/toy/infer", "/v2/models/hplm/infer"}
-    replica.dead.add("toy")
+ILL = {
+    "loses its tenants": lambda router, replica: replica.dead.add("toy"),
+    "loses its front": lambda router, replica: replica.dead.add("hplm"),
+    "drains": lambda router, replica: setattr(replica, "drains", True),
+    # Over gRPC and for tenants with quotas too: all backends follow the pool's.
+    "is drained here": lambda router, replica: router.socket.ask(f"set server all/{replica.name} state drain"),
+}
 
 
-def loses_its_front(router, replica):
-    replica.dead.add("hplm")
-
-
-def drains(router, replica):
-    replica.drains = True
-
-
-def is_drained_here(router, replica):
-    """Over gRPC and for tenants with quotas too: all backends follow the pool's."""
-    assert not router.socket.ask(f"set server all/{replica.name} state drain").strip()
-
-
-@pytest.mark.parametrize("happens", [loses_its_tenants, loses_its_front, drains, is_drained_here])
+@pytest.mark.parametrize("happens", ILL.values(), ids=ILL)
 def test_a_replica_that_is_not_well_gets_no_requests_of_any_kind(router, replicas, happens):
+    assert replicas[1].probed == {"/v2/models/toy/infer", "/v2/models/hplm/infer"}
     happens(router, replicas[1])
     try:
         router.until_up(but=("replica-2",))
@@ -96,11 +86,9 @@ def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
         one.drains = True
     router.until_up(but=("replica-1", "replica-2", "replica-3"))
     for name in (NAMES[0], LIMITED[0]):
-        status, answer = in_header(router, name)
-        assert status == 503 and "[draining]" in answer["error"] and "retry after" in answer["error"]
-        with pytest.raises(grpc.RpcError) as caught:
-            in_metadata(router, name)
-        assert isinstance(refusal(caught.value.details(), str(caught.value.code())), Draining)
+        for way in ("header", "metadata"):
+            refused = router.ask(name, way=way).refused
+            assert isinstance(refused, Draining) and refused.retry_after_s == 1, (name, way)
     assert b'haproxy_backend_active_servers{proxy="all"} 0' in metrics_of(router)  # which the alert HplmNoReplica reads
 
 
@@ -109,26 +97,14 @@ def test_homes_are_among_the_replicas_that_run(replicas, tmp_path):
     shared = [f"shared-{number}" for number in range(8)]
     known = [*replicas, *(SimpleNamespace(name=f"later-{n}", http=f"{HOST}:{a}", grpc=f"{HOST}:{b}") for n, a, b in later())]
     tenants = [tenant(name, rate=9.0, homes=2) for name in shared]
-    router = Router(tmp_path, {"all": known}, {"all": Served(tmp_path, "all", tenants)})
+    with routing(tmp_path, known, tenants, away=tuple(one.name for one in known[3:])) as router:
 
-    def homes():
-        used = {name: set() for name in shared}
-        for _ in range(20):
-            for name in shared:
-                used[name].add(router.replica_of(name))
-        return used
+        def homes():
+            return [{router.replica_of(name) for _ in range(20)} for name in shared]
 
-    try:
-        assert router.write() == 0
-        router.start()
-        router.until_up(but=tuple(one.name for one in known[3:]))
-        before = homes()
-        assert all(len(used) == 2 for used in before.values())
+        assert [len(used) for used in homes()] == [2] * len(shared)
         assert not router.socket.ask("set server all/replica-1 state drain").strip()
-        after = homes()
-        assert set.union(*after.values()) == {"replica-2", "replica-3"} and all(len(used) == 2 for used in after.values())
-    finally:
-        router.close()
+        assert homes() == [{"replica-2", "replica-3"}] * len(shared)
 
 
 def later():

@@ -8,30 +8,38 @@ import pytest
 from hplm.cli.main import main
 from hplm.cluster.router import LONGEST_SOCKET, start_command
 from tests.cluster.router import Router, Served, fake_servers, require_haproxy, tenant
+from tests.support.message import mentions
 
 DECODER = 'name: "writer"\nmodel_transaction_policy { decoupled: true }\n'
 
 
 @pytest.fixture
-def served(tmp_path):
-    return Served(tmp_path, "all", [tenant("acme", rate=5.0), tenant("beta")])
+def replicas():
+    with fake_servers(2) as replicas:
+        yield replicas
 
 
 @pytest.fixture
-def router(tmp_path, served):
+def router(tmp_path, replicas):
     require_haproxy()
-    with fake_servers(2) as replicas:
-        router = Router(tmp_path, {"all": replicas}, {"all": served})
-        router.replicas = replicas
-        yield router
-        router.close()
+    router = Router(tmp_path, {"all": replicas}, {"all": Served(tmp_path, "all", [tenant("acme", rate=5.0), tenant("beta")])})
+    yield router
+    router.close()
+
+
+@pytest.fixture
+def refused(router, capsys):
+    def refused(*named, more=()):
+        assert main([*router.arguments, *map(str, more)]) == 1
+        assert mentions(said := capsys.readouterr().err, *named), said
+
+    return refused
 
 
 def test_haproxy_takes_the_files(router, capsys):
     assert router.write() == 0
     assert (router.to / "homes.map").read_text().startswith("acme 1/") and not (router.to / "pools.map").read_text()
-    said = capsys.readouterr().out
-    assert " ".join(start_command(router.to)) in said and "--watch" in said
+    assert mentions(capsys.readouterr().out, " ".join(start_command(router.to)), "--watch")
     checked = subprocess.run([*start_command(router.to), "-c"], capture_output=True, text=True)
     assert checked.returncode == 0 and "warning" not in checked.stderr.lower(), checked.stderr
 
@@ -50,56 +58,45 @@ def test_host_names_and_several_pools(router, tmp_path):
     assert "/v2/models/writer/generate " in config and "^/v2/models/(writer)" in config
 
 
-def test_without_haproxy_the_package_is_named(router, monkeypatch, capsys):
+def test_without_haproxy_the_package_is_named(router, refused, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    assert router.write() == 1
-    assert "apt-get install haproxy" in capsys.readouterr().err
+    refused("apt-get install haproxy")
     assert not list(router.to.iterdir())
-    assert main_with(router, "--unchecked") == 0
+    assert main([*router.arguments, "--unchecked"]) == 0
     assert (router.to / "haproxy.cfg").exists()
 
 
-def main_with(router, *more):
-    return main([*router.arguments, *map(str, more)])
-
-
 @pytest.mark.parametrize(
-    ("more", "named"),
+    ("named", "more"),
     [
-        (["--port", "0"], "--port"),
-        (["--address", "10.0.0.1:80"], "--address"),
-        (["--port", "8000", "--stats-port", "8000"], "--stats-port"),
-        (["--stats-address", "10.0.0.1:80"], "--stats-address"),
-        (["--routers", "0"], "--routers 0"),
-        (["--to", "/tmp/with space"], "with space"),
-        (["--to", "/tmp/" + "x" * LONGEST_SOCKET], "too long"),
+        ("--port", ["--port", "0"]),
+        ("--address", ["--address", "10.0.0.1:80"]),
+        ("--stats-port", ["--port", "8000", "--stats-port", "8000"]),
+        ("--stats-address", ["--stats-address", "10.0.0.1:80"]),
+        ("--routers 0", ["--routers", "0"]),
+        ("with space", ["--to", "/tmp/with space"]),
+        ("too long", ["--to", "/tmp/" + "x" * LONGEST_SOCKET]),
     ],
 )
-def test_a_wrong_option_is_named(router, capsys, more, named):
-    assert main_with(router, *more) == 1
-    assert named in capsys.readouterr().err
+def test_a_wrong_option_is_named(refused, named, more):
+    refused(named, more=more)
 
 
-def test_two_pools_with_one_tenant_are_refused(router, served, capsys):
+def test_what_is_wrong_in_the_description_is_named(router, refused, replicas):
+    for field, value, named in (
+        ("repository", "nowhere", "nowhere"),
+        ("state", "nowhere", "nowhere"),
+        ("repository", ".", router.folder),
+    ):
+        router.describe({"all": replicas}, all={field: value})
+        refused(named)
+    router.describe({"all": replicas}, all={"state": None})
+    refused("'state'", more=["--watch"])
+    # One tenant of two pools, unless one of them names it.
+    router.served["new"] = router.served["all"]
     with fake_servers(1, "new-") as new:
-        router.served["new"] = served
-        router.describe({"all": router.replicas, "new": new})
-        assert router.write() == 1
-        error = capsys.readouterr().err
-        assert "'acme'" in error and "'all'" in error and "'new'" in error
-        router.describe({"all": router.replicas, "new": new}, new={"tenants": ["beta"]})
+        router.describe({"all": replicas, "new": new})
+        refused("'acme'", "'all'", "'new'")
+        router.describe({"all": replicas, "new": new}, new={"tenants": ["beta"]})
         assert router.write() == 0
-        assert (router.to / "pools.map").read_text() == "beta new\n"
-
-
-def test_a_missing_repository_state_or_backbone_is_named(router, served, capsys):
-    for field, value in (("repository", "nowhere"), ("state", "nowhere"), ("repository", ".")):
-        router.describe({"all": router.replicas}, all={field: value})
-        assert router.write() == 1
-        assert (value if value != "." else str(router.folder)) in capsys.readouterr().err
-    router.describe({"all": router.replicas})
-    described = json.loads(router.cluster.read_text())
-    del described["pools"][0]["state"]
-    router.cluster.write_text(json.dumps(described))
-    assert main_with(router, "--watch") == 1
-    assert "'state'" in capsys.readouterr().err
+    assert (router.to / "pools.map").read_text() == "beta new\n"

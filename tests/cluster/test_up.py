@@ -1,161 +1,162 @@
-"""A whole cluster on this machine, with real servers and HAProxy, as `hplm cluster up` runs it."""
+"""A whole cluster on this machine, with two real servers and HAProxy, as `hplm cluster up` runs it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
-import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from builder.publish.live import add_tenant
 from builder.store.store import Store
-from hplm.errors import HplmError
-from hplm.placement.placement import Group, Placement
-from hplm.placement.units import Unit
-from hplm.server.process_group import arguments
-from hplm.tenants.snapshot import Snapshot
-from hplm_client import HplmClient, HplmClientError, NoTenant
+from hplm.server.stubs import stubs
+from hplm_client import HplmClient, NoTenant
 from loadtest.chaos.history import OK, UNANSWERED, WRONG, History, Question, expected_answers
 from loadtest.server import ServedCluster
 from testing.random_store import random_tenant
 from testing.toy import TENANTS, WORDS
-from tests.support.wait import eventually
+from tests.cluster.router import require_haproxy
+from tests.server.stock import Stock
+from tests.support.wait import eventually, stop
 
-pytestmark = [
-    pytest.mark.slow,
-    *(
-        pytest.mark.skipif(
-            shutil.which(name) is None and not Path(f"/usr/sbin/{name}").exists(), reason=f"{name} is not installed"
-        )
-        for name in ("haproxy",)
-    ),
-]
+pytestmark = pytest.mark.slow
+
 STARTING = 400.0  # seconds that a server may take to start on the slowest machine
 TEXTS = [" ".join(WORDS[number : number + 5]) for number in (0, 20, 40)]
+TEXT = " ".join(WORDS[:20])
+NAMES = [tenant.id for tenant in TENANTS if tenant.task == "classify"]
+AT_ONCE = 3  # requests of a tenant with quotas
 
 
 @pytest.fixture(scope="module")
 def cluster(toy):
+    require_haproxy()
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder, ServedCluster(toy.repository, Path(folder)) as running:
         yield running
 
 
 @pytest.fixture
-def history(cluster, toy):
+def history(cluster):
     """Clients that ask the router without a pause. Their answers are compared with those of a server alone."""
-    questions = [Question(tenant.id, text) for tenant in TENANTS if tenant.task == "classify" for text in TEXTS]
-    expected = expected_answers(next(iter(cluster.replicas.values())), toy.store.config.name, questions)
-    asking = History(cluster.address, [toy.store.config.name], expected, clients=4)
+    questions = [Question(name, text) for name in NAMES for text in TEXTS]
+    expected = expected_answers(next(iter(cluster.replicas.values())), "toy", questions)
+    asking = History(cluster.address, ["toy"], expected, clients=4)
     yield asking
     asking.stop()
+
+
+def by_stock(protocol):
+    def ask(address, name):
+        return Stock(SimpleNamespace(http_url=address, grpc_url=address), protocol).ask([TEXT], name)["LOGITS"][0]
+
+    return ask
+
+
+def by_ours(protocol):
+    def ask(address, name):
+        with HplmClient(address, protocol, "toy") as client:
+            return np.array([client.infer(TEXT, tenant=name, logits=True).rows[0].logits])
+
+    return ask
+
+
+STOCK, OURS = ([by(protocol) for protocol in ("http", "grpc")] for by in (by_stock, by_ours))
+
+
+def requests(cluster):
+    """Returns how many requests each replica has got, when none is in flight."""
+    eventually(lambda: not any(own["in_flight"] for own in cluster.status().values()))
+    return Counter({name: own["requests"] for name, own in cluster.status().items()})
+
+
+def used(cluster, ask, name):
+    """Returns the replica that gets a request of a tenant who has no others, and the answer."""
+    before = requests(cluster)
+    answer = ask(cluster.address, name)
+    (replica,) = requests(cluster) - before
+    return replica, answer
+
+
+def test_each_client_gets_the_tenants_answer_from_the_tenants_replica(cluster, reference):
+    for name in NAMES:
+        found = [used(cluster, ask, name) for ask in (*STOCK, *OURS)]
+        assert len({replica for replica, _ in found}) == 1, name
+        for _, answer in found:
+            assert np.abs(answer - reference.forward(TEXT, name).numpy()).max() <= 1e-3, name
+
+
+@pytest.mark.parametrize("tenant, homes", [("echo", 1), ("hugo", 2)])
+def test_quotas_hold_over_all_replicas(cluster, tenant, homes):
+    manager = cluster.manager()
+    manager.limit(tenant, rate=0.0001, burst=AT_ONCE * homes, homes=homes)
+    assert manager.settle_now() == []  # the router has it too
+    admitted, before = 0, requests(cluster)
+    for ask in STOCK * 12:
+        try:
+            ask(cluster.address, tenant)
+            admitted += 1
+        except InferenceServerException as error:
+            assert "[quota]" in error.message()
+    assert AT_ONCE <= admitted <= AT_ONCE * homes
+    assert len(requests(cluster) - before) == homes
+    manager.limit(tenant, rate=0, homes=1)
+    assert manager.settle_now() == []
 
 
 def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy, tmp_path):
     store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
     random_tenant(store, replace(TENANTS[0], id="guest"), 0.3, seed=77)
     manager = cluster.manager()
-    assert manager.settle(add_tenant(manager, store, "guest").generation) == []
+    added = add_tenant(manager, store, "guest").generation
+    assert manager.settle(added) == []
     clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
     for client in clients:
         assert client.infer(TEXTS[0], tenant="guest").label
     assert manager.settle(manager.delete("guest").generation) == []
-    assert all(own["generations"] == {"toy": [2, 2]} for own in cluster.status().values())
+    assert all(own["generations"] == {"toy": [added + 1, added + 1]} for own in cluster.status().values())
     for client in clients:
         with pytest.raises(NoTenant):
             client.infer(TEXTS[0], tenant="guest")
         client.close()
 
 
+def test_a_server_whose_model_is_dead_is_passed_by(cluster):
+    """Triton still calls it ready."""
+    serve, triton = cluster.pids("replica-1")
+    stop(serve)  # it would load the model again
+    try:
+        os.kill(next(stub.pid for stub in stubs(triton) if stub.model == "toy-lookup"), signal.SIGKILL)
+        eventually(lambda: cluster.status()["replica-1"]["is"] == "down")
+        for name in NAMES:
+            assert used(cluster, OURS[0], name)[0] == used(cluster, STOCK[1], name)[0] == "replica-2"
+    finally:
+        os.kill(serve, signal.SIGCONT)
+    eventually(lambda: cluster.is_back("replica-1", (0, 0)), STARTING)
+
+
 def test_both_replicas_answer_what_one_server_answers_and_the_death_of_one_loses_no_request(cluster, history):
-    victim = next(iter(cluster.replicas))
     before = {name: own["requests"] for name, own in cluster.status().items()}
     eventually(lambda: all(own["requests"] > before[name] + 20 for name, own in cluster.status().items()))
     assert history.counts().keys() == {OK}, history.reasons()
-    killed = cluster.kill(victim)
-    eventually(lambda: f"restarting    {victim} ended with signal SIGKILL" in cluster.said())
-    eventually(lambda: cluster.is_back(victim, killed), STARTING)
+    killed = cluster.kill("replica-1")
+    eventually(lambda: "restarting    replica-1 ended with signal SIGKILL" in cluster.said())
+    eventually(lambda: cluster.is_back("replica-1", killed), STARTING)
     history.stop()
     counts = history.counts()
     assert (counts[UNANSWERED], counts[WRONG]) == (0, 0), history.reasons()
 
 
-def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
-    failures, answered, ending = [], Counter(), threading.Event()
-
-    def ask(number):
-        with HplmClient(cluster.address, backbone=toy.store.config.name) as client:
-            while not ending.is_set():
-                try:
-                    client.infer(TEXTS[number % len(TEXTS)], tenant=TENANTS[number % len(TENANTS)].id)
-                    answered[number] += 1
-                    ending.wait(0.02)  # the servers that start need the cores too
-                except HplmClientError as error:
-                    failures.append(error)
-
-    def look(_):
-        threading.Thread(target=lambda: seen.append({own["is"] for own in cluster.status().values()})).start()
-
-    seen = []
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
+def test_all_replicas_are_replaced_without_a_failed_request(cluster, history):
     before = {name: cluster.pids(name) for name in cluster.replicas}
-    try:
-        assert cluster.roll(look)["rolled"] == list(cluster.replicas)
-    finally:
-        ending.set()
-        for thread in threads:
-            thread.join()
-    assert failures == []
-    assert min(answered[number] for number in range(4)) > 0
-    assert {"replaced", "up"} in seen  # other questions are answered meanwhile
-    after = {name: cluster.pids(name) for name in cluster.replicas}
-    assert all(set(after[name]).isdisjoint(before[name]) for name in before)
-
-
-def test_a_placement_becomes_pools_and_ctrl_c_leaves_no_process_behind(toy, monkeypatch):
-    """A second start serves the changed truth. Each start of a cluster takes seconds."""
-    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
-    cores = sorted(os.sched_getaffinity(0))
-    cut = {"toy": ((0, toy.store.config.upper_layers - 1),)}
-    groups = (
-        Group("one", "here", (f"cpu:{cores[0]}",), 1, cut, ("toy/bio",)),
-        Group("two", "here", (f"cpu:{cores[-1]}",), 1, cut, ("toy/law", "toy/root")),
-    )
-    units = (Unit("toy/bio", 3), Unit("toy/law", 2), Unit("toy/root", 3))
-    export = Snapshot.load(toy.folder / "tenants.json").export
-    gone, *others = (tenant.id for tenant in TENANTS)
-    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
-        placement, up = Path(folder) / "placement.json", Path(folder) / "up"
-        Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile").write(placement)
-        with ServedCluster(toy.repository, up, None, more=["--placement", str(placement)]) as cluster:
-            with HplmClient(cluster.address) as client:
-                for tenant in (gone, *others):
-                    client.infer(TEXTS[0], tenant=tenant)
-            with pytest.raises(HplmError, match="pool 'one' has a single replica"):
-                cluster.roll()
-            manager = cluster.manager()
-            manager.registry.begin()  # of the whole repository, which the second start serves
-            assert manager.settle(manager.delete(gone).generation) == []
-            named = {pid: arguments(pid) for pid in cluster.processes()}
-            assert any("haproxy" in words[0] for words in named.values())
-            cluster.process.send_signal(signal.SIGINT)
-            try:
-                cluster.process.wait(120)
-            except subprocess.TimeoutExpired:
-                cluster.process.send_signal(signal.SIGABRT)  # it prints where it is
-                cluster.process.wait()
-                pytest.fail(f"the cluster does not end:\n{cluster.said()}")
-            assert cluster.process.returncode == 0 and cluster.said().endswith("stopped\n")
-        eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
-        with ServedCluster(toy.repository, up, replicas=1) as cluster, HplmClient(cluster.address) as client:
-            client.infer(TEXTS[0], tenant=others[0])
-            with pytest.raises(NoTenant):
-                client.infer(TEXTS[0], tenant=gone)
+    assert cluster.roll()["rolled"] == list(cluster.replicas)
+    history.stop()
+    assert history.counts().keys() == {OK}, history.reasons()
+    assert all(set(cluster.pids(name)).isdisjoint(before[name]) for name in before)

@@ -1,19 +1,29 @@
-"""Front doors before a fake of Triton: one of each configuration in a process."""
+"""Front doors: one before the real server `toy` in a module, and before a fake of Triton one of each configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.fake_server import FakeServer
-from tests.deploy.door import DoorToAsk, command, haproxy, require_haproxy
+from tests.cluster.front import CLOSED
+from tests.deploy.door import DoorToAsk, haproxy, require_haproxy
+from tests.support.servers import Servers
 from tests.support.wait import eventually
 
 Opens = Callable[..., DoorToAsk]
 TABLES = "door few_of_address more_of_address tenants_in_flight large_addresses medium_addresses"
+
+
+@pytest.fixture(scope="module")
+def door(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DoorToAsk]:
+    require_haproxy()
+    server = servers.get("toy")
+    with haproxy(tmp_path_factory.mktemp("door"), server.http_url, server.grpc_url, "toy other") as door:
+        yield door
+    assert "Lua" not in door.log.read_text(errors="replace"), "the filter failed"
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +36,14 @@ def _doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServe
         def opened(http: str = fake.http, grpc: str = fake.grpc, **settings: object) -> DoorToAsk:
             key = f"{http} {grpc} {settings}"
             if key not in doors:
-                folder: Path = tmp_path_factory.mktemp("d")  # a socket's path must be short
+                folder = tmp_path_factory.mktemp("d")  # a socket's path must be short
                 given = {"HPLM_DOOR_SOCKET": folder / "socket", **settings}
                 doors[key] = stack.enter_context(haproxy(folder, http, grpc, "toy", **given))
             door = doors[key]
-            if "127.0.0.1:1" not in (http, grpc):
+            if CLOSED not in (http, grpc):
                 eventually(lambda: door.infer(source="127.0.0.9") is None)
             for table in TABLES.split():
-                command(door.socket, f"clear table {table}")
+                door.socket.ask(f"clear table {table}")
             return door
 
         yield fake, opened

@@ -4,124 +4,96 @@ from __future__ import annotations
 
 from typing import Any
 
-Schema = dict[str, Any]
-TEXT, OBJECT, LIST, FLAG = ({"type": name} for name in ("string", "object", "array", "boolean"))
-TEXTS = {"type": "array", "items": TEXT}
-LABELS = {"type": "object", "additionalProperties": TEXT}
+LABELS = {"*": str}
+_NAMES = {str: "string", dict: "object", list: "array", bool: "boolean", int: "integer"}
 
 
-def closed(required: str, **fields: Schema) -> Schema:
-    """Returns the schema of an object with these fields and no others."""
-    return {"type": "object", "additionalProperties": False, "required": required.split(), "properties": fields}
+def schema(shape: Any) -> dict[str, Any]:
+    """Returns a JSON schema. The shape of an object has its fields and no others: a name with ? may be missing, * is any name.
+
+    [X] is a list of X that is not empty, a text is a pattern, a tuple has the possible texts, a range the possible integers.
+    """
+    if isinstance(shape, dict):
+        fields = {name.rstrip("?"): schema(one) for name, one in shape.items()}
+        needed = [name for name in fields if name in shape and name != "*"]
+        return {"type": "object", "additionalProperties": fields.pop("*", False), "required": needed, "properties": fields}
+    if isinstance(shape, list):
+        return {"type": "array", "minItems": 1, "items": schema(shape[0])}
+    if isinstance(shape, str):
+        return {"type": "string", "pattern": f"^({shape})"}
+    if isinstance(shape, tuple):
+        return {"enum": list(shape)}
+    if isinstance(shape, range):
+        return {"type": "integer", "minimum": shape.start, "maximum": shape.stop}
+    return {"type": _NAMES[shape]}
 
 
-def several(item: Schema) -> Schema:
-    return {"type": "array", "minItems": 1, "items": item}
+def _whole(version: str, spec: Any) -> dict[str, Any]:
+    return schema({"apiVersion": (version,), "kind": str, "metadata": dict, "spec": spec})
 
 
-def number(least: int, most: float = float("inf")) -> Schema:
-    return {"type": "integer", "minimum": least, "maximum": most}
-
-
-def one_of(*values: str) -> Schema:
-    return {"enum": list(values)}
-
-
-def matching(pattern: str) -> Schema:
-    return {"type": "string", "pattern": pattern}
-
-
-def whole(version: str, spec: Schema) -> Schema:
-    return closed("apiVersion kind metadata spec", apiVersion=one_of(version), kind=TEXT, metadata=OBJECT, spec=spec)
-
-
-_RULE = closed(
-    "expr",
-    **{"alert": TEXT, "expr": TEXT, "for": TEXT, "labels": LABELS, "annotations": LABELS},
-    record=matching("^[a-zA-Z_:][a-zA-Z0-9_:]*$"),
-) | {"oneOf": [{"required": ["alert"]}, {"required": ["record"]}]}
-_ENDPOINT = closed(
-    "port",
-    port=TEXT,
-    path=TEXT,
-    interval=matching("^[0-9]+(ms|s|m|h)$"),
-    relabelings=several(closed("targetLabel", sourceLabels=TEXTS, targetLabel=TEXT)),
-    metricRelabelings=several(
-        closed("action sourceLabels regex", action=one_of("drop", "keep"), sourceLabels=TEXTS, regex=TEXT)
-    ),
-)
-_SCALING = closed(
-    "",
-    stabilizationWindowSeconds=number(0, 3600),
-    selectPolicy=one_of("Max", "Min", "Disabled"),
-    policies=several(
-        closed("type value periodSeconds", type=one_of("Pods", "Percent"), value=number(1), periodSeconds=number(1, 1800))
-    ),
-)
-_QUERY = closed("serverAddress query threshold", serverAddress=TEXT, query=TEXT, threshold=TEXT, ignoreNullValues=TEXT)
-_FORMAT = closed("name", name=TEXT, version=TEXT, autoSelect=FLAG)
-_MODEL = closed(
-    "modelFormat storageUri",
-    runtime=TEXT,
-    protocolVersion=TEXT,
-    storageUri=matching("^pvc://[a-z0-9-]+(/|$)"),
-    modelFormat=closed("name", name=TEXT, version=TEXT),
-)
+_MANY = 1 << 31
+_RULE = {
+    "expr": str,
+    "alert?": str,
+    "record?": "[a-zA-Z_:][a-zA-Z0-9_:]*$",
+    "for?": str,
+    "labels?": LABELS,
+    "annotations?": LABELS,
+}
+_ENDPOINT = {
+    "port": str, "path?": str, "interval?": "[0-9]+(ms|s|m|h)$",
+    "relabelings?": [{"targetLabel": str, "sourceLabels?": [str]}],
+    "metricRelabelings?": [{"action": ("drop", "keep"), "sourceLabels": [str], "regex": str}],
+}  # fmt: skip
+_SCALING = {
+    "stabilizationWindowSeconds?": range(3600), "selectPolicy?": ("Max", "Min", "Disabled"),
+    "policies?": [{"type": ("Pods", "Percent"), "value": range(1, _MANY), "periodSeconds": range(1, 1800)}],
+}  # fmt: skip
+_QUERY = {"serverAddress": str, "query": str, "threshold": str, "ignoreNullValues?": str}
+_FORMAT = {"name": str, "version?": str}
 
 SCHEMAS = {
-    "PrometheusRule": whole(  # of the operator of Prometheus, like PodMonitor
-        "monitoring.coreos.com/v1",
-        closed("groups", groups=several(closed("name rules", name=TEXT, interval=TEXT, rules=several(_RULE)))),
+    "PrometheusRule": _whole(  # of the operator of Prometheus, like PodMonitor
+        "monitoring.coreos.com/v1", {"groups": [{"name": str, "interval?": str, "rules": [_RULE]}]}
     ),
-    "PodMonitor": whole(
+    "PodMonitor": _whole(
         "monitoring.coreos.com/v1",
-        closed(
-            "selector podMetricsEndpoints",
-            selector=closed("matchLabels", matchLabels=LABELS),
-            podTargetLabels=TEXTS,
-            podMetricsEndpoints=several(_ENDPOINT),
-        ),
+        {"selector": {"matchLabels": LABELS}, "podTargetLabels?": [str], "podMetricsEndpoints": [_ENDPOINT]},
     ),
-    "ScaledObject": whole(  # of KEDA 2
+    "ScaledObject": _whole(  # of KEDA 2
         "keda.sh/v1alpha1",
-        closed(
-            "scaleTargetRef triggers",
-            scaleTargetRef=closed("name", apiVersion=TEXT, kind=TEXT, name=TEXT),
-            pollingInterval=number(1),
-            minReplicaCount=number(0),
-            maxReplicaCount=number(1),
-            advanced=closed(
-                "",
-                horizontalPodAutoscalerConfig=closed("", behavior=closed("", scaleUp=_SCALING, scaleDown=_SCALING)),
-            ),
-            triggers=several(
-                closed("type metadata", type=one_of("prometheus"), metricType=one_of("AverageValue", "Value"), metadata=_QUERY)
-            ),
-        ),
+        {
+            "scaleTargetRef": {"name": str, "apiVersion?": str, "kind?": str},
+            "pollingInterval?": range(1, _MANY),
+            "minReplicaCount?": range(_MANY),
+            "maxReplicaCount?": range(1, _MANY),
+            "advanced?": {"horizontalPodAutoscalerConfig?": {"behavior?": {"scaleUp?": _SCALING, "scaleDown?": _SCALING}}},
+            "triggers": [{"type": ("prometheus",), "metricType?": ("AverageValue", "Value"), "metadata": _QUERY}],
+        },
     ),
-    "ServingRuntime": whole(  # of KServe. Its containers are checked as those of a pod
+    "ServingRuntime": _whole(  # of KServe. Its containers are checked as those of a pod
         "serving.kserve.io/v1alpha1",
-        closed(
-            "supportedModelFormats containers",
-            annotations=LABELS,
-            multiModel=FLAG,
-            protocolVersions=several(one_of("v1", "v2", "grpc-v1", "grpc-v2")),
-            supportedModelFormats=several(_FORMAT),
-            containers={"type": "array", "contains": {"properties": {"name": one_of("kserve-container")}}},
-            volumes=LIST,
-        ),
+        {
+            "annotations?": LABELS,
+            "multiModel?": bool,
+            "protocolVersions?": [("v1", "v2", "grpc-v1", "grpc-v2")],
+            "supportedModelFormats": [{**_FORMAT, "autoSelect?": bool}],
+            "containers": list,
+            "volumes?": list,
+        },
     ),
-    "InferenceService": whole(
+    "InferenceService": _whole(
         "serving.kserve.io/v1beta1",
-        closed(
-            "predictor",
-            predictor=closed(
-                "model",
-                minReplicas=number(0),
-                terminationGracePeriodSeconds=number(0),
-                securityContext=OBJECT,
-                model=_MODEL,
-            ),
-        ),
+        {
+            "predictor": {
+                "minReplicas?": range(_MANY),
+                "terminationGracePeriodSeconds?": range(_MANY),
+                "securityContext?": dict,
+                "model": {
+                    "modelFormat": _FORMAT, "runtime?": str, "protocolVersion?": str, "storageUri": "pvc://[a-z0-9-]+(/|$)",
+                },
+            }
+        },
     ),
-}
+}  # fmt: skip

@@ -159,7 +159,6 @@ def test_another_release_with_other_values_is_whole_too():
     hosts = [one["http"] for one in described["pools"][0]["replicas"]]
     assert len(hosts) == 12 and hosts[11] == "green-law-11.green-law.shop.svc.k8s.example:8000"
     assert described["state"] == "gs://b/x"
-    check_share_of_routers(objects, "green-router", 3)
     (mirror,) = [volume for volume in replica.pod["volumes"] if volume["name"] == "mirror"]
     claim = mirror["ephemeral"]["volumeClaimTemplate"]["spec"]
     assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
@@ -190,12 +189,9 @@ def test_another_description_of_the_cluster_replaces_the_routers():
     assert annotations() == annotations("--set=pool.replicas=3") != annotations("--set=pool.most=9")
 
 
-def test_servers_have_the_documented_flags(objects):
+def test_servers_have_the_documented_flags_and_all_that_read_the_registry_know_where_it_is(objects):
     flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
     assert flags == docker_run()[1] and set(contract_flags(SECRET)) <= set(flags)
-
-
-def test_all_that_read_the_registry_know_where_it_is_and_a_replica_keeps_its_mirror_in_a_volume(objects):
     reading = [own for one in workloads(objects) for own in one.containers if own["name"] != "haproxy"]
     assert {own["name"] for own in reading} == {"server", "write", "maps"}
     for own in reading:
@@ -246,14 +242,11 @@ def test_the_router_knows_every_replica_that_there_may_be(known):
         }
 
 
-def check_share_of_routers(objects: list[Object], name: str, count: int) -> None:
-    """Each router divides what a replica may get by the number of routers."""
-    (writing,) = [one for one in workload(objects, name).pod["initContainers"] if one["name"] == "write"]
-    assert parser().parse_args(words(writing)[1:]).routers == workload(objects, name).object["spec"]["replicas"] == count
-
-
-def test_as_many_routers_run_as_divide_what_a_replica_may_get(objects):
+@pytest.mark.parametrize("count", [2, 3])
+def test_as_many_routers_run_as_divide_what_a_replica_may_get(count):
     """Of a StatefulSet, a pod is replaced when it has ended. A Deployment would begin the new one at once."""
+    objects = rendered(BUCKET, f"--set=router.replicas={count}")
     routers = spec(objects, "StatefulSet", "hplm-router")
-    check_share_of_routers(objects, "hplm-router", routers["replicas"])
+    writing = container(objects, "hplm-router", "write")
+    assert parser().parse_args(words(writing)[1:]).routers == routers["replicas"] == count
     assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,12 +22,18 @@ for words in json.load(sys.stdin):
             top.parse_args(words)
         except SystemExit as ended:
             code = ended.code
-    said.append([code, out.getvalue()])
+    said.append([words, code, out.getvalue()])
 json.dump(said, sys.stdout)
 """
-WHOLE = sorted(set(map(tuple, commands_of_pages())))
-NAMED = sorted((tuple(words), tuple(options)) for words, options in mentioned())
-Words = tuple[str, ...]
+IMPORT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        print(name)
+    except ModuleNotFoundError:
+        pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,41 +43,25 @@ def python(tmp_path_factory) -> Path:
     return python_of_the_image(folder / "python", copy_files(folder / "opt")) / "python"
 
 
-def read_by(python: Path, commands: Iterable[Words]) -> dict[Words, tuple[int, str]]:
-    """Returns what the image's `hplm` says to each command, which it does not run, and its exit status."""
-    asked = list(commands)
-    said = json.loads(run(str(python), "-c", READ, input=json.dumps(asked), cwd=python.parent))
-    return {words: tuple(one) for words, one in zip(asked, said, strict=True)}
+def test_every_command_is_whole_exists_with_its_options_and_wrong_ones_are_found(python):
+    """Takes some seconds to read them all."""
+    of_containers, named = commands_of_containers(), mentioned()
+    assert {words[0] for words in of_containers} == {"watch", "drain", "route"}
+    helps = [[*words, "--help"] for words, _ in named]
+    wrong = [["tenant", "begin"], ["begin", "--repository", "x", "--no-such-option"]]
+    asked = json.dumps([*commands_of_pages(), *of_containers, *helps, *wrong])
+    said = json.loads(run(str(python), "-c", READ, input=asked, cwd=python.parent))
+    assert [(words, text) for words, status, text in said if status] == [(words, said_of(said, words)) for words in wrong]
+    for words, options in named:
+        text = said_of(said, [*words, "--help"])
+        assert not [option for option in options if option not in text], words
 
 
-@pytest.fixture(scope="module")
-def read(python) -> dict[Words, tuple[int, str]]:
-    return read_by(python, [*WHOLE, *((*words, "--help") for words, _ in NAMED)])
-
-
-@pytest.mark.parametrize("words", WHOLE, ids=" ".join)
-def test_a_command_is_whole(read, words):
-    status, said = read[words]
-    assert status == 0, said
-
-
-@pytest.mark.parametrize("words, options", NAMED, ids=[" ".join((*words, *options)) for words, options in NAMED])
-def test_a_command_that_a_sentence_names_exists_with_these_options(read, words, options):
-    status, said = read[(*words, "--help")]
-    assert status == 0, said
-    assert not [option for option in options if option not in said]
-
-
-def test_commands_of_containers_are_whole_and_wrong_ones_are_found(python):
-    given = list(map(tuple, commands_of_containers()))
-    assert {words[0] for words in given} == {"watch", "drain", "route"}
-    wrong = [("tenant", "begin"), ("begin", "--repository", "x", "--no-such-option")]
-    said = read_by(python, [*given, *wrong])
-    assert {words: status for words, (status, _) in said.items()} == dict.fromkeys(given, 0) | dict.fromkeys(wrong, 2)
+def said_of(said, words):
+    return next(text for known, _, text in said if known == words)
 
 
 def test_packages_that_the_image_lacks_are_missing_here_too(python):
-    for package, there in (("hplm", True), ("builder.publish.live", True), ("transformers", False), ("bench", False)):
-        command = [python, "-c", f"import {package}"]
-        done = subprocess.run(command, cwd=python.parent, capture_output=True, text=True, timeout=120)
-        assert (done.returncode == 0) == there, done.stderr
+    tried = "hplm builder.publish.live transformers bench"
+    imported = run(str(python), "-c", IMPORT, *tried.split(), cwd=python.parent)
+    assert imported.split() == ["hplm", "builder.publish.live"]

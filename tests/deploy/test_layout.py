@@ -1,19 +1,16 @@
-"""What the image has, and how it is started. `test_published` starts a server of it."""
+"""What the image has, and that docker, compose, the chart and KServe start it alike. `test_published` starts a server of it."""
 
+import copy
 import re
 from itertools import pairwise
 
+import yaml
+
 from hplm.cli.main import main, parser
 from hplm.server.flags import contract_flags
-from tests.deploy.image import (  # fmt: skip
-    DEPLOY,
-    ROOT,
-    SECRET,
-    compose_service,
-    docker_run,
-    dockerfile_copies,
-    dockerfile_variables,
-)
+from hplm_openai.__main__ import parser as gateway_parser
+from tests.deploy.image import DEPLOY, ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables
+from tests.deploy.manifests import BUCKET, Object, container, faults, made_by_the_operator, rendered, validate, workload
 
 
 def test_docker_run_and_compose_start_the_same_in_the_same_way(toy, tmp_path):
@@ -56,3 +53,51 @@ def test_the_image_installs_an_extra_that_exists_and_can_read_a_bucket():
     (extra,) = re.findall(r"pip install .* '/opt/hplm\[(\w+)\]'$", (DEPLOY / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     (packages,) = re.findall(rf"^{extra} = \[(.*?)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert "obstore" in packages
+
+
+def test_compose_starts_the_gateway_only_on_request_and_publishes_it_on_loopback():
+    service = compose_service("openai")
+    assert service["profiles"] == ["openai"] and (ROOT / service["build"]["dockerfile"]).is_file()
+    program, flag, package, *arguments = service["command"]
+    args = gateway_parser().parse_args(arguments)
+    assert [program, flag, package] == ["python", "-m", "hplm_openai"]
+    assert (args.url, args.address) == ("triton:8001", "0.0.0.0") and service["depends_on"].keys() == {"triton"}
+    assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
+
+
+RUNTIME, SERVICE = (yaml.safe_load((DEPLOY / "kserve" / file).read_text("utf-8")) for file in ("runtime.yaml", "minilm.yaml"))
+
+
+def pod_of_kserve() -> Object:
+    """KServe puts both descriptions together, and mounts the claim of `storageUri` into the server."""
+    runtime, predictor = copy.deepcopy(RUNTIME["spec"]), copy.deepcopy(SERVICE["spec"]["predictor"])
+    labels = {"app": "isvc.minilm-predictor"}
+    claim = {"claimName": predictor["model"]["storageUri"].removeprefix("pvc://"), "readOnly": True}
+    pod = {name: runtime[name] for name in ("containers", "volumes")}
+    pod |= {name: value for name, value in predictor.items() if name not in ("minReplicas", "model")}
+    pod["volumes"].append({"name": "kserve-pvc-source", "persistentVolumeClaim": claim})
+    pod["containers"][0]["volumeMounts"].append({"name": "kserve-pvc-source", "mountPath": "/mnt/models", "readOnly": True})
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "minilm-predictor"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
+    }
+
+
+def test_both_descriptions_are_valid_fit_and_start_what_the_chart_starts_in_a_pod_in_which_everything_exists():
+    chart, deployment = rendered(BUCKET), pod_of_kserve()
+    for one in (RUNTIME, SERVICE, deployment):
+        validate(one)
+    assert not list(faults([deployment], {*made_by_the_operator(), "hplm-repository"}))
+    model, offered = SERVICE["spec"]["predictor"]["model"], RUNTIME["spec"]
+    assert model["runtime"] == RUNTIME["metadata"]["name"] and model["protocolVersion"] in offered["protocolVersions"]
+    formats = [{"name": one["name"], "version": one["version"]} for one in offered["supportedModelFormats"]]
+    assert model["modelFormat"] in formats
+    ours, its = container(chart, "hplm-all", "server"), container([deployment], "minilm-predictor", "kserve-container")
+    assert [word.replace("/mnt/models", "/models") for word in its["args"]] == ours["args"]
+    assert its["env"] == [one for one in ours["env"] if one["name"] != "POD_NAME"]
+    for name in ("command", "envFrom", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "resources"):
+        assert its[name] == ours[name], name
+    pods = [workload([deployment], "minilm-predictor").pod, workload(chart, "hplm-all").pod]
+    assert len({pod["terminationGracePeriodSeconds"] for pod in pods}) == 1

@@ -1,6 +1,7 @@
 """Limits of addresses, tenants and sizes at the front door: a real HAProxy before stand-ins for Triton, which hold requests."""
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -8,8 +9,8 @@ from functools import partial
 import grpc
 import pytest
 
-from hplm_client.errors import Draining, HplmClientError, InvalidInput, QueueFull, QuotaExceeded
-from tests.deploy.door import INFER, command
+from hplm_client.errors import HplmClientError, InvalidInput, QueueFull, QuotaExceeded
+from tests.cluster.front import HOST, INFER
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
 
@@ -23,7 +24,7 @@ SOURCES = [f"127.0.0.{number}" for number in range(2, 10)]
 ONE = {"HPLM_AT_ONCE": 1, "HPLM_FEW_AT_ONCE": 0, "HPLM_WAITING": 2, "HPLM_MEDIUM_AT_ONCE": 2, "HPLM_LATE": 1000}
 ONE |= {"HPLM_LARGE": LARGE, "HPLM_LARGE_AT_ONCE": 2}
 STRICT = {"HPLM_REQUESTS": 20, "HPLM_IN_FLIGHT": 4, "HPLM_CONNECTIONS": 8}
-CLOSED = "127.0.0.1:1"  # nobody listens there
+COUNTS = ("gpc1_rate", "gpc0_rate")  # of an address: requests that were let in, and refused ones
 NOTHING = b"GET /v2/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -41,12 +42,12 @@ def all_answered(held, asked):
 
 @pytest.mark.parametrize(
     ("tenant", "way", "sources"),
-    [(None, "json", FORGER), *((LOUD, way, SOURCES) for way in ("json", "header", "binary", "grpc"))],
+    [(None, "json", FORGER), *((LOUD, way, SOURCES) for way in ("json", "header", "binary", "metadata"))],
     ids=lambda value: str(value)[:9],
 )
 def test_a_flood_of_an_address_or_a_tenant_keeps_no_other_waiting(opened, held, clients, tenant, way, sources):
     door, asked = opened(**ONE), []
-    backend = "grpc" if way == "grpc" else "http"
+    backend = "grpc" if way == "metadata" else "http"
     for number in range(4):
         source = sources if tenant is None else sources[number]
         asked.append(clients.submit(door.infer, tenant, source, HELD, way))
@@ -56,15 +57,15 @@ def test_a_flood_of_an_address_or_a_tenant_keeps_no_other_waiting(opened, held, 
     eventually(lambda: door.waiting(backend) == 4)
     assert len(held.sizes) == 1 and (tenant is None or door.in_flight(QUIET) == 1)
     assert all_answered(held, asked)
-    if way != "grpc":  # where all come from one address
+    if way != "metadata":  # where all come from one address
         assert held.sizes[1] == max(held.sizes), "the last one came second"
 
 
-@pytest.mark.parametrize(("way", "source"), [("json", FORGER), ("grpc", "127.0.0.1")])
+@pytest.mark.parametrize(("way", "source"), [("json", FORGER), ("metadata", HOST)])
 def test_when_many_wait_an_address_with_many_is_refused_and_no_other(opened, held, clients, way, source):
     door = opened(**ONE | {"HPLM_AT_ONCE": 2})
     asked = [clients.submit(door.infer, None, source, HELD, way) for _ in range(OF_ADDRESS)]
-    eventually(lambda: held.count == 2 and door.waiting("grpc" if way == "grpc" else "http") == OF_ADDRESS - 2)
+    eventually(lambda: held.count == 2 and door.waiting("grpc" if way == "metadata" else "http") == OF_ADDRESS - 2)
     refused = door.infer(None, source, HELD, way)
     assert isinstance(refused, QueueFull) and refused.retry_after_s == 1
     if way == "json":
@@ -104,7 +105,7 @@ def test_tenants_with_few_requests_have_places_of_their_own(opened, held, client
     assert all_answered(held, asked)
 
 
-@pytest.mark.parametrize("way", ["json", "grpc"])
+@pytest.mark.parametrize("way", ["json", "metadata"])
 def test_a_tenant_that_the_server_often_refuses_for_deadlines_is_refused_by_the_door_and_no_other(opened, held, clients, way):
     door = opened(HPLM_LATE=0)
     held.release()
@@ -118,6 +119,20 @@ def test_a_tenant_that_the_server_often_refuses_for_deadlines_is_refused_by_the_
     held.refusal = "[quota] too many"
     for _ in range(4):
         assert all(held.refusal in error for error in errors("often"))
+
+
+@pytest.mark.parametrize("way", ["json", "metadata"])
+def test_a_deadline_counts_from_the_arrival_of_a_request_that_waits_whatever_its_client_says(opened, held, clients, way):
+    door = opened(**ONE)
+    ahead = clients.submit(door.infer, None, FORGER, HELD, way)
+    eventually(lambda: held.count == 1)
+    forged = {"metadata": [("hplm-arrived", "1")]} if way == "metadata" else {"hplm_arrived": "1"}
+    before = time.time_ns() // 1000
+    late = clients.submit(door.infer, None, OTHER, HELD, way, **forged)
+    eventually(lambda: door.waiting("grpc" if way == "metadata" else "http") == 1)
+    waited = time.time_ns() // 1000
+    assert all_answered(held, [ahead, late])
+    assert before <= int(held.headers[-1]["hplm-arrived"]) <= waited
 
 
 def test_of_one_address_only_a_few_requests_count_for_a_tenant(opened, held, clients):
@@ -140,8 +155,8 @@ def test_names_that_no_tenant_has_are_not_counted(opened):
         assert door.infer(name) is door.infer(name, way="header") is None
     for body in (b"[" * 5000, b'{"parameters":{"tenant":["a"]}}', b'{"parameters":"a"}'):
         assert door.post(INFER, body, OTHER).status in (200, 400)
-    assert "key=" not in command(door.socket, "show table tenants_in_flight")
-    assert door.infer(QUIET) is None and "key=quiet" in command(door.socket, "show table tenants_in_flight")
+    assert "key=" not in door.socket.ask("show table tenants_in_flight")
+    assert door.infer(QUIET) is None and "key=quiet" in door.socket.ask("show table tenants_in_flight")
 
 
 def test_requests_that_do_not_fit_into_the_buffer_take_no_place_of_small_ones(opened, held, clients):
@@ -154,14 +169,14 @@ def test_requests_that_do_not_fit_into_the_buffer_take_no_place_of_small_ones(op
     assert all_answered(held, asked)
 
 
-@pytest.mark.parametrize(("size", "way", "many"), [(MEDIUM, "json", 16), (LARGE, "json", 2), (LARGE, "grpc", 2)])
+@pytest.mark.parametrize(("size", "way", "many"), [(MEDIUM, "json", 16), (LARGE, "json", 2), (LARGE, "metadata", 2)])
 def test_one_address_has_only_so_many_of_a_size_on_their_way(opened, held, clients, size, way, many):
     door = opened(**ONE)
-    asked = [clients.submit(door.infer, None, "127.0.0.1", size, way) for _ in range(many)]
+    asked = [clients.submit(door.infer, None, HOST, size, way) for _ in range(many)]
     table = "medium_addresses" if size == MEDIUM else "large_addresses"
     eventually(lambda: held.count == 2 and door.in_flight(".*127.0.0.1", table) == many)
-    beside = clients.submit(door.infer, None, "127.0.0.1", size, way)
-    backend = "large_grpc" if way == "grpc" else "large" if size == LARGE else "medium"
+    beside = clients.submit(door.infer, None, HOST, size, way)
+    backend = "large_grpc" if way == "metadata" else "large" if size == LARGE else "medium"
     eventually(lambda: beside.done() or door.waiting(backend) > many - 2)
     assert beside.done(), "it waits"
     refused = beside.result()
@@ -187,9 +202,9 @@ def test_who_waits_too_long_is_refused_and_small_requests_pass_large_ones(opened
 
 def test_one_address_has_so_many_requests_in_flight(opened, held, clients):
     door = opened(**STRICT)
-    asked = [clients.submit(door.infer, None, size=HELD, way="grpc") for _ in range(4)]
+    asked = [clients.submit(door.infer, None, size=HELD, way="metadata") for _ in range(4)]
     eventually(lambda: held.count == 4)
-    for way in ("grpc", "json"):
+    for way in ("metadata", "json"):
         refused = door.infer(way=way)
         assert isinstance(refused, QuotaExceeded) and refused.retry_after_s in (1, 2)
     assert door.infer(source=OTHER) is None
@@ -214,10 +229,7 @@ def answers(door, times, request=NOTHING):
 
 
 def test_a_refusal_says_when_to_come_again(opened):
-    """At most as many clients get the same retry time as may come in one second, and no retry time is over 10 s.
-
-    Takes ten seconds, for which the door remembers an address.
-    """
+    """At most as many clients get the same retry time as may come in one second, and no retry time is over 10 s."""
     door = opened(**STRICT)
     said = answers(door, 80)
     assert sum(answer.startswith("404") for answer in said) == 20
@@ -225,12 +237,14 @@ def test_a_refusal_says_when_to_come_again(opened):
     waits = [int(re.search(r"retry-after: (\d+)", answer)[1]) for answer in refused]
     assert all(f"retry after {wait} s" in answer for wait, answer in zip(waits, refused, strict=True))
     assert len(refused) == 60 and waits == sorted(waits) and waits[:4] == [1, 2, 2, 3] and waits[-1] == 10
-    error = door.infer(way="grpc")
+    error = door.infer(way="metadata")
     assert isinstance(error, QuotaExceeded) and error.retry_after_s == 10
     assert door.post("/v1/completions").status == 429
     assert door.infer(source=OTHER) is None
-    # More come than may. If refused ones counted, none would ever be let in again.
-    eventually(lambda: any(answer.startswith("404") for answer in answers(door, 5)))
+    # If refused requests counted too, none would ever be let in again.
+    table = door.socket.ask("show table door")
+    let_in, refused = (int(re.search(rf"{HOST} .*{count}\(10000\)=(\d+)", table)[1]) for count in COUNTS)
+    assert 0 < let_in <= STRICT["HPLM_REQUESTS"] < refused
 
 
 def test_an_address_that_does_not_wait_is_cut_off(opened):
@@ -256,7 +270,7 @@ def test_one_address_has_and_makes_so_many_connections(opened):
     eventually(lambda: lets_in(door))
 
 
-def lets_in(door, source="127.0.0.1"):
+def lets_in(door, source=HOST):
     try:
         return door.send("GET", "/v2/nothing", source=source).status in (404, 503)
     except (OSError, AssertionError):  # no connection, or no answer on it
@@ -273,21 +287,8 @@ def lets_in(door, source="127.0.0.1"):
     ],
 )
 def test_requests_of_grpc_are_refused_with_a_status_of_grpc_and_our_word(opened, more, code, words):
-    error = opened().infer(way="grpc", **more)
+    error = opened().infer(way="metadata", **more)
     assert isinstance(error, InvalidInput) and code in str(error.status) and mentions(error, *words), error
-
-
-@pytest.mark.parametrize("closed", [("http", "grpc"), ("grpc",)])
-def test_a_server_that_is_gone_is_unavailable(opened, closed):
-    door = opened(**dict.fromkeys(closed, CLOSED))
-    method = "/inference.GRPCInferenceService/ModelInfer"
-    eventually(lambda: door.post(method, content_type="application/grpc").status == 200)
-    assert "content-type: application/grpc" in door.post(method, content_type="application/grpc").head
-    eventually(lambda: "[draining]" in str(door.infer(way="grpc")))
-    assert "UNAVAILABLE" in str(door.infer(way="grpc").status)
-    if "http" in closed:  # also requests that the door would refuse
-        for way, side in (("json", 1), ("json", 1 << 42), ("grpc", 1 << 42)):
-            assert isinstance(door.infer(way=way, side=side), Draining)
 
 
 def test_failing_requests_fill_no_log(opened, held):

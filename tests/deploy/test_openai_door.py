@@ -6,9 +6,7 @@ import json
 import pytest
 
 from hplm_client import AsyncHplmClient, ConnectionLost, Forbidden, HplmClient, InvalidInput, NoTenant
-from hplm_openai.__main__ import parser
 from tests.deploy.door import haproxy, require_haproxy
-from tests.deploy.image import DEPLOY, compose_service
 from tests.support.message import mentions
 from tests.support.servers import SECRET, cancelled
 from tests.support.wait import eventually
@@ -19,16 +17,13 @@ COMPLETIONS = "/v1/completions"
 OPEN = ["lora", "plain", "single", "wide"]  # tenants without keys
 
 
-def open_door(server, folder, **settings):
-    """Probes the model `hplm`, because Triton takes no plain `infer` for a decoder."""
-    return haproxy(folder, server.http_url, server.grpc_url, "chat", HPLM_PROBED="hplm", **settings)
-
-
 @pytest.fixture(scope="module")
 def door(servers, tmp_path_factory):
+    """Probes the model `hplm`, because Triton takes no plain `infer` for a decoder."""
     require_haproxy()
     server = servers.get("chat")
-    with open_door(server, tmp_path_factory.mktemp("door"), HPLM_OPENAI=server.gateway) as door:
+    settings = {"HPLM_PROBED": "hplm", "HPLM_OPENAI": server.gateway}
+    with haproxy(tmp_path_factory.mktemp("door"), server.http_url, server.grpc_url, "chat", **settings) as door:
         eventually(lambda: door.send("GET", "/v1/models").status == 200)
         yield door
     assert "Lua" not in door.log.read_text(errors="replace"), "the filter failed"
@@ -80,27 +75,6 @@ def test_a_decoder_answers_whole_by_infer_of_the_model_hplm(door):
     assert door.post("/v2/models/hplm/infer", json.dumps({"inputs": [flag]}).encode()).status == 400
 
 
-def test_the_limits_are_those_of_other_requests(door):
-    chunks = b"1\r\n{\r\n" + b"0\r\n\r\n"
-    assert door.send("POST", COMPLETIONS, chunks, transfer_encoding="chunked").status == 411
-    assert door.send("POST", COMPLETIONS).status == 411
-    assert door.post(COMPLETIONS, body_of(prompt="a" * 17_000_000)).status == 413
-    assert door.post(COMPLETIONS, body_of(prompt="a" * 2_000_000)).status == 413, "this one the gateway refuses"
-    assert door.post(COMPLETIONS, body_of(), content_encoding="gzip").status == 415
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", COMPLETIONS), ("POST", "/v1/models"), ("GET", "/v1/models/plain"), ("POST", "/v1/embeddings"), ("GET", "/v1"),
-        ("POST", "/v1/completions/"), ("GET", "/health"), ("POST", "/v1//completions"),
-    ],
-)  # fmt: skip
-def test_other_paths_are_not_there(door, method, path):
-    answer = door.send(method, path, content_length="0")
-    assert answer.status == 404 and mentions(answer.error, "[invalid_input]")
-
-
 def test_a_client_that_goes_frees_its_place(door, server):
     for stream in (True, False):
         before = cancelled(server)
@@ -114,24 +88,6 @@ def test_a_client_that_goes_frees_its_place(door, server):
             assert door.post(COMPLETIONS, body_of(model="single")).status == 429
         eventually(lambda: cancelled(server) == before + 1)  # noqa: B023
         assert door.post(COMPLETIONS, body_of(model="single")).status == 200
-
-
-@pytest.mark.parametrize(("settings", "status"), [({}, 404), ({"HPLM_OPENAI": "127.0.0.1:1"}, 503)])
-def test_without_a_gateway_there_are_no_such_paths_or_they_are_503(server, tmp_path, settings, status):
-    with open_door(server, tmp_path / "door", **settings) as door:
-        eventually(lambda: door.post(COMPLETIONS, body_of()).status == status)
-        assert door.send("GET", "/v1/models").status == status
-        assert status == 404 or mentions(door.post(COMPLETIONS, body_of()).error, "[draining]")
-
-
-def test_compose_starts_the_gateway_only_on_request_and_publishes_it_on_loopback():
-    service = compose_service("openai")
-    assert service["profiles"] == ["openai"] and (DEPLOY.parent / service["build"]["dockerfile"]).is_file()
-    program, flag, package, *arguments = service["command"]
-    args = parser().parse_args(arguments)
-    assert [program, flag, package] == ["python", "-m", "hplm_openai"]
-    assert (args.url, args.address) == ("triton:8001", "0.0.0.0") and service["depends_on"].keys() == {"triton"}
-    assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -36,21 +37,37 @@ TEXT = "a few words"
 ACME = TenantFile("acme", 1, "bio", 1, "classify", ["x", "y"], 4)
 
 
+RUN = """
+import contextlib, io, json, sys
+from hplm.cli.main import main
+for line in sys.stdin:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = main(json.loads(line))
+    print(json.dumps([status, said.getvalue()]), flush=True)
+"""
+
+
 @dataclass(frozen=True)
 class Place:
-    """A store, its export and a bucket, and the image's Python to change them."""
+    """A store, its export and a bucket, and a process of the image's Python that runs commands to change them."""
 
     store: Store
     repository: Path
-    python: Path
-    environment: dict[str, str]
+    process: subprocess.Popen[str]
 
-    def run(self, *command: str) -> dict[str, Any]:
-        """Runs `hplm` with a documented command, and returns what it says under --json."""
+    def run(self, *command: str) -> str:
+        """Runs `hplm` with a documented command, and returns what it says."""
         folders = {"store": self.store.folder, "model_repository": self.repository}
         here = [str(folders.get(word.lstrip("/").replace("models", "model_repository"), word)) for word in command]
-        said = run(str(self.python), "-m", "hplm.cli.main", *here, "--json", env=self.environment, cwd=self.python.parent)
-        return json.loads(said.splitlines()[-1])
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(here), file=self.process.stdin, flush=True)
+        status, said = json.loads(self.process.stdout.readline())
+        assert status == 0, (here, said)
+        return said
+
+    def json(self, *command: str) -> dict[str, Any]:
+        return json.loads(self.run(*command, "--json").splitlines()[-1])
 
 
 @pytest.fixture
@@ -61,13 +78,17 @@ def bucket() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def place(tmp_path, bucket) -> Place:
+def place(tmp_path, bucket) -> Iterator[Place]:
     store = random_store(tmp_path / "store", CONFIG, [replace(ACME, id="old")], ("bio",), corpus_tokens=1000, spread=0.3)
     export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
     random_tenant(store, ACME, 0.3, seed=1)
     python = python_of_the_image(tmp_path / "python", copy_files(tmp_path / "opt")) / "python"
     home = {"HOME": str(tmp_path), "HPLM_MIRROR": str(tmp_path / "mirror")}
-    return Place(store, tmp_path / "repository", python, {**os.environ, **bucket, **home})
+    piped: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([python, "-c", RUN], cwd=python.parent, env={**os.environ, **bucket, **home}, **piped) as process:
+        yield Place(store, tmp_path / "repository", process)
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def documented(*start: str) -> list[str]:
@@ -81,16 +102,16 @@ def test_tenants_domains_and_keys_are_changed_in_a_bucket_and_the_router_knows_t
     served = ["--repository", "model_repository", "--state", ADDRESS]
     publish = documented("tenant", "publish", "acme", "--store", "store")
     place.run(*publish)
-    key, _ = (place.run("tenant", "key", "add", "acme", *served)["key"] for _ in range(2))  # the last one stays
+    key, _ = (place.json("tenant", "key", "add", "acme", *served)["key"] for _ in range(2))  # the last one stays
     revoke = [key if word == "ID" else word for word in documented("tenant", "key", "revoke", "acme")]
-    assert place.run(*revoke)["revoked"] == key
+    assert place.json(*revoke)["revoked"] == key
     random_table(place.store, "bio", 2, ("root", 1), 1000, seed=9)
     random_tenant(place.store, replace(ACME, version=2, domain_version=2), 0.1, seed=5)
     place.run(*documented("domain", "update"))
     random_tenant(place.store, replace(ACME, version=3, domain_version=2), 0.1, seed=6)
     place.run(*documented("tenant", "publish", "acme", "--store", "/store"))  # of `docker run`
     place.run(*documented("tenant", "limit", "acme"))
-    (acme,) = [one for one in place.run("tenant", "list", *served)["tenants"] if one["id"] == "acme"]
+    (acme,) = [one for one in place.json("tenant", "list", *served)["tenants"] if one["id"] == "acme"]
     assert (acme["domain"], acme["domain_version"], acme["homes"]) == ("bio", 2, 3)
     check_router(place, tmp_path_factory.mktemp("r"))
 
@@ -137,7 +158,7 @@ def check_router(place: Place, folder: Path) -> None:
     here = {"/etc/hplm": str(folder), "/run/router": str(folder)}
     program, *command = [_moved(word, here) for word in words(container(objects, "hplm-router", "write"))]
     assert program == "hplm"
-    run(str(place.python), "-m", "hplm.cli.main", *command, env=place.environment, cwd=place.python.parent)
+    place.run(*command)
     assert (folder / "homes.map").read_text("utf-8").startswith("acme ")
     program, *command = [_moved(word, here) for word in words(container(objects, "hplm-router", "haproxy"))]
     run(debian_program(program), "-c", *command)
