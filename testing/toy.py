@@ -14,6 +14,7 @@ from typing import Any
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from builder.store.stacks import replace_weights
 from builder.store.store import Store, TenantFile
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
@@ -68,6 +69,14 @@ def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16")
     return Toy(store, folder / "repository")
 
 
+def make_decoder(folder: Path, tenants: Sequence[TenantFile], domains: Sequence[str], config: BackboneConfig = CHAT) -> Store:
+    """Makes the store of a decoder with random weights, so large that attention and adapters change the answers."""
+    store = random_store(folder, config, tenants, domains, corpus_tokens=500, spread=0.3)
+    weights = {name: 15 * weight if weight.ndim > 1 else weight for name, weight in store.upper().state_dict().items()}
+    replace_weights(store.folder / "upper.safetensors", weights)
+    return store
+
+
 def make_chat(
     folder: Path,
     tenants: Sequence[TenantFile],
@@ -80,7 +89,7 @@ def make_chat(
     `settings`: keys and limits of tenants, as in a snapshot.
     """
     config = replace(CHAT, positions=16_384)
-    store = random_store(folder / "store", config, tenants, domains, corpus_tokens=500, spread=0.3)
+    store = make_decoder(folder / "store", tenants, domains, config)
     export(store, folder / "repository", options)
     path = folder / "repository" / config.name / "1" / EXPORTED_TENANTS
     exported = Snapshot.load(path)

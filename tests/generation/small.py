@@ -8,15 +8,13 @@ import numpy as np
 import torch
 
 from builder.publish.export import write_version
-from builder.store.stacks import replace_weights
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
 from hplm.generation.staging import Stager
 from testing.generative import GenerativeReference
-from testing.random_store import random_store
-from testing.toy import CHAT
+from testing.toy import make_decoder
 from tests.generation.world import CPU
 
 TENANTS = [
@@ -29,10 +27,7 @@ TENANTS = [
 
 
 def written(folder: Path, tenants: list[TenantFile]) -> Path:
-    """Writes the version of a decoder with random weights, so large that attention and adapters change the answers."""
-    store = random_store(folder / "store", CHAT, tenants, ["law"], corpus_tokens=500, spread=0.3)
-    weights = {name: 15 * weight if weight.ndim > 1 else weight for name, weight in store.upper().state_dict().items()}
-    replace_weights(store.folder / "upper.safetensors", weights)
+    store = make_decoder(folder / "store", tenants, ["law"])
     write_version(store, store.tenants(), folder / "repository" / "chat" / "1")
     return folder / "repository" / "chat" / "1"
 
