@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,9 @@ IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if IN_PARALLEL:
     os.environ.setdefault("OMP_NUM_THREADS", "2")  # two, so that kernels divide their work as they do in production
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; programs would inherit it and never end
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.
 hypothesis.settings.register_profile("unhurried", deadline=None, derandomize=os.environ.get("CI") == "true")
