@@ -249,7 +249,7 @@ def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(s
     assert decoder() not in (None, killed)
     scraped = settled(server, {"hplm_engine_restarts_total": 1}, before)
     lost = {word: scraped.of("hplm_lost_requests_total", outcome=word) for word in ("crashed", "draining")}
-    assert lost["crashed"] == said["crashed"] and lost["draining"] >= said["draining"]  # none crashed if killed between two steps
+    assert lost["crashed"] == said["crashed"] and lost["draining"] >= said["draining"]  # none is, between two steps
     assert scraped.of("hplm_generations_total", outcome="crashed") == said["crashed"]
 
 
