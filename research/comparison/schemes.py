@@ -44,7 +44,7 @@ class ExportedScheme:
         `mapped` are tables on disk. `models_in_16_gb` counts as HMI: other models wait in host memory of the same size.
         """
         folder = self.repository / self.backbone / "1"
-        mapped = sum(file.stat().st_size for file in (folder / Backbone.TABLES).rglob("*") if file.is_file())
+        mapped = sum(file.stat().st_size for file in (folder / Backbone.TABLES).rglob("*") if file.is_file()) / MB
         if self.scheme in WHOLE:
             files = files_of(folder, WholeConfig.load(folder).tenants[0].weights)
             shared, each = 0.0, sum(file.stat().st_size for file in files) / MB
@@ -54,7 +54,7 @@ class ExportedScheme:
             shared, each = (folder / Backbone.UPPER).stat().st_size / MB, 0.0
             swapped = sum(Layout.of(record.layout).weight_bytes for record in records) / MB
         fitting = int((DEVICE_MB - shared) / swapped)
-        return {"shared": shared, "each": each, "swapped": swapped, "mapped": mapped / MB, "models_in_16_gb": fitting}
+        return {"shared": shared, "each": each, "swapped": swapped, "mapped": mapped, "models_in_16_gb": fitting}
 
 
 def random_tenant_store(folder: Path, config: BackboneConfig, rank: int) -> Store:
@@ -71,16 +71,14 @@ def export_compared(
 ) -> ExportedScheme:
     """Exports a store of one tenant in a scheme, into a folder that is replaced, and gives it more tenants."""
     shutil.rmtree(repository, ignore_errors=True)
-    if scheme == HPLM:
-        export(store, repository, options)
-    else:
-        export_scheme(store, repository, options, scheme, budget)
-    exported = ExportedScheme(scheme, repository, store.config.name, tenants)
-    folder = repository / exported.backbone / "1"
+    exported = (
+        export(store, repository, options) if scheme == HPLM else export_scheme(store, repository, options, scheme, budget)
+    )
+    folder = exported.folder / "1"
     if scheme in WHOLE:
         whole = WholeConfig.load(folder)
         copies = tuple(replace(whole.tenants[0], id=tenant_id(number)) for number in range(tenants))
         replace(whole, tenants=copies).save(folder)
     else:
         multiply(folder, tenants).save(folder / Backbone.TENANTS)
-    return exported
+    return ExportedScheme(scheme, repository, exported.backbone, tenants)
