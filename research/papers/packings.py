@@ -23,7 +23,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.layer import Attend
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
-from research.papers.masks import CrossAttention, RowAttention, RowCrossAttention
+from research.papers.masks import CrossAttention, RowAttention
 
 Measure = Callable[[int, int], float]  # returns the seconds of so many texts of so many tokens
 COUNTS = (1, 4, 16, 64)  # measured numbers of texts in a group
@@ -38,7 +38,7 @@ class Rows(Arrangement):
 
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
         """`causal`: a token attends to itself and to those before it."""
-        return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
+        return RowAttention(self.rooms, self.lengths, self.rooms, self.rows // self.width, heads, device, dtype, causal)
 
     def rounded_up(self) -> Arrangement:
         return self
@@ -55,7 +55,7 @@ def cross_attention(laid: Arrangement, sources: Arrangement, heads: int, device:
     """Returns the attention of targets to their `sources`, beside which they are laid."""
     if not isinstance(laid, Rows):
         return CrossAttention(laid.lengths.tolist(), sources.lengths.tolist(), heads)
-    return RowCrossAttention(laid.rooms, sources.lengths, sources.rooms, laid.rows // laid.width, heads, device, dtype)
+    return RowAttention(laid.rooms, sources.lengths, sources.rooms, laid.rows // laid.width, heads, device, dtype)
 
 
 def beside(sources: Arrangement, lengths: Array) -> Arrangement:
@@ -89,7 +89,7 @@ class Concat:
     length: int = 512
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
-        box = _handed_over(lengths, None if places is None else places.row, self.length)
+        box = _handed_over(lengths, places and places.row, self.length)
         return _boxed(lengths, _first_fit(lengths, self.length) if box is None else box, self.rows)
 
 
@@ -103,7 +103,7 @@ class Slotted:
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
         slot = min(self.slot, self.length)
-        box = _handed_over(lengths, None if places is None else places.slot, slot or self.length)
+        box = _handed_over(lengths, places and places.slot, slot or self.length)
         if box is None:
             slot = slot or int(lengths[lengths <= self.length].max(initial=1))
             box = _first_fit(lengths, slot)
