@@ -89,8 +89,7 @@ class Concat:
     length: int = 512
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
-        box = _handed_over(lengths, places and places.row, self.length)
-        return _boxed(lengths, _first_fit(lengths, self.length) if box is None else box, self.rows)
+        return _boxed(lengths, places and places.row, self.rows, self.length, self.length)
 
 
 @dataclass(frozen=True)
@@ -102,13 +101,7 @@ class Slotted:
     slot: int = 0
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
-        slot = min(self.slot, self.length)
-        box = _handed_over(lengths, places and places.slot, slot or self.length)
-        if box is None:
-            slot = slot or int(lengths[lengths <= self.length].max(initial=1))
-            box = _first_fit(lengths, slot)
-        slot = slot or int(_filled(lengths, box).max(initial=1))
-        return _boxed(lengths, box, self.rows * (self.length // slot))
+        return _boxed(lengths, places and places.slot, self.rows, self.length, min(self.slot, self.length))
 
 
 def naive(measure: Measure) -> Naive:
@@ -141,9 +134,18 @@ def _padded(texts: Array, lengths: Array) -> Arrangement:
     return Rows(texts, mine, np.full(len(texts), width), width)
 
 
-def _boxed(lengths: Array, box: Array, boxes: int) -> list[Arrangement]:
-    """Puts each text into its box, with `boxes` boxes of equal width in a tensor. Texts outside get one without padding."""
+def _boxed(lengths: Array, box: Array | None, rows: int, length: int, slot: int) -> list[Arrangement]:
+    """Puts each text into its box, with `rows` rows of boxes in a tensor. Texts outside get one without padding.
+
+    `box`: the policy's choice. If it has made none, or one of its boxes is too long, boxes are filled here. `slot`: the length
+    of a box; 0: as long as the longest text that fits a row, or as the fullest box of the policy.
+    """
     order = end_to_end(lengths).texts
+    if box is None or _filled(lengths, box).max(initial=0) > (slot or length):
+        slot = slot or int(lengths[lengths <= length].max(initial=1))
+        box = np.empty(len(lengths), dtype=np.int64)
+        box[order] = first_fit(lengths[order], slot, len(lengths))  # longest first: at most 11/9 of the fewest boxes are taken
+    boxes = rows * (length // (slot or int(_filled(lengths, box).max(initial=1))))
     outside, order = order[box[order] == OUTSIDE], order[box[order] != OUTSIDE]
     arrangements: list[Arrangement] = [Arrangement(outside, lengths[outside], lengths[outside])] if len(outside) else []
     order = order[np.argsort(box[order], kind="stable")]
@@ -163,25 +165,11 @@ def _in_rows(texts: Array, lengths: Array, row: Array) -> Arrangement:
     return Rows(texts, lengths[texts], rooms, width)
 
 
-def _handed_over(lengths: Array, box: Array | None, size: int) -> Array | None:
-    """Returns the boxes that the policy has chosen, or None if it has chosen none, or one of them is longer than `size`."""
-    if box is None or _filled(lengths, box).max(initial=0) > size:
-        return None
-    return box
-
-
 def _filled(lengths: Array, box: Array) -> Array:
     """Returns the tokens in each box."""
     inside = box != OUTSIDE
     _, of = np.unique(box[inside], return_inverse=True)
     return np.bincount(of, lengths[inside]).astype(np.int64)
-
-
-def _first_fit(lengths: Array, size: int) -> Array:
-    """Returns the box of each text, OUTSIDE for longer ones. Longest first, at most 11/9 of the fewest boxes are taken."""
-    order, box = end_to_end(lengths).texts, np.empty(len(lengths), dtype=np.int64)
-    box[order] = first_fit(lengths[order], size, len(lengths))
-    return box
 
 
 @dataclass(frozen=True)
