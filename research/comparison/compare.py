@@ -35,7 +35,7 @@ from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.comparison.report import Numbers, described, numbers_in, summary
-from research.comparison.schemes import COMPARED, MB, ExportedScheme, export_compared, random_tenant_store
+from research.comparison.schemes import COMPARED, MB, export_compared, megabytes, random_tenant_store
 from research.options import FLAT, JSON
 from research.options import run as run_command
 from research.result_file import ResultFile
@@ -130,11 +130,11 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
             say(f"{scheme}: exporting")
             store = random_tenant_store(work / f"store-{case.size}-{case.rank}", config, case.rank)
             exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
-            with TritonServer(exported.repository) as server:
+            with TritonServer(work / scheme) as server:
                 for tenants, one in missing.items():
                     say(f"{scheme}: measuring {tenants} tenants")
                     try:
-                        kept.put(one, measured(case, exported, server, tenants))
+                        kept.put(one, measured(case, scheme, megabytes(exported), server, tenants))
                     except HplmError as error:
                         failed.append(str(error))
     if failed:
@@ -142,12 +142,12 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
     return next(one for one in numbers_in(kept) if one.settings == settings)
 
 
-def measured(case: Comparison, exported: ExportedScheme, server: TritonServer, tenants: int) -> dict[str, Any]:
+def measured(case: Comparison, scheme: str, weights: dict[str, float], server: TritonServer, tenants: int) -> dict[str, Any]:
     """Returns the figures of one scheme behind a real Triton, for so many tenants."""
 
     def requests(arrivals: Arrivals) -> list[bytes]:
         texts = zip(texts_of(SIZES[case.size], arrivals.tokens), arrivals.tenant.tolist(), strict=True)
-        return [infer_request(exported.backbone, [text], tenant_id(tenant)) for text, tenant in texts]
+        return [infer_request(case.size, [text], tenant_id(tenant)) for text, tenant in texts]
 
     warming = Load(server.http_url, requests(case.some(tenants)), connections=case.clients, patience=case.patience)
     if case.is_closed:
@@ -161,11 +161,11 @@ def measured(case: Comparison, exported: ExportedScheme, server: TritonServer, t
     before = gflops()
     (report,) = send(load)
     if case.is_closed:
-        report.expect_success(f"{exported.scheme} with {tenants} tenants", WAY_OUT)
+        report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
     speeds = [round(speed, 1) for speed in (before, gflops())]  # whether the machine is steady
     private = round(Used.by(server.pid).private / MB, 1)
-    found = figures(report, load) | exported.megabytes()
-    return found | {"machine_gflops": speeds, "known_tenants": exported.tenants, "private_mb": private}
+    about = {"machine_gflops": speeds, "known_tenants": max(case.tenants), "private_mb": private}
+    return figures(report, load) | weights | about
 
 
 def figures(report: Report, load: Load) -> dict[str, Any]:

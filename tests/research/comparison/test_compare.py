@@ -14,7 +14,7 @@ from hplm.errors import InvalidInput
 from research.comparison import compare as compare_module
 from research.comparison.compare import QUICK, run
 from research.comparison.report import NAMES, described, make_report, summary
-from research.comparison.schemes import export_compared, random_tenant_store
+from research.comparison.schemes import export_compared, megabytes, random_tenant_store
 from testing.random_store import SIZES
 from tests.support.message import mentioning
 
@@ -46,7 +46,7 @@ def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path
 def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:
     store = random_tenant_store(tmp_path / "store", SIZES["toy"], rank=4)
     hplm, shared, dedicated = (
-        export_compared(store, tmp_path / scheme, scheme, 5, 2, ServingOptions(dtype="fp32")).megabytes()
+        megabytes(export_compared(store, tmp_path / scheme, scheme, 5, 2, ServingOptions(dtype="fp32")))
         for scheme in ("hplm", "shared", "dedicated_inprocess")
     )
     parameters = 4 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + (200 + 64 + 2) * 32 + 2 * 32
