@@ -7,7 +7,6 @@ import gc
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
@@ -28,7 +27,7 @@ from demo.building import (
     say,
 )
 from demo.data import MANIFEST, stored_demo_data
-from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server, megabytes
+from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.server import TritonServer
@@ -36,8 +35,14 @@ from hplm_client.errors import HplmClientError
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    start = time.monotonic()
+    parser = argparse.ArgumentParser(prog="./run demo", description="Build, serve and ask eight hPLMs over four domains.")
+    parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="data and store (default: %(default)s)")
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
+    parser.add_argument(
+        "--size", choices=SIZES, default=SMALL.name, help="of tables and training data; large is more accurate (default: small)"
+    )
+    args, start = parser.parse_args(argv), time.monotonic()
     try:
         scores, picture = _run(args.model or str(minilm()), SIZES[args.size], args.folder, args.repository, start)
     except (HplmError, HplmClientError) as error:
@@ -46,7 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("demo: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    print(_table(scores))
+    title = f"{'tenant':<18}{'task':<10}{'labels':>6}{'accuracy':>10}{'majority':>10}{'HTTP p50':>12}{'gRPC p50':>12}"
+    print(f"\n{title}\n{'-' * len(title)}")
+    for score in scores:
+        of = f"{score.tenant.id:<18}{score.tenant.task:<10}{len(score.tenant.labels):>6}{score.accuracy:>10.3f}"
+        print(f"{of}{score.tenant.majority_share:>10.3f}{score.http_ms:>9.1f} ms{score.grpc_ms:>9.1f} ms")
     print(f"""
 Done in {(time.monotonic() - start) / 60:.1f} minutes.
 
@@ -57,17 +66,6 @@ Who is there:       ./run hplm tenant list --repository {args.repository}
 Build your own:     docs/guide.md
 """)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./run demo", description="Build, serve and ask eight hPLMs over four domains.")
-    parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="data and store (default: %(default)s)")
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
-    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
-    parser.add_argument(
-        "--size", choices=SIZES, default=SMALL.name, help="of tables and training data; large is more accurate (default: small)"
-    )
-    return parser
 
 
 def _run(model: str, size: Size, demos: Path, repository: Path, start: float) -> tuple[list[Score], Path]:
@@ -84,36 +82,25 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
     store = build_demo_root(folder / "store", model, [domain.corpus for domain in data.domains], size, device)
     with ExitStack() as stack:
         server: TritonServer | None = None
-        for domain in data.domains:
+        for domain, tenant in ((own, tenant) for own in data.domains for tenant in data.tenants_of(own)):
             build_demo_domain(store, domain, size, device)
-            for tenant in data.tenants_of(domain):
-                build_demo_tenant(store, tenant, device)
-                if server is None:
-                    say(f"starting Triton with tenant {tenant.id}")
-                    server = stack.enter_context(live_server(store, live))
-                    print(f"\n{first_answer(tenant, server.http_url)}", flush=True)
-                    print(f"\nFirst answer after {(time.monotonic() - start) / 60:.1f} minutes.", flush=True)
-                else:
-                    add_live(store, live, tenant)
-                    print(f"\n{first_answer(tenant, server.http_url)}", flush=True)
+            build_demo_tenant(store, tenant, device)
+            if server is None:
+                say(f"starting Triton with tenant {tenant.id}")
+                server = stack.enter_context(live_server(store, live))
+                print(f"\n{first_answer(tenant, server.http_url)}", flush=True)
+                print(f"\nFirst answer after {(time.monotonic() - start) / 60:.1f} minutes.", flush=True)
+            else:
+                add_live(store, live, tenant)
+                print(f"\n{first_answer(tenant, server.http_url)}", flush=True)
         assert server is not None  # the demo has domains and tenants
         say(f"asking each of {len(data.tenants)} tenants {QUESTIONS} questions of its test texts, one at a time")
         scores = evaluate(data.tenants, server.http_url, server.grpc_url)
     say(f"exporting all tenants to {repository}")
     export(store, repository, ServingOptions(), replace)
     shutil.rmtree(live)
-    draw(scores, megabytes(store, scores), picture := demos / f"{size.name}.svg")
+    draw(scores, store, picture := demos / f"{size.name}.svg")
     return scores, picture
-
-
-def _table(scores: Sequence[Score]) -> str:
-    title = f"{'tenant':<18}{'task':<10}{'labels':>6}{'accuracy':>10}{'majority':>10}{'HTTP p50':>12}{'gRPC p50':>12}"
-    lines = [
-        f"{score.tenant.id:<18}{score.tenant.task:<10}{len(score.tenant.labels):>6}{score.accuracy:>10.3f}"
-        f"{score.tenant.majority_share:>10.3f}{score.http_ms:>9.1f} ms{score.grpc_ms:>9.1f} ms"
-        for score in scores
-    ]
-    return "\n".join(["", title, "-" * len(title), *lines])
 
 
 if __name__ == "__main__":

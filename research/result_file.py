@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,11 +34,15 @@ class ResultFile:
     def put(self, run: dict[str, Any], result: dict[str, Any]) -> None:
         """Replaces the file by one with this line. Several processes may do so at a time, and a cut leaves the old file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self.path.parent):
-            finished = _read(self.path) if self.path.exists() else {}
-            lines = sorted(_line(*one) for one in {**finished, digest_of(run): Finished(run, result)}.values())
+        lock = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            every = {**self._finished(), digest_of(run): Finished(run, result)}
+            lines = sorted(json.dumps({"run": own, "digest": digest, "result": one}) for digest, (own, one) in every.items())
             with replaced(self.path) as temporary:
-                temporary.write_text("".join(lines), "utf-8")
+                temporary.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        finally:
+            os.close(lock)
 
     def __iter__(self) -> Iterator[Finished]:
         return iter(self._finished().values())
@@ -49,43 +52,24 @@ class ResultFile:
             is_now = self.path.stat()
         except FileNotFoundError:
             return {}
-        return _read_once(self.path, (is_now.st_ino, is_now.st_mtime_ns, is_now.st_size))
+        return _read(self.path, (is_now.st_ino, is_now.st_mtime_ns, is_now.st_size))
 
 
 def digest_of(run: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _line(run: dict[str, Any], result: dict[str, Any]) -> str:
-    return json.dumps({"run": run, "digest": digest_of(run), "result": result}) + "\n"
-
-
 @lru_cache(maxsize=4)
-def _read_once(path: Path, version: tuple[int, int, int]) -> dict[str, Finished]:
-    return _read(path)
-
-
-def _read(path: Path) -> dict[str, Finished]:
+def _read(path: Path, version: tuple[int, int, int]) -> dict[str, Finished]:
     found: dict[str, Finished] = {}
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
             stored = json.loads(line)
             digest, one = stored["digest"], Finished(dict(stored["run"]), dict(stored["result"]))
         except (ValueError, TypeError, KeyError):
-            raise InvalidInput(f"{path}, line {number}: no result can be read there: mend the line or remove it") from None
+            raise InvalidInput(f"{path}, line {number}: no result can be read there: repair the line or remove it") from None
         if digest != digest_of(one.run):
             raise InvalidInput(f"{path}, line {number}: the digest {digest} is that of another run: remove the line")
         if found.setdefault(digest, one) != one:
             raise InvalidInput(f"{path}, line {number}: the run {digest} has another result above: remove one of the two")
     return found
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Waits until no other process holds the lock on `folder`."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from transformers import AutoConfig
@@ -15,12 +15,14 @@ from bench.run import app_of
 from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
 from demo.public import FEW as FEW_PUBLIC
-from demo.public import published_table, stored_public_data
+from demo.public import GCN, stored_public_data
+from demo.public import TASKS as PUBLIC_TASKS
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from research.accuracy.report import FEW, Report
-from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS, Study
+from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS
 from research.accuracy.table import draw, markdown_of, tenants_in
+from research.markdown import markdown
 from research.options import run
 from research.result_file import ResultFile
 
@@ -60,46 +62,36 @@ def accuracy(
     """
     amounts = (PUBLIC if texts == "public" else TIERS)[tier]
     amounts = replace(amounts, seeds=seeds) if seeds else amounts
-    source, layers = model or str(minilm()), _layers(model or str(minilm()))
-    name, on = named(model) if model else BACKBONE, resolve_device(device)
-    data, general = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}
+    source = model or str(minilm())
+    try:
+        layers: int = AutoConfig.from_pretrained(source).num_hidden_layers
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--model {source} cannot be read: {str(error).strip().splitlines()[0]}") from None
+    data, general, few = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}, FEW
     if texts == "public":
-        further = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}
+        further, few = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}, FEW_PUBLIC
         data, general = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
-    few = FEW_PUBLIC if texts == "public" else FEW
+    name, on = named(model) if model else BACKBONE, resolve_device(device)
     report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on, few, general)
     if list_studies:
         for study in report.studies.values():
             print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
         return
-    chosen = [_study(report.studies, one) for one in (report.studies if studies == ("all",) else studies)]
+    names = list(report.studies) if studies == ("all",) else studies
+    if unknown := [one for one in names if one not in report.studies]:
+        raise InvalidInput(f"unknown study {unknown[0]!r}: choose from {', '.join(report.studies)}, all")
+    chosen = [report.studies[one] for one in names]
     if not finished:
         report.run(chosen)
     for study in chosen:
-        if runs := report.finished(study):
-            _show(study, runs, pictures)
-
-
-def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> None:
-    weights = tenants_in(runs) if study.tenants else None
-    print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
-    if published := published_table({run["task"] for run in runs}):
-        print(f"\nPublished, on all training texts:\n\n{published}")
-    if pictures is not None:
-        draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
-
-
-def _layers(model: str) -> int:
-    try:
-        return AutoConfig.from_pretrained(model).num_hidden_layers
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"--model {model} cannot be read: {str(error).strip().splitlines()[0]}") from None
-
-
-def _study(known: dict[str, Study], name: str) -> Study:
-    if name not in known:
-        raise InvalidInput(f"unknown study {name!r}: choose from {', '.join(known)}, all")
-    return known[name]
+        if not (runs := report.finished(study)):
+            continue
+        weights, tasks = tenants_in(runs) if study.tenants else None, {run["task"] for run in runs}
+        print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
+        if published := [(task.tenant, GCN, task.published) for task in PUBLIC_TASKS if task.tenant in tasks]:
+            print(f"\nPublished, on all training texts:\n\n{markdown(('task', 'published', 'accuracy'), published)}")
+        if pictures is not None:
+            draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
 
 
 main = partial(run, app)

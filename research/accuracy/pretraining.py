@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from builder.hardware import step_tokens
@@ -24,7 +24,6 @@ from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
 from builder.tasks.lookup import Pack
 from builder.training.bodies import WholeBody
-from hplm.model.config import BackboneConfig
 from research.schemes.trained import whole_body
 
 
@@ -51,46 +50,32 @@ def _pretrain(
     saved: Path,
 ) -> None:
     """Changes `body` in place. Fits a head first if the model has none. The same call continues an interrupted one."""
-    config, head = store.config, given_head(store.model, store.config)
-    guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
-    reading = Reading(config, documents, 0, step_tokens(device))
+    config, given = store.config, given_head(store.model, store.config)
+    head, reading = given or MaskedHead(config), Reading(config, documents, 0, step_tokens(device))
+    for module in (body, head):
+        module.to(device).eval()
 
-    def loss_of(given: TextPack) -> tuple[Tensor, int]:
-        texts, chance = given
-        return guesser.loss(*_lesson(texts, config, chance, device))
+    def loss_of(read: TextPack) -> tuple[Tensor, int]:
+        texts, chance = read
+        words, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+        seen, guessed = masked(words, config, chance)
+        positions, wanted = index_of(positions_of(lengths), device), index_of(words[guessed], device)
+        pack = Pack(
+            texts=[], sums=None, tokens=index_of(seen, device), positions=positions, segments=torch.zeros_like(positions),
+            lengths=lengths.tolist(), reading=index_of(guessed, device), rows_of=[len(guessed)], targets=wanted,
+        )  # fmt: skip
+        return F.cross_entropy(head(body(pack, None), body.words.weight).float(), wanted), len(words)
 
     def learn(title: str, group: Group, part: Budget, savepoint: Path) -> None:
         """The last weights are kept: nothing scores them."""
-        guesser.requires_grad_(False)
+        for module in (body, head):
+            module.requires_grad_(False)
         training = Training(title, device, [group], reading.starting, loss_of, lambda: Exam(0.0, 0.0), WAY_OUT)
         train(training, part, Savepoint(savepoint))
 
-    if head is None:
-        fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
+    if given is None:
+        fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in head.named_parameters()})
         learn("fitting a head", fitted, budget.part(HEAD_SHARE), saved.with_name(f"{saved.stem}-head{saved.suffix}"))
         budget = budget.part(1 - HEAD_SHARE)
     learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
     learn(f"pretraining, {part}", learned, budget, saved)
-
-
-class _Guesser(nn.Module):
-    def __init__(self, body: WholeBody, head: MaskedHead) -> None:
-        super().__init__()
-        self.body, self.head = body, head
-
-    def loss(self, pack: Pack, wanted: Tensor) -> tuple[Tensor, int]:
-        guesses = self.head(self.body(pack, None), self.body.words.weight)
-        return F.cross_entropy(guesses.float(), wanted), len(pack.tokens)
-
-
-def _lesson(
-    texts: list[np.ndarray], config: BackboneConfig, chance: np.random.Generator, device: torch.device
-) -> tuple[Pack, Tensor]:
-    words, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
-    seen, guessed = masked(words, config, chance)
-    positions, wanted = index_of(positions_of(lengths), device), index_of(words[guessed], device)
-    pack = Pack(
-        texts=[], sums=None, tokens=index_of(seen, device), positions=positions, segments=torch.zeros_like(positions),
-        lengths=lengths.tolist(), reading=index_of(guessed, device), rows_of=[len(guessed)], targets=wanted,
-    )  # fmt: skip
-    return pack, wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -80,13 +80,17 @@ class Stores:
         """Builds what is missing for these recipes and domains: roots first, and large tables before those cut from them."""
         for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
             self._build_root(root)
-        for recipe, domain in self._tables(wanted):
-            if not (self.folder / recipe.store / "plot" / recipe.branch(domain) / "1").exists():
-                self._build_domain(recipe, domain)
-
-    def _tables(self, wanted: Sequence[tuple[Recipe, str]]) -> Iterable[tuple[Recipe, str]]:
         with_table = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
-        return dict.fromkeys([(recipe.whole, domain) for recipe, domain in with_table] + with_table)
+        for recipe, domain in dict.fromkeys([(recipe.whole, domain) for recipe, domain in with_table] + with_table):
+            store, branch, whole = self.open(recipe), recipe.branch(domain), recipe.whole
+            if (branch, 1) in store.domains():
+                continue
+            if recipe == whole:
+                options, budget = DomainOptions(learn=recipe.learn, keep=recipe.keep), Budget(minutes=recipe.minutes)
+                build_domain(store, branch, [self.corpora[domain]], options, budget, self.device)
+            else:
+                largest = self.open(whole), whole.branch(domain)
+                recut_domain(*largest, store, branch, recipe.keep, recipe.dtype, self.device)
 
     def _build_root(self, recipe: Recipe) -> None:
         folder, whole = self.folder / recipe.store, recipe.whole
@@ -96,13 +100,3 @@ class Stores:
         elif not (folder / "plot/root/1").exists():
             options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
             build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.root_minutes), self.device)
-
-    def _build_domain(self, recipe: Recipe, domain: str) -> None:
-        """Builds a domain and its table. The root must exist."""
-        whole = recipe.whole
-        if recipe != whole:
-            cut = self.open(whole), whole.branch(domain), self.open(recipe), recipe.branch(domain)
-            recut_domain(*cut, recipe.keep, recipe.dtype, self.device)
-            return
-        options, budget = DomainOptions(learn=recipe.learn, keep=recipe.keep), Budget(minutes=recipe.minutes)
-        build_domain(self.open(recipe), recipe.branch(domain), [self.corpora[domain]], options, budget, self.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -15,24 +14,11 @@ from hplm.plot.table import Table
 
 
 def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    """Makes a new store with another table of the same corpus and layers. Rows that the old table has are copied."""
-    with held(folder.with_name(f"{folder.name}.building"), f"the root of {folder}"):
-        return _recut_root(origin, folder, keep, device)
-
-
-def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    if (folder / "store.json").exists() and (store := Store(folder)).domains():
-        return store.table("root", 1)
-    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted build
-    counts, lower, known = Counts(origin.counts_folder("root", 1)), origin.lower("root", 1), origin.table("root", 1)
-    tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
-    store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
-    spec = store.table_spec("root", 1, None, known.meta.dtype, counts.tokens)
-    build = store.work_folder("root", 1)
-    build.mkdir(parents=True)
-    table = build_table(store, spec, counts, lower, keep, device, build, known)
-    shutil.rmtree(build)
-    return table
+    """Makes a new store with another table of the same corpus and layers."""
+    if not (folder / "store.json").exists():
+        tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+        Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
+    return recut_domain(origin, "root", Store(folder), "root", keep, origin.meta("root", 1).dtype, device)
 
 
 def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
@@ -48,7 +34,7 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
         put_away(build)
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
         store.save_lower(name, 1, lower)  # before the table, which makes it a branch
-        spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
+        spec = store.table_spec(name, 1, None if name == "root" else ("root", 1), dtype, counts.tokens)
         table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
         put_away(build)
         return table

@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from demo.picture import draw_bars
+from research.markdown import markdown
 
 Runs = Sequence[dict[str, Any]]
 
@@ -49,22 +50,19 @@ def tenants_in(runs: Runs) -> dict[str, float]:
 
 def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
     """Scores of unfinished runs are left empty. An average is there for a case that all tasks have."""
-    table = scores_of(runs)
-    averages = averages_of(table, weights)
-    cases = list(dict.fromkeys(run["case"] for run in runs))
+    table, seeds = scores_of(runs), seeds_of(runs)
+    averages, cases = averages_of(table, weights), list(dict.fromkeys(run["case"] for run in runs))
     about = {run["task"]: (run["kind"], run["metric"], f"{run['trained_on']:,}") for run in runs}
-    seeds = {task: len(common) for task, common in seeds_of(runs).items()}
-    lines = [_row("task", "kind", "metric", "texts", "seeds", *cases), "|" + "---|" * (5 + len(cases))]
-    for task, row in table.items():
-        points = (f"{row[case]:.1f}" if case in row else "" for case in cases)
-        lines.append(_row(task, *about[task], str(seeds[task]), *points))
-    lines.append(
-        _row("**average**", "", "", "", "", *(f"**{averages[case]:.2f}**" if case in averages else "" for case in cases))
-    )
+
+    def row(*begun: str, points: dict[str, float], form: str) -> list[str]:
+        return [*begun, *[""] * (5 - len(begun)), *(form.format(points[case]) if case in points else "" for case in cases)]
+
+    rows = [row(task, *about[task], str(len(seeds[task])), points=own, form="{:.1f}") for task, own in table.items()]
+    rows.append(row("**average**", points=averages, form="**{:.2f}**"))
     if (first := cases[0]) in averages:
-        gaps = (f"{averages[case] - averages[first]:+.2f}" if case in averages else "" for case in cases)
-        lines.append(_row(f"against {first}", "", "", "", "", *gaps))
-    return "\n".join([*lines, *_mixed(runs)])
+        gaps = {case: average - averages[first] for case, average in averages.items()}
+        rows.append(row(f"against {first}", points=gaps, form="{:+.2f}"))
+    return "\n".join([markdown(("task", "kind", "metric", "texts", "seeds", *cases), rows), *_mixed(runs)])
 
 
 def _mixed(runs: Runs) -> Iterator[str]:
@@ -76,10 +74,6 @@ def _mixed(runs: Runs) -> Iterator[str]:
     ways = {f"{run['products']} on {run['device']}" if "products" in run else "not told" for run in runs}
     if len(ways) > 1:
         yield f"\nTrained in different ways: {', '.join(sorted(ways))}."
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = None) -> None:

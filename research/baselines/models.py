@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class WholeConfig:
         return msgspec.json.decode((folder / cls.FILE).read_bytes(), type=cls)
 
 
+def files_of(folder: Path, weights: str) -> tuple[Path, Path]:
+    """Returns the files of a body and its head."""
+    return folder / "bodies" / weights, folder / "heads" / f"{weights}.safetensors"
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     tenant: WholeTenant
@@ -66,15 +72,15 @@ class Question:
     allowed_s: float  # 0: no deadline
 
     @property
-    def too_late(self) -> DeadlineMissed | None:
-        if not self.allowed_s or time.monotonic() <= self.arrival + self.allowed_s:
-            return None
-        return DeadlineMissed(
-            f"not started within the {self.allowed_s * 1e3:g} ms that the request allowed: send a longer timeout"
-        )
+    def tokens(self) -> int:
+        return sum(len(text.tokens) for text in self.encoded)
+
+    @property
+    def is_late(self) -> bool:
+        return bool(self.allowed_s) and time.monotonic() > self.arrival + self.allowed_s
 
 
-Answered = tuple[Question, "list[TextAnswer] | HplmError"]
+Answer = list[TextAnswer] | HplmError
 
 
 class WholeModels:
@@ -82,17 +88,14 @@ class WholeModels:
         if device.type == "cpu":
             keep_freed_memory()
         self.config = BackboneConfig.load(folder / "backbone.json")
-        tenants = WholeConfig.load(folder).tenants
-        self._folder = folder
-        self._batch_tokens = batch_tokens
-        self._device = device
-        self._tenants = {tenant.id: tenant for tenant in tenants}
+        self._folder, self._batch_tokens, self._device = folder, batch_tokens, device
+        self._tenants = {tenant.id: tenant for tenant in WholeConfig.load(folder).tenants}
         self._tokenizer = Tokenizer((folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
         count = min(resident, len(self._tenants))
         self._free = [Slot(self.config, device, dtype) for _ in range(count)]
         self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
         if count == len(self._tenants):  # all models fit: they are loaded now, so that no first request has to wait
-            for tenant in tenants:
+            for tenant in self._tenants.values():
                 self._slot(tenant)
 
     def question(
@@ -111,69 +114,60 @@ class WholeModels:
         task = find_task(tenant.task)
         spans = [task.rows(text, pair, one) for text, pair, one in zip(texts, seconds, encoded, strict=True)]
         top_k = min(int(parameters.get("top_k", 0)), len(tenant.labels))
-        passages = pairs if pairs is not None else [""] * len(texts)
-        return Question(tenant, encoded, spans, passages, top_k, arrival, allowed_s)
+        return Question(tenant, encoded, spans, [pair or "" for pair in seconds], top_k, arrival, allowed_s)
 
-    def answer(self, questions: Sequence[Question]) -> Iterator[Answered]:
+    def answer(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
         """Yields each question once, with its answer. Questions whose model is in memory go first, before others evict it."""
         by_tenant: dict[str, list[Question]] = {}
         for question in questions:
             by_tenant.setdefault(question.tenant.id, []).append(question)
         for mine in sorted(by_tenant.values(), key=lambda mine: mine[0].tenant.id not in self._held):
-            yield from self._answer_tenant(mine)
+            for batch in self._batches(mine):
+                late = {question for question in batch if question.is_late}
+                for question in late:
+                    what = f"not started within the {question.allowed_s * 1e3:g} ms that the request allowed"
+                    yield question, DeadlineMissed(f"{what}: send a longer timeout")
+                if rest := [question for question in batch if question not in late]:
+                    yield from zip(rest, self._answered(rest), strict=True)
 
-    def _answer_tenant(self, questions: list[Question]) -> Iterator[Answered]:
-        left = list(questions)
+    def _answered(self, batch: list[Question]) -> Sequence[Answer]:
+        tenant = batch[0].tenant
         try:
-            late = [(question, error) for question in questions if (error := question.too_late) is not None]
-            for question, error in late:
-                left.remove(question)
-                yield question, error
-            if not left:
-                return
-            slot = self._slot(questions[0].tenant)
-            for batch in self._batches(list(left)):
-                for question, rows in zip(batch, self._run(slot, batch), strict=True):
-                    left.remove(question)
-                    yield question, rows
+            return self._run(self._slot(tenant), batch)
         except HplmError as error:
-            yield from ((question, error) for question in left)
+            return [error] * len(batch)
         except (OSError, RuntimeError, ValueError) as error:
-            broken = Broken(f"tenant {questions[0].tenant.id!r}: {error}")
-            yield from ((question, broken) for question in left)
+            return [Broken(f"tenant {tenant.id!r}: {error}: export the scheme again")] * len(batch)
 
     def _batches(self, questions: list[Question]) -> Iterator[list[Question]]:
         """Yields batches of whole requests with at most `batch_tokens`. A larger request is a batch of its own."""
-        batch, tokens = [], 0
+        batch, tokens = list[Question](), 0
         for question in questions:
-            own = sum(len(text.tokens) for text in question.encoded)
-            if batch and tokens + own > self._batch_tokens:
+            if batch and tokens + question.tokens > self._batch_tokens:
                 yield batch
                 batch, tokens = [], 0
             batch.append(question)
-            tokens += own
+            tokens += question.tokens
         yield batch
 
     @torch.inference_mode()
     def _run(self, slot: Slot, batch: list[Question]) -> list[list[TextAnswer]]:
         texts = [(question, number) for question in batch for number in range(len(question.encoded))]
         texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # attention runs over texts of equal length
-        encoded = [question.encoded[number] for question, number in texts]
-        lengths = [len(text.tokens) for text in encoded]
-        tenant = batch[0].tenant
-        task = find_task(tenant.task)
+        encoded, spans = ([getattr(one, name)[number] for one, number in texts] for name in ("encoded", "spans"))
+        lengths, tenant = [len(text.tokens) for text in encoded], batch[0].tenant
         tokens, segments = (
             self._sent(np.concatenate([getattr(text, column) for text in encoded])) for column in ("tokens", "segments")
         )
         starts = np.cumsum(lengths) - lengths
-        spans = [question.spans[number] for question, number in texts]
         reading = np.concatenate([np.maximum(rows[:, 0], 0) + start for rows, start in zip(spans, starts, strict=True)])
         hidden = slot.body(tokens, segments, lengths, self._sent(reading))
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
-        answers: dict[Question, dict[int, TextAnswer]] = {question: {} for question in batch}
+        task, answers = find_task(tenant.task), dict[tuple[Question, int], TextAnswer]()
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
-            answers[question][number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, question.passages[number])
-        return [[by_number[number] for number in range(len(by_number))] for by_number in answers.values()]
+            passage = question.passages[number]
+            answers[question, number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, passage)
+        return [[answers[question, number] for number in range(len(question.encoded))] for question in batch]
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers.astype(np.int64)).to(self._device)
@@ -191,14 +185,6 @@ class WholeModels:
         return slot
 
 
-def files_of(folder: Path, weights: str) -> tuple[Path, Path]:
-    """Returns the files of a body and its head."""
-    return folder / "bodies" / weights, folder / "heads" / f"{weights}.safetensors"
-
-
-Respond = Callable[["list[TextAnswer] | HplmError"], None]
-
-
 class Worker:
     """A thread that answers waiting requests in rounds. A round takes all requests that came during the last round.
 
@@ -207,42 +193,31 @@ class Worker:
     """
 
     def __init__(self, models: WholeModels, most: int) -> None:
-        self._models = models
-        self._most = most
-        self._waiting: dict[Question, Respond] = {}
-        self._change = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="answer", daemon=True)
-        self._thread.start()
+        self._models, self._most = models, most
+        self._waiting: dict[Question, Callable[[Answer], None]] = {}
+        self._lock, self._thread = threading.Lock(), ThreadPoolExecutor(1, "answer")
 
-    def submit(self, question: Question, respond: Respond) -> None:
+    def submit(self, question: Question, respond: Callable[[Answer], None]) -> None:
         """Takes the question, which is then answered once, or raises."""
-        with self._change:
-            if self._closed:
-                raise Draining("the model is being unloaded: send the request again")
+        with self._lock:
             if len(self._waiting) >= self._most:
                 raise QueueFull(f"{self._most} requests are waiting: retry after 1 s")
+            try:
+                self._thread.submit(self._round)
+            except RuntimeError:
+                raise Draining("the model is being unloaded: send the request again") from None
             self._waiting[question] = respond
-            self._change.notify()
 
     def close(self) -> None:
         """Refuses new questions, and waits until those it has taken are answered."""
-        with self._change:
-            self._closed = True
-            self._change.notify()
-        self._thread.join()
+        self._thread.shutdown()
 
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._change.wait()
-                waiting, self._waiting = self._waiting, {}
-            try:
-                for question, result in self._models.answer(list(waiting)):
-                    waiting.pop(question)(result)
-            except Exception as error:  # every waiting request must get an answer
-                for respond in waiting.values():
-                    respond(Internal(f"the batch failed: {error}"))
+    def _round(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        try:
+            for question, result in self._models.answer(list(waiting)):
+                waiting.pop(question)(result)
+        except Exception as error:  # every waiting request must get an answer
+            for respond in waiting.values():
+                respond(Internal(f"the batch failed: {error}"))

@@ -28,7 +28,6 @@ from bench.run import app_of
 from bench.server import Used, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
-from hplm.model.config import BackboneConfig
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import SECOND, Arrivals
 from loadtest.encode import infer_request
@@ -36,7 +35,7 @@ from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.comparison.report import Numbers, described, numbers_in, summary
-from research.comparison.schemes import COMPARED, MB, ExportedScheme, export_compared, random_tenant_store
+from research.comparison.schemes import COMPARED, MB, export_compared, megabytes, random_tenant_store
 from research.options import FLAT, JSON
 from research.options import run as run_command
 from research.result_file import ResultFile
@@ -44,7 +43,6 @@ from testing.random_store import SIZES
 
 app = app_of("python -m research.comparison.compare", __doc__)
 Scenario = Literal["saturate", "slowdown", "steady", "burst"]
-CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
 DISTINCT = 4096  # different requests of `saturate`, more than are sent
 OPEN_CONNECTIONS = 512  # in scenarios that do not wait for answers
 WARM_UP = 0.25  # share of the seconds
@@ -86,23 +84,23 @@ class Comparison:
             raise InvalidInput(f"--schemes: unknown scheme {unknown[0]!r}: choose from {','.join(COMPARED)}")
 
     @property
-    def config(self) -> BackboneConfig:
-        return SIZES[self.size]
-
-    def mix(self, tenants: int) -> Mix:
-        return Mix(tenants, lengths=lengths_of(self.lengths))
+    def is_closed(self) -> bool:
+        """Whether a client waits for an answer before it sends the next request."""
+        return self.scenario in ("saturate", "slowdown")
 
     @property
     def clients(self) -> int:
         """The number of clients at a time. For the slow-down it is one, so that no request waits for another one."""
         return {"slowdown": 1, "saturate": self.connections}.get(self.scenario, OPEN_CONNECTIONS)
 
-    def arrivals(self, tenants: int) -> Arrivals:
-        if self.scenario in CLOSED:
-            return self.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
-        return until((steady if self.scenario == "steady" else burst)(self.mix(tenants)), self.seconds)
+    def mix(self, tenants: int) -> Mix:
+        return Mix(tenants, lengths=lengths_of(self.lengths))
 
-    def shared(self) -> dict[str, Any]:
+    def some(self, tenants: int) -> Arrivals:
+        """Returns requests without a time."""
+        return self.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
+
+    def settings(self) -> dict[str, Any]:
         """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
         clients = 1 if self.scenario == "slowdown" else self.connections
         mine = asdict(self) | {"connections": clients, "known_tenants": max(self.tenants), "machine": machine()}
@@ -118,24 +116,25 @@ QUICK = Comparison(
 
 def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
     """Measures missing numbers. A failure stops no other measurement; it is raised at the end."""
-    kept, settings, failed = ResultFile(results / f"{case.size}-{case.scenario}.jsonl"), case.shared(), []
+    kept, settings, failed = ResultFile(results / f"{case.size}-{case.scenario}.jsonl"), case.settings(), []
+    config = SIZES[case.size]
     with ExitStack() as stack:
         if work is None:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-compare-")))
-        options = ServingOptions(dtype=case.dtype, batch_tokens=max(case.batch_tokens, case.config.positions))
+        options = ServingOptions(dtype=case.dtype, batch_tokens=max(case.batch_tokens, config.positions))
         for scheme in case.schemes:
             runs = {tenants: {"scheme": scheme, "tenants": tenants, "settings": settings} for tenants in case.tenants}
             missing = {tenants: one for tenants, one in runs.items() if kept.get(one) is None}
             if not missing:
                 continue
             say(f"{scheme}: exporting")
-            store = random_tenant_store(work / f"store-{case.size}-{case.rank}", case.config, case.rank)
+            store = random_tenant_store(work / f"store-{case.size}-{case.rank}", config, case.rank)
             exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
-            with TritonServer(exported.repository) as server:
+            with TritonServer(work / scheme) as server:
                 for tenants, one in missing.items():
                     say(f"{scheme}: measuring {tenants} tenants")
                     try:
-                        kept.put(one, Served(case, exported, server).measured(tenants))
+                        kept.put(one, measured(case, scheme, megabytes(exported), server, tenants))
                     except HplmError as error:
                         failed.append(str(error))
     if failed:
@@ -143,51 +142,33 @@ def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
     return next(one for one in numbers_in(kept) if one.settings == settings)
 
 
-@dataclass(frozen=True)
-class Served:
-    """One scheme behind a real Triton."""
+def measured(case: Comparison, scheme: str, weights: dict[str, float], server: TritonServer, tenants: int) -> dict[str, Any]:
+    """Returns the figures of one scheme behind a real Triton, for so many tenants."""
 
-    case: Comparison
-    exported: ExportedScheme
-    server: TritonServer
+    def requests(arrivals: Arrivals) -> list[bytes]:
+        texts = zip(texts_of(SIZES[case.size], arrivals.tokens), arrivals.tenant.tolist(), strict=True)
+        return [infer_request(case.size, [text], tenant_id(tenant)) for text, tenant in texts]
 
-    def measured(self, tenants: int) -> dict:
-        load = self._load(self.case.arrivals(tenants))
-        self._warm_up(load, tenants)
-        before = gflops()
-        (report,) = send(load)
-        if self.case.scenario in CLOSED:
-            report.expect_success(f"{self.exported.scheme} with {tenants} tenants", WAY_OUT)
-        return (
-            figures(report, load)
-            | self.exported.megabytes()
-            | {"machine_gflops": [round(speed, 1) for speed in (before, gflops())]}  # whether the machine is steady
-            | {"known_tenants": self.exported.tenants, "private_mb": round(Used.by(self.server.pid).private / MB, 1)}
-        )
-
-    def _load(self, arrivals: Arrivals) -> Load:
-        case, at = self.case, arrivals.at_ns / SECOND
-        load = Load(self.server.http_url, self._requests(arrivals), connections=case.clients, patience=case.patience)
-        if case.scenario in CLOSED:
-            return replace(load, seconds=case.seconds)
-        return replace(load, seconds=float(at[-1]) + 1.0, arrivals=at)
-
-    def _warm_up(self, load: Load, tenants: int) -> None:
-        case = self.case
-        drawn = case.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
-        warming = replace(load, requests=self._requests(drawn), arrivals=None)
-        if case.scenario in CLOSED:
-            send(replace(warming, seconds=WARM_UP * case.seconds))
-        else:
-            send(replace(warming, requests=warming.requests[: min(16, tenants)], count=16, connections=4))
-
-    def _requests(self, arrivals: Arrivals) -> list[bytes]:
-        texts = texts_of(self.case.config, arrivals.tokens)
-        pairs = zip(texts, arrivals.tenant.tolist(), strict=True)
-        return [infer_request(self.exported.backbone, [text], tenant_id(tenant)) for text, tenant in pairs]
+    warming = Load(server.http_url, requests(case.some(tenants)), connections=case.clients, patience=case.patience)
+    if case.is_closed:
+        load = replace(warming, seconds=case.seconds)
+        send(replace(warming, seconds=WARM_UP * case.seconds))
+    else:
+        arrivals = until((steady if case.scenario == "steady" else burst)(case.mix(tenants)), case.seconds)
+        at = arrivals.at_ns / SECOND
+        load = replace(warming, requests=requests(arrivals), seconds=float(at[-1]) + 1.0, arrivals=at)
+        send(replace(warming, seconds=load.seconds, requests=warming.requests[: min(16, tenants)], count=16, connections=4))
+    before = gflops()
+    (report,) = send(load)
+    if case.is_closed:
+        report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
+    speeds = [round(speed, 1) for speed in (before, gflops())]  # whether the machine is steady
+    private = round(Used.by(server.pid).private / MB, 1)
+    about = {"machine_gflops": speeds, "known_tenants": max(case.tenants), "private_mb": private}
+    return figures(report, load) | weights | about
 
 
-def figures(report: Report, load: Load) -> dict:
+def figures(report: Report, load: Load) -> dict[str, Any]:
     good, due = report.latencies[report.statuses == 200], load.due
     return report.summary() | {
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds

@@ -11,7 +11,6 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from bench.curves import Curve, draw
 from bench.machine import in_words
 from bench.run import app_of
 from hplm.errors import InvalidInput
+from research.markdown import markdown
 from research.options import run
 from research.result_file import ResultFile
 
@@ -37,8 +37,7 @@ HEAD = """\
 HMI's workloads (7.2-7.4). All schemes serve the same tenants on the same Triton, one scheme after the other. Weights are
 random, because speed and memory do not depend on them. `python -m research.comparison.report` makes the page from the
 numbers in `results/`. GFLOP/s are bare matrix products before and after a number: where they differ, the machine had other
-work.
-"""
+work."""
 TITLES = {
     "saturate": "Throughput (Fig. 11, Table 2): requests answered a second, by tenants",
     "slowdown": "What swapping models costs (Fig. 3): slow-down over the fewest tenants, by tenants",
@@ -46,6 +45,7 @@ TITLES = {
     "burst": "Response times under a burst (Fig. 13): share of requests answered, by ms since they were due",
 }
 SCENARIOS = tuple(TITLES)
+WEIGHTS = ("shared", "each", "swapped", "mapped")  # megabytes
 
 
 @dataclass(frozen=True)
@@ -59,98 +59,75 @@ class Numbers:
     def name(self) -> str:
         return f"{self.settings['size']}-{self.settings['scenario']}"
 
+    def by_tenants(self, name: str) -> dict[str, dict[str, Any]]:
+        """Returns a figure by scheme and number of tenants."""
+        found: dict[str, dict[str, Any]] = {}
+        for scheme, tenants, one in self.found:
+            found.setdefault(scheme, {})[str(tenants)] = one[name]
+        return found
+
+    def slower(self) -> dict[str, dict[str, float | None]]:
+        """Returns the rate of each scheme with its fewest tenants over that with more."""
+        rates = self.by_tenants("req_per_s").items()
+        return {scheme: {n: next(iter(own.values())) / one if one else None for n, one in own.items()} for scheme, own in rates}
+
 
 def numbers_in(file: ResultFile) -> list[Numbers]:
-    every = sorted(file, key=lambda one: (ORDER.index(one.run["scheme"]), one.run["tenants"]))
     found: dict[str, Numbers] = {}
-    for case, measured in every:
+    for case, measured in sorted(file, key=lambda one: (ORDER.index(one.run["scheme"]), one.run["tenants"])):
         settings = case["settings"]
         numbers = found.setdefault(json.dumps(settings, sort_keys=True), Numbers(settings, []))
         numbers.found.append((case["scheme"], case["tenants"], measured))
     return list(found.values())
 
 
-def summary(results: Numbers) -> dict:
-    rates: dict[str, dict[str, float]] = {}
-    memory: dict[str, dict] = {}
-    p50: dict[str, dict[str, float | None]] = {}
-    speeds: list[float] = []
-    for scheme, tenants, measured in results.found:
-        rates.setdefault(scheme, {})[str(tenants)] = measured["req_per_s"]
-        p50.setdefault(scheme, {})[str(tenants)] = measured["p50_ms"]
-        kept = {f"{name}_mb": round(measured[name], 2) for name in ("shared", "each", "swapped", "mapped")}
-        memory.setdefault(scheme, kept | {"models_in_16_gb": measured["models_in_16_gb"], "private_mb": {}})
-        memory[scheme]["private_mb"][str(tenants)] = measured["private_mb"]
-        speeds += measured["machine_gflops"]
-    settings = results.settings
-    ratios = _ratios(rates) if settings["scenario"] == "saturate" else {}
-    targets = TARGETS if ratios and max(map(int, rates["hplm"])) >= MANY else {}
+def summary(results: Numbers) -> dict[str, Any]:
+    rates, private = results.by_tenants("req_per_s"), results.by_tenants("private_mb")
+    weights = {scheme: one for scheme, _, one in reversed(results.found)}
+    memory = {
+        scheme: {f"{name}_mb": round(weights[scheme][name], 2) for name in WEIGHTS}
+        | {"models_in_16_gb": weights[scheme]["models_in_16_gb"], "private_mb": own}
+        for scheme, own in private.items()
+    }
+    ratios, targets = {}, {}
+    if results.settings["scenario"] == "saturate" and (own := rates.get("hplm")):
+        most, least = list(own)[-1], next(iter(own))
+        below = {"hplm_to_inprocess": rates.get("dedicated_inprocess", {}).get(most), "hplm_most_to_least_tenants": own[least]}
+        ratios = {name: round(own[most] / rate, 3) if rate else None for name, rate in below.items()}
+        targets = TARGETS if int(most) >= MANY else {}
+    speeds = [speed for *_, one in results.found for speed in one["machine_gflops"]]
     return {
         "schemes": rates,
-        "p50_ms": p50,
+        "p50_ms": results.by_tenants("p50_ms"),
         "memory": memory,
         "ratios": ratios,
         "targets": targets,
         "missed": [name for name, least in targets.items() if (ratios[name] or 0.0) < least],
-        "settings": settings,
+        "settings": results.settings,
         "machine_gflops": {"least": min(speeds), "median": statistics.median(speeds), "most": max(speeds)} if speeds else None,
-    }
-
-
-def _ratios(rates: dict[str, dict[str, float]]) -> dict[str, float | None]:
-    counts = sorted(map(int, rates.get("hplm", {})))
-    if not counts:
-        return {}
-    least, most = str(counts[0]), str(counts[-1])
-
-    def ratio(over: str, tenants: str) -> float | None:
-        below = rates.get(over, {}).get(tenants)
-        return round(rates["hplm"][tenants] / below, 2) if below else None
-
-    return {
-        "hplm_to_inprocess": ratio("dedicated_inprocess", most),
-        "hplm_most_to_least_tenants": round(rates["hplm"][most] / rates["hplm"][least], 3) if rates["hplm"][least] else None,
     }
 
 
 def described(results: Numbers) -> str:
     """Returns the settings and the tables of a scenario, in Markdown."""
-    settings, found = results.settings, summary(results)
+    settings, found, slower = results.settings, summary(results), results.slower()
     about = {name: value for name, value in settings.items() if name not in ("scenario", "size", "machine")}
     setup = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items())
-    parts = [f"## {settings['size']}: {TITLES[settings['scenario']]}", f"Settings: {setup}.", _numbers(results)]
-    if settings["scenario"] == "saturate":
-        ratios = [(name, value, found["targets"].get(name)) for name, value in found["ratios"].items()]
-        parts += [_memory(found["memory"]), _table(("ratio", "found", "target"), ratios)]
-    return "\n\n".join(parts)
-
-
-def _numbers(results: Numbers) -> str:
-    rows, fewest = [], {}
+    names = ("", "tenants", "requests a second", "slow-down", "answered", "median, ms", "99 %, ms", "GFLOP/s")
+    rows = []
     for scheme, tenants, one in results.found:
-        rate = one["req_per_s"]
-        slower = f"{fewest.setdefault(scheme, rate) / rate:.2f}" if rate and not one["offered"] else ""
-        answered = f"{one['succeeded'] / one['offered']:.1%}" if one["offered"] else "all"
-        speeds = ", ".join(f"{speed:.0f}" for speed in one["machine_gflops"])
-        rows.append([NAMES[scheme], tenants, rate, slower, answered, one["p50_ms"], one["p99_ms"], speeds])
-    return _table(("", "tenants", "requests a second", "slow-down", "answered", "median, ms", "99 %, ms", "GFLOP/s"), rows)
-
-
-def _memory(memory: dict[str, dict]) -> str:
-    kept = ("shared_mb", "each_mb", "swapped_mb", "mapped_mb", "models_in_16_gb")
-    rows = [[NAMES[scheme], *(memory[scheme][name] for name in kept)] for scheme in memory]
-    return _table(("weights in MB", "shared", "a model", "swapped", "tables", "models in 16 GB"), rows)
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    shown = [[_cell(value) for value in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [names, ["---"] * len(names), *shown])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int | float):
-        return f"{value:,.0f}" if value >= 1000 or isinstance(value, int) else f"{value:.4g}"
-    return "" if value is None else str(value)
+        offered, speeds = one["offered"], ", ".join(f"{speed:.0f}" for speed in one["machine_gflops"])
+        ratio, answered = (None, f"{one['succeeded'] / offered:.1%}") if offered else (slower[scheme][str(tenants)], "all")
+        rows.append([NAMES[scheme], tenants, one["req_per_s"], ratio, answered, one["p50_ms"], one["p99_ms"], speeds])
+    parts = [f"## {settings['size']}: {TITLES[settings['scenario']]}", f"Settings: {setup}.", markdown(names, rows)]
+    if settings["scenario"] == "saturate":
+        kept = (*(f"{name}_mb" for name in WEIGHTS), "models_in_16_gb")
+        names = ("weights in MB", "shared", "a model", "swapped", "tables", "models in 16 GB")
+        rows = [[NAMES[scheme], *(own[name] for name in kept)] for scheme, own in found["memory"].items()]
+        parts.append(markdown(names, rows))
+        ratios = [(name, value, found["targets"].get(name)) for name, value in found["ratios"].items()]
+        parts.append(markdown(("ratio", "found", "target"), ratios))
+    return "\n\n".join(parts)
 
 
 def draw_results(results: Numbers, to: Path) -> list[Path]:
@@ -158,21 +135,19 @@ def draw_results(results: Numbers, to: Path) -> list[Path]:
     scenario, size = results.settings["scenario"], results.settings["size"]
     title, _, label = TITLES[scenario].partition(": ")
     charts: dict[Path, dict[str, dict[str, Curve]]] = {}  # by path, title and scheme
-    fewest: dict[str, float] = {}
-    for scheme, tenants, one in results.found:
-        rate = one["req_per_s"]
-        path, of = to / f"{results.name}.svg", f"{label}: {size}"
-        if scenario == "burst":
-            path, of = to / f"{results.name}-{tenants}.svg", f"{label}: {size}, {tenants:,} tenants"
+    if scenario == "burst":
+        for scheme, tenants, one in results.found:
             answered = one["succeeded"] / one["offered"] / 100
-            curve = {f"{ms:.3f}": percent * answered for percent, ms in enumerate(one["latency_ms"])}
-        elif scenario == "slowdown":
-            curve = {str(tenants): fewest.setdefault(scheme, rate) / rate} if rate else {}
-        else:
-            curve = {str(tenants): one["p50_ms"] if scenario == "steady" else rate or None}
-        charts.setdefault(path, {}).setdefault(of, {}).setdefault(NAMES[scheme], {}).update(curve)
-    for path, curves in charts.items():
-        draw(curves, title, path, log="x" if scenario == "burst" else "xy")
+            curve: Curve = {f"{ms:.3f}": percent * answered for percent, ms in enumerate(one["latency_ms"])}
+            chart = charts.setdefault(to / f"{results.name}-{tenants}.svg", {f"{label}: {size}, {tenants:,} tenants": {}})
+            next(iter(chart.values()))[NAMES[scheme]] = curve
+    else:
+        drawn = "p50_ms" if scenario == "steady" else "req_per_s"
+        figures = results.slower() if scenario == "slowdown" else results.by_tenants(drawn)
+        curves = {NAMES[scheme]: {n: value or None for n, value in own.items()} for scheme, own in figures.items()}
+        charts[to / f"{results.name}.svg"] = {f"{label}: {size}": curves}
+    for path, chart in charts.items():
+        draw(chart, title, path, log="x" if scenario == "burst" else "xy")
     return list(charts)
 
 
@@ -182,8 +157,7 @@ def make_report(results: Path, to: Path) -> list[str]:
     found.sort(key=lambda one: (SCENARIOS.index(one.settings["scenario"]), one.name))
     if not found:
         raise InvalidInput(f"{results} holds no results: measure some with `python -m research.comparison.compare`")
-    machines = dict.fromkeys(f"Machine: {in_words(one.settings['machine'])}." for one in found)
-    page = [HEAD.strip(), *machines]
+    page = [HEAD, *dict.fromkeys(f"Machine: {in_words(one.settings['machine'])}." for one in found)]
     for one in found:
         page += [described(one), *(f"![{picture.stem}]({picture.name})" for picture in draw_results(one, to))]
     (to / "README.md").write_text("\n\n".join(page) + "\n", "utf-8")

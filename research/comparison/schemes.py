@@ -7,12 +7,12 @@ one file, which is read again for each of them.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bench.server import multiply, tenant_id
 from builder.publish.export import SCHEME as HPLM
-from builder.publish.export import export
+from builder.publish.export import Exported, export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from hplm.adapters.layout import Layout
@@ -29,32 +29,23 @@ MB = 1e6
 DEVICE_MB = 16_000.0  # the device of HMI's Table 2, which counts how many models fit
 
 
-@dataclass(frozen=True)
-class ExportedScheme:
-    """A repository of one scheme, with copies of one tenant."""
+def megabytes(exported: Exported) -> dict[str, float]:
+    """Returns the megabytes of weights: `shared` once, `each` for a model that is ready, `swapped` for one that is not.
 
-    scheme: str
-    repository: Path
-    backbone: str
-    tenants: int
-
-    def megabytes(self) -> dict[str, float]:
-        """Returns the megabytes of weights: `shared` once, `each` for a model that is ready, `swapped` for one that is not.
-
-        `mapped` are tables on disk. `models_in_16_gb` counts as HMI: other models wait in host memory of the same size.
-        """
-        folder = self.repository / self.backbone / "1"
-        mapped = sum(file.stat().st_size for file in (folder / Backbone.TABLES).rglob("*") if file.is_file())
-        if self.scheme in WHOLE:
-            files = files_of(folder, WholeConfig.load(folder).tenants[0].weights)
-            shared, each = 0.0, sum(file.stat().st_size for file in files) / MB
-            swapped = each
-        else:
-            records = Snapshot.load(folder / Backbone.TENANTS).tenants[0].records()
-            shared, each = (folder / Backbone.UPPER).stat().st_size / MB, 0.0
-            swapped = sum(Layout.of(record.layout).weight_bytes for record in records) / MB
-        fitting = int((DEVICE_MB - shared) / swapped)
-        return {"shared": shared, "each": each, "swapped": swapped, "mapped": mapped / MB, "models_in_16_gb": fitting}
+    `mapped` are tables on disk. `models_in_16_gb` counts as HMI: other models wait in host memory of the same size.
+    """
+    folder = exported.folder / "1"
+    mapped = sum(file.stat().st_size for file in (folder / Backbone.TABLES).rglob("*") if file.is_file()) / MB
+    if (folder / WholeConfig.FILE).exists():
+        files = files_of(folder, WholeConfig.load(folder).tenants[0].weights)
+        shared, each = 0.0, sum(file.stat().st_size for file in files) / MB
+        swapped = each
+    else:
+        records = Snapshot.load(folder / Backbone.TENANTS).tenants[0].records()
+        shared, each = (folder / Backbone.UPPER).stat().st_size / MB, 0.0
+        swapped = sum(Layout.of(record.layout).weight_bytes for record in records) / MB
+    fitting = int((DEVICE_MB - shared) / swapped)
+    return {"shared": shared, "each": each, "swapped": swapped, "mapped": mapped, "models_in_16_gb": fitting}
 
 
 def random_tenant_store(folder: Path, config: BackboneConfig, rank: int) -> Store:
@@ -68,15 +59,13 @@ def random_tenant_store(folder: Path, config: BackboneConfig, rank: int) -> Stor
 
 def export_compared(
     store: Store, repository: Path, scheme: str, tenants: int, budget: int, options: ServingOptions
-) -> ExportedScheme:
+) -> Exported:
     """Exports a store of one tenant in a scheme, into a folder that is replaced, and gives it more tenants."""
     shutil.rmtree(repository, ignore_errors=True)
-    if scheme == HPLM:
-        export(store, repository, options)
-    else:
-        export_scheme(store, repository, options, scheme, budget)
-    exported = ExportedScheme(scheme, repository, store.config.name, tenants)
-    folder = repository / exported.backbone / "1"
+    exported = (
+        export(store, repository, options) if scheme == HPLM else export_scheme(store, repository, options, scheme, budget)
+    )
+    folder = exported.folder / "1"
     if scheme in WHOLE:
         whole = WholeConfig.load(folder)
         copies = tuple(replace(whole.tenants[0], id=tenant_id(number)) for number in range(tenants))

@@ -23,7 +23,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.layer import Attend
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
-from research.papers.masks import CrossAttention, RowAttention, RowCrossAttention
+from research.papers.masks import CrossAttention, RowAttention
 
 Measure = Callable[[int, int], float]  # returns the seconds of so many texts of so many tokens
 COUNTS = (1, 4, 16, 64)  # measured numbers of texts in a group
@@ -38,7 +38,7 @@ class Rows(Arrangement):
 
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
         """`causal`: a token attends to itself and to those before it."""
-        return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
+        return RowAttention(self.rooms, self.lengths, self.rooms, self.rows // self.width, heads, device, dtype, causal)
 
     def rounded_up(self) -> Arrangement:
         return self
@@ -55,7 +55,7 @@ def cross_attention(laid: Arrangement, sources: Arrangement, heads: int, device:
     """Returns the attention of targets to their `sources`, beside which they are laid."""
     if not isinstance(laid, Rows):
         return CrossAttention(laid.lengths.tolist(), sources.lengths.tolist(), heads)
-    return RowCrossAttention(laid.rooms, sources.lengths, sources.rooms, laid.rows // laid.width, heads, device, dtype)
+    return RowAttention(laid.rooms, sources.lengths, sources.rooms, laid.rows // laid.width, heads, device, dtype)
 
 
 def beside(sources: Arrangement, lengths: Array) -> Arrangement:
@@ -89,8 +89,7 @@ class Concat:
     length: int = 512
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
-        box = _handed_over(lengths, None if places is None else places.row, self.length)
-        return _boxed(lengths, _first_fit(lengths, self.length) if box is None else box, self.rows)
+        return _boxed(lengths, places and places.row, self.rows, self.length, self.length)
 
 
 @dataclass(frozen=True)
@@ -102,13 +101,7 @@ class Slotted:
     slot: int = 0
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
-        slot = min(self.slot, self.length)
-        box = _handed_over(lengths, None if places is None else places.slot, slot or self.length)
-        if box is None:
-            slot = slot or int(lengths[lengths <= self.length].max(initial=1))
-            box = _first_fit(lengths, slot)
-        slot = slot or int(_filled(lengths, box).max(initial=1))
-        return _boxed(lengths, box, self.rows * (self.length // slot))
+        return _boxed(lengths, places and places.slot, self.rows, self.length, min(self.slot, self.length))
 
 
 def naive(measure: Measure) -> Naive:
@@ -141,9 +134,18 @@ def _padded(texts: Array, lengths: Array) -> Arrangement:
     return Rows(texts, mine, np.full(len(texts), width), width)
 
 
-def _boxed(lengths: Array, box: Array, boxes: int) -> list[Arrangement]:
-    """Puts each text into its box, with `boxes` boxes of equal width in a tensor. Texts outside get one without padding."""
+def _boxed(lengths: Array, box: Array | None, rows: int, length: int, slot: int) -> list[Arrangement]:
+    """Puts each text into its box, with `rows` rows of boxes in a tensor. Texts outside get one without padding.
+
+    `box`: the policy's choice. If it has made none, or one of its boxes is too long, boxes are filled here. `slot`: the length
+    of a box; 0: as long as the longest text that fits a row, or as the fullest box of the policy.
+    """
     order = end_to_end(lengths).texts
+    if box is None or _filled(lengths, box).max(initial=0) > (slot or length):
+        slot = slot or int(lengths[lengths <= length].max(initial=1))
+        box = np.empty(len(lengths), dtype=np.int64)
+        box[order] = first_fit(lengths[order], slot, len(lengths))  # longest first: at most 11/9 of the fewest boxes are taken
+    boxes = rows * (length // (slot or int(_filled(lengths, box).max(initial=1))))
     outside, order = order[box[order] == OUTSIDE], order[box[order] != OUTSIDE]
     arrangements: list[Arrangement] = [Arrangement(outside, lengths[outside], lengths[outside])] if len(outside) else []
     order = order[np.argsort(box[order], kind="stable")]
@@ -163,25 +165,11 @@ def _in_rows(texts: Array, lengths: Array, row: Array) -> Arrangement:
     return Rows(texts, lengths[texts], rooms, width)
 
 
-def _handed_over(lengths: Array, box: Array | None, size: int) -> Array | None:
-    """Returns the boxes that the policy has chosen, or None if it has chosen none, or one of them is longer than `size`."""
-    if box is None or _filled(lengths, box).max(initial=0) > size:
-        return None
-    return box
-
-
 def _filled(lengths: Array, box: Array) -> Array:
     """Returns the tokens in each box."""
     inside = box != OUTSIDE
     _, of = np.unique(box[inside], return_inverse=True)
     return np.bincount(of, lengths[inside]).astype(np.int64)
-
-
-def _first_fit(lengths: Array, size: int) -> Array:
-    """Returns the box of each text, OUTSIDE for longer ones. Longest first, at most 11/9 of the fewest boxes are taken."""
-    order, box = end_to_end(lengths).texts, np.empty(len(lengths), dtype=np.int64)
-    box[order] = first_fit(lengths[order], size, len(lengths))
-    return box
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import count, cycle
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import cycle
 from statistics import median
 
 import numpy as np
@@ -20,13 +20,15 @@ from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder, Prepared
-from hplm.engine.engine import Computed, Engine
+from hplm.engine.engine import Computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.process import Process
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.sheets import StagedBatch
 from hplm.parameters import parameters_of
+from hplm.request.form import Form
+from hplm.tasks import TextAnswer
 from hplm.tenants.models import upper_config
 from testing.random_store import SIZES
 
@@ -51,49 +53,45 @@ def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10
     expect_text(tokens, size)
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // tokens))
     options = ServingOptions(dtype=dtype, slots=SLOTS, batch_tokens=batch * tokens, batch_ms="0", commit_ms=EARLIEST)
-    with random_export(SIZES[size], TENANTS, options) as backbone:
+    with random_export(SIZES[size], TENANTS, options) as backbone, ExitStack() as stack:
         folder, settings = backbone / "1", Settings.read(parameters_of(upper_config(backbone.parent, backbone.name)))
-        traffic = Traffic(folder, texts_of(SIZES[size], [tokens] * 4 * TENANTS), BATCHES * batch)
-        services = {name: Service([(folder, settings)]) for name in WAYS}
-        for name, service in services.items():
+        forms = cycle(looked_up(Backbone(folder), texts_of(SIZES[size], [tokens] * 4 * TENANTS)))
+        running: dict[str, tuple[Service, Process]] = {}
+        for name in WAYS:
+            service = Service([(folder, settings)])
+            stack.callback(service.close)
             change(service, name)
-        processes = {name: service.driven() for name, service in services.items()}
-        try:
-            # The first turn warms up.
-            turns = [
-                {name: traffic.rate(services[name], processes[name], seconds / ROUNDS if turn else 0.5) for name in WAYS}
-                for turn in range(ROUNDS + 1)
-            ]
-        finally:
-            for name, service in services.items():
-                processes[name].close()
-                processes[name].join()
-                service.close()
+            running[name] = service, (process := service.driven())
+            stack.callback(process.join)
+            stack.callback(process.close)
+        # The first turn warms up.
+        turns = [
+            {name: rate(*own, forms, BATCHES * batch, seconds / ROUNDS if turn else 0.5) for name, own in running.items()}
+            for turn in range(ROUNDS + 1)
+        ]
     rates = {name: median(turn[name] for turn in turns[1:]) for name in WAYS}
-    for name, rate in rates.items():
-        yield Row(name, rate, "/s")
-    yield Row("pipelined_to_synchronous", rates["pipelined"] / rates["synchronous"])
-    yield Row("pipelined_to_coarse_swapping", rates["pipelined"] / rates["coarse_swapping"])
+    yield from (Row(name, own, "/s") for name, own in rates.items())
+    for other in ("synchronous", "coarse_swapping"):
+        yield Row(f"pipelined_to_{other}", rates["pipelined"] / rates[other])
     yield Row("device", settings.device.type)
 
 
 def change(service: Service, way: str) -> None:
     """Makes a service stage its batches in another way: steps wait until the engine is free, or nothing is staged ahead."""
     (own,) = service.served
+    run, late = own.engine.run, {"no_retrieval": "retrieve", "no_swapping": "swap"}.get(way)
+    step = getattr(own.stager, late) if late else _wait_for_copies
+
+    def run_late(batch: StagedBatch) -> Iterator[Computed]:
+        step(batch)
+        return run(batch)
+
     if way == "synchronous":
         _one_after_the_other(service.encoder)
-    elif way == "no_retrieval":
-        own.stager.retrieve, late = _nothing, own.stager.retrieve
-        _before_computing(own.engine, late)
-    elif way == "no_swapping":
-        own.stager.swap, late = _nothing, own.stager.swap
-        _before_computing(own.engine, late)
-    elif way == "coarse_swapping":
-        _before_computing(own.engine, _wait_for_copies)
-
-
-def _nothing(batch: StagedBatch) -> None:
-    pass
+    elif way != "pipelined":
+        own.engine.run = run_late
+    if late:
+        setattr(own.stager, late, lambda batch: None)
 
 
 def _wait_for_copies(batch: StagedBatch) -> None:
@@ -102,22 +100,9 @@ def _wait_for_copies(batch: StagedBatch) -> None:
             mark.synchronize()
 
 
-def _before_computing(engine: Engine, step: Callable[[StagedBatch], None]) -> None:
-    run = engine.run
-
-    def run_late(batch: StagedBatch) -> Iterator[Computed]:
-        step(batch)
-        return run(batch)
-
-    engine.run = run_late
-
-
 def _one_after_the_other(encoder: Encoder) -> None:
     """Keeps an encoder from preparing a batch while another one computes."""
     prepare, compute, computing = encoder.prepare, encoder.compute, threading.Event()
-
-    def prepare_alone() -> Prepared | None:
-        return None if computing.is_set() else prepare()
 
     def compute_alone(prepared: Prepared, stage: int = 0) -> bool:
         computing.set()
@@ -126,44 +111,36 @@ def _one_after_the_other(encoder: Encoder) -> None:
         finally:
             computing.clear()
 
-    encoder.prepare, encoder.compute = prepare_alone, compute_alone
+    encoder.prepare, encoder.compute = (lambda: None if computing.is_set() else prepare()), compute_alone
 
 
-class Traffic:
-    """Sends looked-up requests, so that a fixed number of them wait or run at any time."""
+def looked_up(backbone: Backbone, texts: Sequence[str]) -> list[Form]:
+    """Returns a request for each text, of random tenants."""
+    lookup, view = Lookup(backbone), backbone.view
+    chosen = np.random.default_rng(3).choice(len(view.snapshot.tenants), len(texts)).tolist()
+    asked = zip((view.snapshot.tenants[number] for number in chosen), texts, strict=True)
+    return [lookup.resolve(view, tenant, [text], None, False) for tenant, text in asked]
 
-    def __init__(self, folder: Path, texts: list[str], in_flight: int) -> None:
-        self._in_flight, backbone = in_flight, Backbone(folder)
-        lookup, view = Lookup(backbone), backbone.view
-        chosen = np.random.default_rng(3).choice(len(view.snapshot.tenants), len(texts)).tolist()
-        asked = zip((view.snapshot.tenants[number] for number in chosen), texts, strict=True)
-        self._forms = [lookup.resolve(view, tenant, [text], None, False) for tenant, text in asked]
 
-    def rate(self, service: Service, process: Process, seconds: float) -> float:
-        """Returns answers a second. Raises if an answer is an error."""
-        forms, answers, failures = cycle(self._forms), count(), []
-        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
+def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
+    """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
+    room, failures, sent = threading.Semaphore(in_flight), list[Exception](), 0
 
-        def send() -> None:
-            form = next(forms)
-            form.head = form.head._replace(arrival_ns=time.monotonic_ns())
-            service.submit(form, answered)
-            process.wake()
+    def answered(answer: list[TextAnswer] | Exception) -> None:
+        if isinstance(answer, Exception):
+            failures.append(answer)
+        room.release()
 
-        def answered(answer: list | Exception) -> None:
-            if isinstance(answer, Exception):
-                failures.append(answer)
-            elif time.perf_counter() < end and not failures:
-                next(answers)
-                send()
-                return
-            left.release()
-
-        start = time.perf_counter()
-        for _ in range(self._in_flight):
-            send()
-        for _ in range(self._in_flight):
-            left.acquire()
-        if failures:
-            raise failures[0]
-        return (next(answers) + self._in_flight) / (time.perf_counter() - start)
+    start = time.perf_counter()
+    while time.perf_counter() < start + seconds and not failures:
+        room.acquire()
+        form = next(forms)
+        form.head = form.head._replace(arrival_ns=time.monotonic_ns())
+        service.submit(form, answered)
+        process.wake()
+        sent += 1
+    for _ in range(in_flight):
+        room.acquire()
+    if failures:
+        raise failures[0]
+    return sent / (time.perf_counter() - start)

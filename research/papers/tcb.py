@@ -7,7 +7,9 @@ batches of all three. With `slotted`, Slotted-DAS does. TCB does not state its d
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
@@ -110,13 +112,16 @@ class Setting:
     slot_tokens: int = 0
     capacity_of: tuple[int, int] = BY_AXIS  # B and L of this capacity
 
-    def run(self, given: str, packing: str) -> dict[str, float]:
-        cost = EngineCost(1e6 * self.axes.batch_ms, row_tokens=self.row_tokens, slot_tokens=self.slot_tokens)
-        tokens = self.rows * self.row_tokens
-        capacity = Capacity(tokens, self.rows if packing == "naive" else tokens, tokens)
-        lengths = Lengths(MEAN, self.variance)
-        load = Stream(self._texts_per_s, self.axes.seconds, lengths, self.axes.deadlines_ms).draw(self.axes.seed)
+    def run(self, name: str, packing: str) -> dict[str, float]:
+        """Returns the figures of a policy and a packing. With `slotted`, Slotted-DAS takes the place of DAS."""
+        given = SLOTTED_DAS if (name, packing) == ("DAS", "slotted") and not self.slot_tokens else POLICIES[name]
         chooses = Timed(policy(given.format(rows=self.rows, row_tokens=self.row_tokens)))
+        cost = EngineCost(1e6 * self.axes.batch_ms, row_tokens=self.row_tokens, slot_tokens=self.slot_tokens)
+        tokens, full = self.rows * self.row_tokens, self.capacity_of[0] * self.capacity_of[1]
+        capacity = Capacity(tokens, self.rows if packing == "naive" else tokens, tokens)
+        texts_per_s = full / MEAN / (self.axes.batch_ms / 1e3 + EngineCost.token / 1e9 * full)
+        texts_per_s *= self.axes.rate if self.rate is None else self.rate
+        load = Stream(texts_per_s, self.axes.seconds, Lengths(MEAN, self.variance), self.axes.deadlines_ms).draw(self.axes.seed)
         scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
         outcome = simulate_one(scheduler, Machine(one_stage(cost.of(packing)), capacity), load)
         return {
@@ -126,45 +131,29 @@ class Setting:
             "choosing_share": chooses.seconds / (outcome.busy_ns / 1e9),
         }
 
-    @property
-    def _texts_per_s(self) -> float:
-        tokens = self.capacity_of[0] * self.capacity_of[1]
-        capacity = tokens / MEAN / (self.axes.batch_ms / 1e3 + EngineCost.token / 1e9 * tokens)
-        return (self.axes.rate if self.rate is None else self.rate) * capacity
-
-    def policies(self) -> dict[str, dict[str, float]]:
-        """Returns the figures of each policy on the engine `concat`."""
-        return {name: self.run(given, "concat") for name, given in POLICIES.items()}
-
-    def packings(self, name: str) -> dict[str, dict[str, float]]:
-        """Returns the figures of each packing under a policy."""
-        slotted = SLOTTED_DAS if name == "DAS" else POLICIES[name]
-        return {packing: self.run(slotted if packing == "slotted" else POLICIES[name], packing) for packing in PACKINGS}
-
 
 def simulated(axes: Axes) -> dict[str, Any]:
     """Returns the figures by axis (Figs. 9 to 13, 15 and 16), and the ratios beside those that TCB states."""
-    packings = {
-        f"{name} var{variance}": {
-            str(rate): Setting(axes, *BY_RATE, variance, rate, capacity_of=BY_RATE).packings(name) for rate in axes.rates
-        }
-        for name in ("DAS", "FCFS")
-        for variance in VARIANCES
-    }
     usual, slotted = Setting(axes, *BY_AXIS), Setting(axes, *SLOTTED, capacity_of=SLOTTED)
-    slots = {
-        str(number): {
-            name: replace(slotted, slot_tokens=max(1, slotted.row_tokens // number)).run(POLICIES[name], "slotted")
-            for name in ("DAS", "FCFS")
-        }
-        for number in axes.slots
-    }
+
+    def by(axis: str, numbers: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
+        """Returns the figures of each policy on the engine `concat`."""
+        settings = {str(number): replace(usual, **{axis: number}) for number in numbers}
+        return {number: {name: one.run(name, "concat") for name in POLICIES} for number, one in settings.items()}
+
+    packings: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for name, variance in product(("DAS", "FCFS"), VARIANCES):
+        by_rate = {str(rate): Setting(axes, *BY_RATE, variance, rate, capacity_of=BY_RATE) for rate in axes.rates}
+        found = {rate: {packing: one.run(name, packing) for packing in PACKINGS} for rate, one in by_rate.items()}
+        packings[f"{name} var{variance}"] = found
+    cut = {str(number): replace(slotted, slot_tokens=max(1, slotted.row_tokens // number)) for number in axes.slots}
+    slots = {number: {name: one.run(name, "slotted") for name in ("DAS", "FCFS")} for number, one in cut.items()}
     return {
         "packings": packings,
-        "rows": {str(number): replace(usual, rows=number).policies() for number in axes.rows},
-        "variances": {str(number): replace(usual, variance=number).policies() for number in axes.variances},
-        "row_tokens": {str(number): replace(usual, row_tokens=number).policies() for number in axes.row_tokens},
-        "slots": slots | {"chosen": {"Slotted-DAS": slotted.run(SLOTTED_DAS, "slotted")}},
+        "rows": by("rows", axes.rows),
+        "variances": by("variance", axes.variances),
+        "row_tokens": by("row_tokens", axes.row_tokens),
+        "slots": slots | {"chosen": {"Slotted-DAS": slotted.run("DAS", "slotted")}},
         "to_concat": {name: _ratios(name, by_rate) for name, by_rate in packings.items()},
     }
 

@@ -44,16 +44,10 @@ def trace_of(journal: Path) -> dict[str, Any]:
     if not spans:
         raise InvalidInput(f"{journal} has no batches: send requests to the server first")
     first = min(start for _, _, start, _ in spans)
-    numbers = {thread: number for number, thread in enumerate(dict.fromkeys(thread for thread, *_ in spans), 1)}
-    names = [
-        {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": thread}}
-        for thread, number in numbers.items()
-    ]
-    times = [
-        {
-            "ph": "X", "pid": 1, "tid": numbers[thread], "name": name, "cat": name.split()[0],
-            "ts": round((start - first) * MICRO, 3), "dur": round((end - start) * MICRO, 3),
-        }
-        for thread, name, start, end in spans
-    ]  # fmt: skip
-    return {"traceEvents": names + times, "displayTimeUnit": "ms"}
+    events: list[dict[str, Any]] = []
+    for number, thread in enumerate(dict.fromkeys(thread for thread, *_ in spans), 1):
+        events.append({"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": thread}})
+        for start, end, name in ((start, end, name) for own, name, start, end in spans if own == thread):
+            times = {"ts": round((start - first) * MICRO, 3), "dur": round((end - start) * MICRO, 3)}
+            events.append({"ph": "X", "pid": 1, "tid": number, "name": name, "cat": name.split()[0], **times})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

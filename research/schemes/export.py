@@ -16,34 +16,57 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.publish.export import Exported, export, refuse_mixture
-from builder.publish.model_configs import ServingOptions, check_options
-from builder.store.store import Store, TenantFile
+from builder.publish.export import Exported, copy_file, export, refuse_mixture
+from builder.publish.model_configs import MAX_TEXTS, ServingOptions, check_options
+from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
-from research.baselines.models import WholeConfig
-from research.schemes.pretrained import flat_store, pretrained
-from research.schemes.whole import write_whole
+from hplm.model.config import BackboneConfig
+from hplm.model.weights import save_weights
+from research.baselines.models import WholeConfig, WholeTenant, files_of
+from research.schemes.pretrained import flat_store, pretrained, shorter
 
-FLAT = ("adapter", "shared")
-WHOLE = ("dedicated", "dedicated_inprocess", "compressed")
+COPIES = "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies."
 NOTES = {
     "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",
     "shared": "All layers are the pretrained ones; heads were trained for other bodies.",
-    "dedicated": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
-    "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
+    "dedicated": COPIES,
+    "dedicated_inprocess": COPIES,
     "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
 }
+FLAT = ("adapter", "shared")
+WHOLE = tuple(scheme for scheme in NOTES if scheme not in FLAT)
 OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # options that whole models also have
+CONFIG = """\
+# {name}: a baseline, scheme {scheme}, exported by `python -m research.schemes`. {note}
+name: "{name}"
+backend: "hplm_whole"
+max_batch_size: {max_texts}
+
+input [
+  {{ name: "TEXT"       data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true }},
+  {{ name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true  optional: true }}
+]
+output [
+  {{ name: "LABEL"       data_type: TYPE_STRING  dims: [ -1 ] }},
+  {{ name: "SCORE"       data_type: TYPE_FP32    dims: [ -1 ] }},
+  {{ name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] }},
+  {{ name: "SPAN"        data_type: TYPE_INT32   dims: [ -1, 2 ] }},
+  {{ name: "CONFIDENCE"  data_type: TYPE_FP32    dims: [ 1 ] }},
+  {{ name: "LEVEL"       data_type: TYPE_INT32   dims: [ 1 ] }},
+  {{ name: "VERSION"     data_type: TYPE_STRING  dims: [ 1 ] }}
+]
+
+instance_group [ {{ kind: KIND_MODEL  count: 1 }} ]
+# The model has its own queue: requests that arrive while a batch runs become the next batch.
+dynamic_batching {{ }}
+
+"""
+PARAMETER = 'parameters {{ key: "{}"  value {{ string_value: "{}" }} }}\n'
 
 
 def export_scheme(
-    store: Store,
-    repository: Path,
-    options: ServingOptions,
-    scheme: str,
-    resident: int = 20,
-    replace: bool = False,
+    store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int = 20, replace: bool = False
 ) -> Exported:
     """Exports a store in another scheme. `resident`: models that a scheme without sharing keeps in memory."""
     if scheme not in NOTES:
@@ -51,20 +74,15 @@ def export_scheme(
     if resident < 1:
         raise InvalidInput(f"--resident {resident}: give 1 or more, because a model must be in memory to run")
     refuse_mixture(repository, store.config.name, scheme)
-    if scheme in FLAT:
-        return _export_flat(store, repository, options, scheme, replace)
-    return _export_whole(store, repository, options, scheme, resident, replace)
-
-
-def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
+    if scheme in WHOLE:
+        return _export_whole(store, repository, options, scheme, resident, replace)
     repository.mkdir(parents=True, exist_ok=True)
     # The scratch folder is on the repository's file system, for hard links.
     with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:
         flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
         exported = export(flat, repository, options, replace)
-    config = repository / exported.backbone / "config.pbtxt"
-    with open(config, "a", encoding="utf-8") as file:
-        file.write(f'\n# A baseline: {NOTES[scheme]}\nparameters {{ key: "scheme"  value {{ string_value: "{scheme}" }} }}\n')
+    with open(repository / exported.backbone / "config.pbtxt", "a", encoding="utf-8") as file:
+        file.write(f"\n# A baseline: {NOTES[scheme]}\n{PARAMETER.format('scheme', scheme)}")
     return exported
 
 
@@ -75,48 +93,60 @@ def _export_whole(
     if not tenants:
         raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
     check_options(store.config, options)
-    _refuse_others(options, scheme)
-    served = _served(repository, name)
-    if not replace:
-        _refuse_loss(repository, served, tenants)
-    model = pretrained(store)
-    if scheme == "compressed":
-        model = model.shorter(max(1, model.config.upper_layers // 2))
-    about, parameters, body = WholeConfig(scheme, NOTES[scheme], ()), {**asdict(options), "resident": resident}, None
-    groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
-    for own, mine in groups.items():
-        shutil.rmtree(repository / own, ignore_errors=True)
-        body = write_whole(repository / own, store, model, mine, about, parameters, body)
-    for left in {path for path in served.values() if path.name not in groups}:
-        shutil.rmtree(left)
-    return Exported(name, len(tenants), 0, repository / next(iter(groups)))
-
-
-def _refuse_loss(folder: Path, known: dict[str, Path], tenants: list[TenantFile]) -> None:
-    """Refuses to drop tenants that the repository serves. `known`: those served there now."""
-    lost = sorted(set(known) - {tenant.id for tenant in tenants})
-    if lost:
-        raise InvalidInput(
-            f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
-            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or give --replace to drop them"
-        )
-
-
-def _refuse_others(options: ServingOptions, scheme: str) -> None:
-    """Raises if options are given that whole models do not have: they have no slots, no scheduler and no locked tables."""
     given = [name for name, value in asdict(options).items() if value != getattr(ServingOptions, name) and name not in OF_WHOLE]
-    if given:
+    if given:  # they have no slots, no scheduler and no locked tables
         raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out these options")
     if options.dtype == INT8:
         raise InvalidInput(f"scheme {scheme!r} has no dtype int8, which is for layers that tenants share: choose fp32 or bf16")
+    served = _served(repository, name)
+    if (lost := sorted(set(served) - {tenant.id for tenant in tenants})) and not replace:
+        raise InvalidInput(
+            f"{repository} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
+            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or give --replace to drop them"
+        )
+    body = pretrained(store)
+    if scheme == "compressed":
+        body = shorter(body, max(1, body.config.upper_layers // 2))
+    parameters = {"scheme": scheme, "device": options.device, "dtype": options.dtype, "threads": options.threads}
+    parameters |= {"batch_tokens": options.batch_tokens, "queue_requests": options.queue_texts, "resident": resident}
+    groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
+    for model in {*(path.name for path in served.values()), *groups}:
+        shutil.rmtree(repository / model, ignore_errors=True)
+    repository.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:
+        body.save(Path(scratch) / "body")
+        for model, mine in groups.items():
+            _write_whole(repository / model, store, body.config, Path(scratch) / "body", mine, parameters)
+    return Exported(name, len(tenants), 0, repository / next(iter(groups)))
+
+
+def _write_whole(
+    target: Path, store: Store, config: BackboneConfig, body: Path, tenants: list[TenantFile], parameters: dict[str, object]
+) -> None:
+    """Writes a Triton model with these tenants: what `research.baselines.models` reads. Bodies are links to one file."""
+    scheme = str(parameters["scheme"])
+    with written_folder(target) as written:
+        folder, listed = written / "1", list[WholeTenant]()
+        for tenant in tenants:
+            own, own_head = files_of(folder, tenant.id)
+            copy_file(body, own)
+            own_head.parent.mkdir(exist_ok=True)
+            _, head = store.tenant_weights(tenant)
+            save_weights({name: tensor.float() for name, tensor in head.items()}, own_head)
+            labels = tuple(tenant.labels)
+            listed.append(WholeTenant(tenant.id, tenant.version, tenant.task, labels, tenant.head_function, tenant.id))
+        config.save(folder / "backbone.json")
+        copy_file(store.folder / "tokenizer.json", folder / "tokenizer.json")
+        WholeConfig(scheme, NOTES[scheme], tuple(listed)).save(folder)
+        about = CONFIG.format(name=target.name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS)
+        (written / "config.pbtxt").write_text(about + "".join(PARAMETER.format(*one) for one in parameters.items()), "utf-8")
 
 
 def _served(repository: Path, name: str) -> dict[str, Path]:
     """Returns the model folder of each tenant that an export of whole models wrote for this backbone."""
-    served = {}
+    served: dict[str, Path] = {}
     for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}"):
-        model = file.parent.parent
-        tenants = [tenant.id for tenant in WholeConfig.load(file.parent).tenants]
+        model, tenants = file.parent.parent, [tenant.id for tenant in WholeConfig.load(file.parent).tenants]
         if model.name in (name, *(f"{name}-{tenant}" for tenant in tenants)):
             served |= dict.fromkeys(tenants, model)
     return served

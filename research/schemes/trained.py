@@ -76,24 +76,21 @@ def score_schemes(
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
     for option, part, file in (("train", "training", train_file), ("dev", "dev", dev_file)):
-        if file is not None:
-            _check_same(file, report[part].get("digest"), tenant.id, option)
+        if file is None:
+            continue
+        if not file.exists():
+            raise InvalidInput(f"{file}, which tenant {tenant.id!r} was trained with, is missing: name it with --{option}")
+        if report[part].get("digest") != digest_of(file):
+            raise InvalidInput(
+                f"{file} has changed since tenant {tenant.id!r} was trained with it: name the original with --{option}, or "
+                "build the tenant again"
+            )
     known = TrainingOptions.__dataclass_fields__
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
-    own["places"] = tuple(own["places"]) if own["places"] else None
-    options = TrainingOptions(**own)
+    options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
-    stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
-    files = read_files(store, tenant.task, train_file, dev_file, labels, options.dtype)
-    data = files.looked_up(Reader(store, *stands_on), device, None, show_progress)
-    if data.labels != tenant.labels:
-        raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: name its training data with --train")
-    learned_from = report["training"]["texts"], report["dev"]["texts"]
-    if (len(data.train.examples), len(data.dev.examples)) != learned_from:
-        raise InvalidInput(
-            f"tenant {tenant.id!r} was trained on {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, but "
-            f"{train_file} is now divided differently: name its dev data with --dev, or build the tenant again"
-        )
+    files = read_files(store, tenant.task, train_file, dev_file, tuple(tenant.labels), options.dtype)
+    data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None, show_progress)
     texts = data.reader.read(data.task.read(evaluation.labelled.path), data.task, tenant.labels, False)
     scores = {}
     for name in names:
@@ -119,25 +116,12 @@ def _best_of(
         try:
             trained = train_scheme(store, data, name, options, show_progress, factor=factor)
         except Diverged:
-            if len(tries) == 1:
+            if (factor, options) == tries[-1] and best is None:
                 raise
-            continue
-        if best is None or trained.scores.main > best.scores.main:
-            best = trained
-    if best is None:
-        raise Diverged(f"every point of the grid diverged for scheme {name!r}")
+        else:
+            best = trained if best is None or trained.scores.main > best.scores.main else best
+    assert best is not None  # else it has diverged
     return best
-
-
-def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> None:
-    """Raises if the file is not the one that the tenant was trained with. Old reports have no digest: None."""
-    if not file.exists():
-        raise InvalidInput(f"{file}, which tenant {tenant_id!r} was trained with, is missing: name it with --{option}")
-    if digest not in (None, digest_of(file)):
-        raise InvalidInput(
-            f"{file} has changed since tenant {tenant_id!r} was trained with it: name the original with --{option}, or build "
-            "the tenant again"
-        )
 
 
 def train_scheme(

@@ -11,42 +11,30 @@ import pytest
 
 from demo.docstrings import Definition, Source, read_definitions
 from demo.documents import SPLITS, Asked, Document, read_document, readable, split_documents
-from demo.domains import DOMAINS
-from demo.tasks import TASKS, Classified, Names, Tagged, area, code_names, kind, parameters, returns
+from demo.tasks import Classified, Names, area, code_names, kind, parameters, returns
 from hplm.errors import HplmError
 from tests.support.message import mentioning
 
 MODULE = '''"""What this module is for."""
 raise RuntimeError("reading a source file must not run it")
-
 if True:
     def conditional(): "Behind a condition."
-
 class Shelf(Base):
     """Holds books."""
-
     def __init__(self, width, *, depth=1): ...
-
     @property
     def width(self):
         return self._width
-
-    @functools.lru_cache(maxsize=8)
     def find(self, title, /, *rest, exact=False, **options):
         """Look for a book."""
         for book in self.books:
             if book.title == title:
                 return book
-
     def burn(self):
-        """Only raises."""
         raise NotImplementedError
-
     async def read(self):
         with self.open():
-            while True:
-                yield self.page()
-
+            yield self.page()
     def close(self):
         def inner():
             return 1
@@ -67,36 +55,26 @@ books : list
 .. versionadded:: 2.0
 """
 NAMES = Names(frozenset({"bookshop"}), {"BookShelf", "Clerk"}, {"move_books"})
-LENT = Definition(
-    "bookshop",
-    "lending/desk.py",
-    "Clerk.lend",
-    "method",
-    "Lend a book of the bookshop, see lending.rules: the reader takes it home for a few weeks.",
-    parameters=("reader", "a"),
-    returns_value=False,
-)
 
 
-def test_every_kind_of_definition_is_found_in_order_without_running_the_file(tmp_path: Path) -> None:
+def test_every_kind_of_definition_is_found_without_running_the_file(tmp_path: Path) -> None:
     (tmp_path / "shelf.py").write_text(MODULE)
     found = {one.qualified_name: one for one in read_definitions("bookshop", "shelf.py", tmp_path / "shelf.py")}
-    methods = [f"Shelf.{name}" for name in ("__init__", "width", "find", "burn", "read", "close")]
-    kinds = {"": "module", "conditional": "function", "Shelf": "class", **dict.fromkeys(methods, "method")}
-    assert list(kinds.items()) == [(one.qualified_name, one.kind) for one in found.values()]
-    assert (found[""].docstring, found["Shelf.__init__"].docstring) == ("What this module is for.", "")
+    methods = {"__init__": None, "width": True, "find": True, "burn": None, "read": None, "close": False}  # return a value
+    kinds = {"": "module", "conditional": "function", "Shelf": "class"} | {f"Shelf.{name}": "method" for name in methods}
+    assert {name: one.kind for name, one in found.items()} == kinds
+    assert {name: found[f"Shelf.{name}"].returns_value for name in methods} == methods
+    assert [name for name, one in found.items() if one.is_property] == ["Shelf.width"]
+    assert found[""].docstring == "What this module is for." and found["Shelf"].parameters == ("width", "depth")
     assert found["Shelf.find"].parameters == ("title", "rest", "exact", "options")
-    assert found["Shelf"].parameters == ("width", "depth")
-    assert [found[name].returns_value for name in methods] == [None, True, True, None, None, False]
-    assert [found[name].is_property for name in methods] == [False, True, False, False, False, False]
     (tmp_path / "old.py").write_text("print 'two'")  # of another version of the language
     assert read_definitions("bookshop", "old.py", tmp_path / "old.py") == []
     with pytest.raises(HplmError, match=mentioning("'no_such_package_of_ours'", "pip install")):
         Source("no_such_package_of_ours").files()
 
 
-def document(text: str, module: str = "shelf.py", area: str = "books") -> Document:
-    return read_document(Definition("bookshop", module, "move", "function", text), area)
+def document(text: str, module: str = "shelf.py", area: str = "books", **facts: object) -> Document:
+    return read_document(replace(Definition("bookshop", module, "move", "function", text), **facts), area)
 
 
 def sentence(number: int) -> str:
@@ -105,27 +83,17 @@ def sentence(number: int) -> str:
 
 
 def test_code_rulers_and_directives_are_left_out() -> None:
-    assert document(NUMPY_STYLE).paragraphs == (
-        "Move the books to another shelf.",
-        "Uses `carry` and leaves dust behind.",
-        "Parameters books : list What to move.",
-    )
-    assert document(NUMPY_STYLE).description == "Move the books to another shelf. Uses `carry` and leaves dust behind."
+    found, text = document(NUMPY_STYLE), ("Move the books to another shelf.", "Uses `carry` and leaves dust behind.")
+    assert found.paragraphs == (*text, "Parameters books : list What to move.") and found.description == " ".join(text)
 
 
 def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
-    documents = [
-        document(sentence(100 * area + 10 * file + line), f"{area}/{file}.py", str(area))
-        for area in range(2)
-        for file in range(5)
-        for line in range(10)
-    ]
-    splits = split_documents(documents)
-    modules = {split: {one.definition.module for one in members} for split, members in splits.items()}
-    assert all(modules[one].isdisjoint(modules[two]) for one in splits for two in splits if one != two)
-    assert {split: Counter(one.area for one in splits[split]) for split in SPLITS} == {
-        split: {"0": size, "1": size} for split, size in (("train", 30), ("dev", 10), ("test", 10))
-    }
+    numbers = [(area, file, line) for area in range(2) for file in range(5) for line in range(10)]
+    splits = split_documents([document(sentence(100 * a + 10 * f + n), f"{a}/{f}.py", str(a)) for a, f, n in numbers])
+    modules = [module for members in splits.values() for module in {one.definition.module for one in members}]
+    assert len(modules) == len(set(modules)) == 10
+    shares = {split: Counter(one.area for one in splits[split]) for split in SPLITS}
+    assert shares == {split: {"0": size, "1": size} for split, size in (("train", 30), ("dev", 10), ("test", 10))}
 
 
 def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_split() -> None:
@@ -142,8 +110,9 @@ def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_s
     assert other in kept and len(kept) == 2
 
 
-def lent(docstring: str = LENT.docstring, **facts: object) -> Document:
-    return read_document(replace(LENT, docstring=docstring, **facts), "lending")
+def lent(docstring: str, **facts: object) -> Document:
+    own = {"qualified_name": "Clerk.lend", "kind": "method", "parameters": ("reader", "a"), "returns_value": False}
+    return document(docstring, "lending/desk.py", "lending", **(own | facts))
 
 
 def test_a_text_does_not_say_its_label() -> None:
@@ -153,25 +122,18 @@ def test_a_text_does_not_say_its_label() -> None:
     assert kind(lent(said), NAMES) == Classified("This can books to readers; Lend them well, fails else.", "method")
     assert returns(lent(said), NAMES) == Classified(said, "nothing")
     assert returns(lent(said, returns_value=True), NAMES) == Classified(said, "value")
-    left_out = [kind(lent(kind="module"), NAMES), returns(lent(returns_value=None), NAMES)]
-    assert [*left_out, *(task(lent(is_property=True), NAMES) for task in (kind, returns))] == [None] * 4
+    left_out = [kind(lent(said, kind="module"), NAMES), returns(lent(said, returns_value=None), NAMES)]
+    assert [*left_out, *(task(lent(said, is_property=True), NAMES) for task in (kind, returns))] == [None] * 4
 
 
 def test_words_are_tagged() -> None:
+    def tagged(task, said: str) -> list[tuple[str, str]]:
+        found = task(lent(said), NAMES)
+        return [(word, tag) for word, tag in zip(found.tokens, found.tags, strict=True) if tag != "O"]
+
     said = "Lend `a` to the *reader*, a dear\none.\n\nNothing to be found in here."
-    assert parameters(lent(said), NAMES) == Tagged(
-        ("Lend", "a", "to", "the", "reader", "a", "dear", "one"),
-        ("O", "PARAM", "O", "O", "PARAM", "O", "O", "O"),
-    )
-    example = code_names(lent("A BookShelf for the reader (int) of `Clerk` or Clerk calls move_books()."), NAMES)
-    assert example == Tagged(
-        ("A", "BookShelf", "for", "the", "reader", "int", "of", "Clerk", "or", "Clerk", "calls", "move_books"),
-        ("O", "TYPE", "O", "O", "PARAM", "TYPE", "O", "TYPE", "O", "O", "O", "FUNCTION"),
-    )
-
-
-def test_every_area_of_the_demo_has_files_and_every_domain_tenants() -> None:
-    assert {task.domain for task in TASKS} == {domain.name for domain in DOMAINS}
-    assert len({task.tenant for task in TASKS}) == len(TASKS) and {task.task for task in TASKS} == {"classify", "tag"}
-    for name, sources in (part for domain in DOMAINS for part in domain.areas.items()):
-        assert sum(len(source.files()) for source in sources) >= 5, name
+    assert tagged(parameters, said) == [("a", "PARAM"), ("reader", "PARAM")]
+    assert parameters(lent(said), NAMES).text == "Lend a to the reader a dear one"
+    assert tagged(code_names, "A BookShelf for the reader (int) of `Clerk` or Clerk calls move_books().") == [
+        ("BookShelf", "TYPE"), ("reader", "PARAM"), ("int", "TYPE"), ("Clerk", "TYPE"), ("move_books", "FUNCTION"),
+    ]  # fmt: skip

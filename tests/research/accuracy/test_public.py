@@ -1,10 +1,8 @@
-"""Public texts as tasks: their files are read, texts are divided, and no corpus has a dev or test text."""
+"""Public texts as tasks: texts are divided, and no corpus has a dev or test text."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from demo.public import stored_public_data
 from research.accuracy.report import named_options
@@ -13,59 +11,45 @@ from research.result_file import ResultFile
 
 RESULTS = Path(__file__).parents[3] / "research/results/accuracy.jsonl"
 SIZES = {"train": 12, "dev": 4, "test": 6}
-LABELS = ("earn", "acq", "rare")
 
 
 def tab(path, columns, rows):
-    header = ["\t".join(columns), "\t".join("d" for _ in columns), "\t".join("" for _ in columns)]
-    path.write_text("\n".join([*header, "", *("\t".join(row) for row in rows)]) + "\n", "utf-8")
-
-
-def in_letters(number):
-    return "".join("abcdefghij"[int(digit)] for digit in str(number))
+    lines = ["\t".join(columns), *["\t".join("d" for _ in columns)] * 2, "", *("\t".join(row) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def texts(part, count):
     """Returns labels and texts of 30 words. Each word is in one text alone; digits would not count."""
-    words = [[f"{part}x{in_letters(number)}x{in_letters(place)}" for place in range(30)] for number in range(count)]
-    return [(LABELS[number % 2], " ".join(own)) for number, own in enumerate(words)]
+    letters = str.maketrans("0123456789", "abcdefghij")
+    words = [[f"{part}x{number}x{place}".translate(letters) for place in range(30)] for number in range(count)]
+    return [(("earn", "acq")[number % 2], " ".join(own)) for number, own in enumerate(words)]
 
 
-@pytest.fixture
-def files(tmp_path):
-    home = tmp_path / "package" / "datasets"
-    home.mkdir(parents=True)
+def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(tmp_path):
     leaked = texts("test", 8)[0]  # this test text is also in the training texts
-    tab(home / "reuters-r52-train.tab", ["Category", "Text"], [*texts("train", 30), ("rare", "one " * 20), leaked])
-    tab(home / "reuters-r52-test.tab", ["Category", "Text"], [*texts("test", 8), ("unknown", "two " * 20)])
-    tab(home / "friends-transcripts.tab", ["Author", "Quote"], [("Monica", "There is nothing to tell you about him")] * 40)
-    return tmp_path / "package"
+    tab(tmp_path / "reuters-r52-train.tab", ["Category", "Text"], [*texts("train", 30), ("rare", "one " * 20), leaked])
+    tab(tmp_path / "reuters-r52-test.tab", ["Category", "Text"], [*texts("test", 8), ("unknown", "two " * 20)])
+    tab(tmp_path / "friends-transcripts.tab", ["Author", "Quote"], [("Monica", "There is nothing to tell you about him")] * 40)
 
+    def stored(words):
+        return stored_public_data(tmp_path / "data", [tmp_path], SIZES, words, {"docstrings": tmp_path / "docstrings.txt"})
 
-def lines_of(path):
-    return path.read_text("utf-8").splitlines()
-
-
-def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(files, tmp_path):
-    further = {"docstrings": tmp_path / "docstrings.txt"}
-    data, general = stored_public_data(tmp_path / "data", [files], SIZES, 8, further)
-    assert [task.id for task in data.tenants] == ["reuters-52"]
-    task, corpus = data.tenants[0], lines_of(data.domains[0].corpus)
-    parts = {part: [json.loads(line) for line in lines_of(getattr(task, part))] for part in SIZES}
-    assert {part: len(rows) for part, rows in parts.items()} == SIZES
+    data, general = stored(8)
+    (task,), corpus = data.tenants, data.domains[0].corpus.read_text("utf-8").splitlines()
+    parts = {part: [json.loads(line) for line in getattr(task, part).read_text("utf-8").splitlines()] for part in SIZES}
+    assert task.id == "reuters-52" and {part: len(rows) for part, rows in parts.items()} == SIZES
     assert task.labels == ("acq", "earn", "rare") and {row["label"] for row in parts["test"]} <= set(task.labels)
     assert all(len(row["text"].split()) == 8 for rows in parts.values() for row in rows)
     begun = {part: {row["text"] for row in rows} for part, rows in parts.items()}
     assert not begun["train"] & begun["dev"]
     assert not any(line.startswith(("testx", *begun["dev"])) for line in corpus)
     assert sum(line.startswith("trainx") for line in corpus) == 30 - sum(text.startswith("trainx") for text in begun["dev"])
-    assert list(general) == ["stories", "docstrings"] and "Monica" not in general["stories"].read_text()
-    assert all("nothing to tell" in line for line in lines_of(general["stories"]))
+    assert list(general) == ["stories", "docstrings"]
+    assert all("nothing to tell" in line and "Monica" not in line for line in general["stories"].read_text().splitlines())
     before = task.train.stat().st_mtime_ns
-    assert stored_public_data(tmp_path / "data", [files], SIZES, 8, further) == (data, general)
-    assert task.train.stat().st_mtime_ns == before
-    stored_public_data(tmp_path / "data", [files], SIZES, 9, further)
-    assert len(json.loads(lines_of(task.train)[0])["text"].split()) == 9
+    assert stored(8) == (data, general) and task.train.stat().st_mtime_ns == before
+    stored(9)
+    assert len(json.loads(task.train.read_text("utf-8").splitlines()[0])["text"].split()) == 9
 
 
 def test_new_options_of_training_do_not_void_the_results():

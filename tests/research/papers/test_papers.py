@@ -44,7 +44,7 @@ def test_alpaserves_cuts_are_in_the_order_of_the_paper() -> None:
 
 def test_a_journal_becomes_a_trace(tmp_path) -> None:
     entries = [
-        {"batch": 7, "texts": 2, "stages": {"prepare": [1.0, 1.1], "swap": [1.1, 1.2], "compute": [1.3, 2]}},
+        {"batch": 7, "texts": 2, "stages": {"prepare": [1.0, 1.1], "compute": [1.3, 2]}},
         {"request": "a", "computed": 2.0, "answered": 2.1, "batch": 7},
         {"request": "b", "computed": 2.0, "answered": 2.3, "batch": 7},
         {"request": "c", "computed": 0, "answered": 2.3, "batch": 0},  # refused
@@ -52,10 +52,9 @@ def test_a_journal_becomes_a_trace(tmp_path) -> None:
     (tmp_path / "journal").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     events = trace_of(tmp_path / "journal")["traceEvents"]
     threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    spans = [(threads[event["tid"]], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    spans = [(threads[event["tid"]], event["name"], event["ts"], round(event["dur"])) for event in events if event["ph"] == "X"]
     assert spans == [
-        ("staging", "prepare 7", 0, pytest.approx(1e5)),
-        ("staging", "swap 7", pytest.approx(1e5), pytest.approx(1e5)),
-        ("engine", "compute 7", pytest.approx(3e5), pytest.approx(7e5)),
-        ("answering", "answer 7", pytest.approx(1e6), pytest.approx(3e5)),
+        ("staging", "prepare 7", 0, 100_000),
+        ("engine", "compute 7", 300_000, 700_000),
+        ("answering", "answer 7", 1e6, 300_000),
     ]
