@@ -48,7 +48,7 @@ class Tenants(FakeTriton):
             raise Refusal("[no_tenant] no such tenant")
         sampling = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0])
         n, logprobs = sampling.get("n", 1), sampling.get("logprobs")
-        for name, value, most in (("n", n, 16), ("logprobs", logprobs or 0, 20)):
+        for name, value, most in (("n", n, 16), ("logprobs", 0 if logprobs is None else logprobs, 20)):
             if type(value) is not int or not 0 <= value <= most:
                 raise Refusal(f"[invalid_input] {name!r} is out of range")
         given = {name: request.inputs[name][0] for name in ("text_input", "messages") if name in request.inputs}
