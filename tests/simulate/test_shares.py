@@ -40,7 +40,7 @@ class Busy:
 @pytest.mark.parametrize("more", [{}, {"n": 16}, {"wanted": 400}, {"prompt": 400}])
 def test_nobody_gets_more_by_several_choices_or_longer_texts(more, settings):
     busy = Busy(**more, **settings)
-    busy.run(40)
+    busy.run(15)
     shares = busy.shares()
     assert shares[0] < 1.1 / TENANTS and min(shares[1:]) > 0.9 / TENANTS, shares
 
