@@ -155,6 +155,7 @@ def test_both_replicas_answer_what_one_server_answers_and_the_death_of_one_loses
 
 
 def test_all_replicas_are_replaced_without_a_failed_request(cluster, history):
+    """Takes two starts of Triton."""
     before = {name: cluster.pids(name) for name in cluster.replicas}
     assert cluster.roll()["rolled"] == list(cluster.replicas)
     history.stop()

@@ -73,6 +73,7 @@ def test_several_scenarios_run_together_and_write_their_reports(server, tmp_path
 
 @on_toy
 def test_requests_go_through_the_front_door(server, tmp_path) -> None:
+    """Three runs of Locust."""
     require_haproxy()
     options = ("-u", "10", "-r", "10", "--rate", "30", "--duration", "2", "--metrics", server.metrics_url, *TOYS)
     with haproxy(tmp_path / "door", server.http_url, server.grpc_url, "toy") as door:
@@ -88,6 +89,7 @@ def test_requests_go_through_the_front_door(server, tmp_path) -> None:
 @on_chat
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_answers_of_a_decoder_are_streamed_and_the_times_of_tokens_listed(server, tmp_path, protocol) -> None:
+    """Takes the time of a run of Locust."""
     options = ("-u", "8", "-r", "8", "--rate", "8", "--duration", "2", "--max-tokens", "12", "--protocol", protocol)
     options += ("--backbone", "chat", "--tenant-ids", "plain,lora", "--metrics", server.metrics_url)
     outcomes, done = headless(server, tmp_path, *options, "--csv", "run", "Chat")
@@ -131,6 +133,7 @@ def test_wrong_options_are_reported_at_once(server, tmp_path, options, named) ->
 
 @on_toy
 def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
+    """Takes the time of a run of Locust."""
     (port,) = free_ports(1)
     with subprocess.Popen(
         command(server, "--web-host", "127.0.0.1", "--web-port", str(port), *TOYS),

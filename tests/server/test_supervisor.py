@@ -96,6 +96,7 @@ def watched(server, monkeypatch):
 
 @on_group
 def test_models_that_die_idle_are_loaded_again_and_the_server_stays(watched):
+    """Takes long: one model after the other is loaded again."""
     server, counts = watched.server.pid, ("hplm_model_restarts_total", "hplm_lookup_requests_total")
     before = [published(watched.server, count) for count in counts]
     dead = [watched.stub(model) for model in ("hplm", watched.upper, "toy-lookup")]

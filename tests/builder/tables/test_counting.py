@@ -65,6 +65,7 @@ def rows(counts, level):
 @settings(max_examples=50, deadline=None)
 @given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
 def test_counts_equal_those_of_a_dictionary(data, space, memory):
+    """Takes seconds: each example counts a corpus on the disk."""
     documents = data.draw(corpora(space.vocabulary))
     with tempfile.TemporaryDirectory() as folder:
         corpus = corpus_of(Path(folder) / "corpus", documents)
