@@ -40,7 +40,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench generate": "decode_ratio; tenants_100_over_32; refusal_p99_ms",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
-    "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/on_time",
+    "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
     "bench place": "fig2_skew; mean_ms/poisson",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench registry": "lost; wrong; mixed; away/keyed; away/back_s; cut/dead",
