@@ -66,6 +66,16 @@ def test_a_tenant_is_pinned_once_a_batch(reference):
     assert not any(slots.pinned for slots in stager.slots().values())
 
 
+def test_a_batch_that_cannot_be_staged_holds_no_slots(reference, monkeypatch):
+    backbone = reference.backbone
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
+    monkeypatch.setattr(stager, "retrieve", lambda batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stager.stage(texts_of(backbone, TENANTS[0].id, [WORDS[0]]), broken=lambda text, error: pytest.fail(str(error)))
+    pinned = [slots.pinned for slots in stager.slots().values() if slots.pinned]
+    assert not pinned, f"a batch that was given up holds slots: {pinned}"
+
+
 def test_a_failed_batch_is_waited_for_before_its_memory_is_free(staged, events, monkeypatch):
     """Kernels that were started may still read it, and staging would write the next batch there."""
     engine, _, batch = staged
