@@ -203,17 +203,9 @@ def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = 
     return [TenantFile(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)]
 
 
-def random_exits(
-    store: Store,
-    tenant: TenantFile,
-    exit: int | None = 0,
-    threshold: float = 0.6,
-    plans: int = 2,
-    spread: float = 0.3,
-    seed: int = 0,
-) -> ExitKnowledge:
+def random_exits(store: Store, tenant: TenantFile, *given: Any, **options: Any) -> ExitKnowledge:
     """Gives a tenant of a store `random_exit_knowledge`."""
-    found = random_exit_knowledge(store.config, tenant, exit, threshold, plans, spread, seed)
+    found = random_exit_knowledge(store.config, tenant, *given, **options)
     change_version(store, tenant, exits=found)
     return found
 

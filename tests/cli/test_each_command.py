@@ -51,7 +51,7 @@ def counts(rows):
     return {(row["domain"], row["version"]): row["tenants"] for row in rows}
 
 
-# What a command says, in this order: fields of its JSON (or what must hold for them), or what its lines name.
+# The answers of commands, in this order. Each is fields of the JSON, a condition on them, or words in the lines.
 FROM_THE_STORE = [
     ("tenant add acme {store} {places}", {"generation": 1, "tenant": "acme", "before": None, "after": 1, "late": []}),
     ("tenant update tenant-3 {store} {places}", {"generation": 2, "before": 1, "after": 2}),
@@ -152,7 +152,7 @@ def run(missing, commands):
 
 @pytest.fixture(scope="module")
 def places(made, tmp_path_factory):
-    """What stands for the words in braces. tenant-3 has a second version in the store, on the exported table."""
+    """Returns the values of the words in braces. tenant-3 has a second version in the store, on the exported table."""
     folder = shutil.copytree(made, tmp_path_factory.mktemp("commands") / "live")
     live = Live(folder)
     random_tenant(live.store, replace(TENANTS[3], version=2), 0.1, seed=5)

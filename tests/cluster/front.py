@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def refused(self) -> HplmClientError | None:
-        """What a client of ours raises for it."""
+        """Returns the exception that our client raises for it."""
         if self.status in (200, "StatusCode.OK"):
             return None
         waits = re.findall(r"retry-after: (\d+)", self.head)

@@ -1,4 +1,4 @@
-"""What the image has, and that docker, compose, the chart and KServe start it alike. `test_published` starts a server of it."""
+"""The image has all files that it needs. Docker, compose, the chart and KServe start it alike. `test_published` runs it."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""What ends or stalls a server is refused at the front door: a real HAProxy before a fake that would answer it."""
+"""The front door refuses requests that end or stall a server. A real HAProxy stands before a fake that would answer."""
 
 import gzip
 import json

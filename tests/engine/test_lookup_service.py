@@ -91,7 +91,7 @@ class World(Clock):
         self._turn = step
         return SimpleNamespace(join=lambda: [None for _ in iter(step, False)])
 
-    # What the service calls.
+    # The service calls these.
 
     def _check(self, holds, otherwise: str) -> None:
         """An exception would only be an answer."""
@@ -147,7 +147,7 @@ class World(Clock):
     def _late(self, asked):
         return [one for one in asked if 0 < one.until_ns <= self.monotonic_ns()]
 
-    # What a test does and asks.
+    # Tests call these.
 
     def waiting(self) -> int:
         self.service.look()

@@ -1,4 +1,4 @@
-"""What the isolation measurement counts and judges. `tests/bench` runs it on real servers."""
+"""The counts and verdicts of the isolation measurement. `tests/bench` runs it on real servers."""
 
 from __future__ import annotations
 
