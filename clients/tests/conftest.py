@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_fakes import WAYS, FakeTriton, Way
+from client_fakes import WAYS, Way
+from triton_fakes import FakeTriton
 
 from loadtest.proxy import make_certificate, missing_programs
 from tests.support.servers import _server_is_well, server, servers  # noqa: F401

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from client_fakes import FakeTriton, Refusal, Request
+from triton_fakes import FakeTriton, Refusal, Request
 
 from hplm_client.errors import BY_WORD
 from hplm_openai.__main__ import server_of

@@ -17,7 +17,6 @@ from client_fakes import (
     before_each_pause,
     canned,
     cutting,
-    echo,
     forwarding,
     generate,
     http,
@@ -28,6 +27,7 @@ from client_fakes import (
     ready,
     silent,
 )
+from triton_fakes import echo
 
 from hplm_client import (
     AsyncHplmClient,

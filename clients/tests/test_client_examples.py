@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from client_fakes import Refusal
+from triton_fakes import Refusal
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TEXT = 'say "naïve" \\ 文字'

@@ -7,7 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from client_fakes import Refusal, Way, echo, infer, raising, ready, tensors
+from client_fakes import Way, infer, raising, ready
+from triton_fakes import Refusal, echo, tensors
 
 import hplm_client
 from hplm_client import Answer, ClientTimeout, InvalidInput, NoBackbone, QueueFull, Row, ServerFault, UnexpectedAnswer

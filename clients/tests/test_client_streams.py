@@ -6,7 +6,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from client_fakes import PART, STREAM, Refusal, Way, canned, chunk, event, generate, http, infer, raising, read
+from client_fakes import Way, canned, generate, http, infer, raising, read
+from triton_fakes import PART, STREAM, Refusal, chunk, event
 
 from hplm_client import AsyncHplmClient, ConnectionLost, InvalidInput, UnexpectedAnswer
 

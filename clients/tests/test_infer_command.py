@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from client_fakes import Refusal, Way, forwarding, tensors
+from client_fakes import Way, forwarding
+from triton_fakes import Refusal, tensors
 
 from hplm.cli import infer
 from hplm.errors import HplmError

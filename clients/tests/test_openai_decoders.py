@@ -4,7 +4,7 @@ import asyncio
 from contextlib import nullcontext
 
 import pytest
-from client_fakes import FakeTriton, Refusal
+from triton_fakes import FakeTriton, Refusal
 
 from hplm_client.errors import Draining, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
