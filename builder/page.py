@@ -27,6 +27,33 @@ def tenant_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
     _write(picture.with_name("report.html"), title, facts, tables, picture)
 
 
+def import_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
+    """Writes `report.html` beside the picture of a checkpoint's import."""
+    after, texts, size, speed = report["after"], report["texts"], report["bytes"], report["texts_per_second"]
+    facts: dict[str, Any] = {"answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}"}
+    if "sure" in after:
+        facts |= {
+            f"where the checkpoint is {name}": _share(after[at]) for name, at in (("sure", "where_sure"), ("not", "elsewhere"))
+        }
+    facts |= {"before it learned": f"{report['before']:.1%}", "texts learned from": f"{texts['learned']:,}"}
+    facts |= {f"{scores['metric']} of the {side}": scores[scores["metric"]] for side, scores in report.get("test", {}).items()}
+    facts |= {f"size of the {side}": f"{count / 1e6:,.2f} MB" for side, count in size.items()}
+    facts |= {f"texts a second of the {side}, computed here": f"{rate:,.0f}" for side, rate in speed.items()}
+    facts |= {"learned for": duration(report["seconds"])}
+    tables = {"Other answers than the checkpoint's, where it was surest": report["differing"], "Epochs": report["exams"]}
+    _write(picture.with_name("report.html"), title, facts, tables, picture)
+
+
+def imports_page(path: Path, picture: Path, matched: Sequence[Mapping[str, Any]], refused: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the page of many imports."""
+    facts = {"checkpoints that were matched": len(matched), "folders that were refused": len(refused)}
+    _write(path, "Imports", facts, {"Those that agree least first": matched, "Refused": refused}, picture)
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
 def branch_page(store: Path, table: Table) -> None:
     """Writes the page of a root or a domain beside the report of how its lower layers learned, if they did."""
     meta = table.meta

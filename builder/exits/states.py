@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +15,7 @@ from builder.training.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel
-from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
-from hplm.model.layer import unchanged
 from hplm.model.means import with_means
 from hplm.model.tensors import array_of
 
@@ -54,7 +51,7 @@ def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | N
     for some in tqdm(batches, "computing what exits see", unit="batch", disable=not show):
         pack = data.reader.pack(texts, some, data.device)
         here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
-        *seen, answers = _through(body, model, pack)
+        seen, answers = _seen(body, model, pack)
         for kept, own in zip((*exits, logits), (*seen, answers), strict=True):
             kept[here] = own.to(kept)
     members = texts.texts[:used]
@@ -67,16 +64,10 @@ def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | N
     )
 
 
-def _through(body: PlotBody, model: TenantModel, pack: Pack) -> Iterator[Tensor]:
-    """Yields what each exit sees of the rows that are read, and then the full stack's logits."""
-    assert pack.sums is not None  # as the body reads tables
-    x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
-    attend = body.attention(pack, x.device)
-    every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), x.device)
-    adapts = model.adapts(every, every) or [unchanged] * len(body.upper_layers)
+def _seen(body: PlotBody, model: TenantModel, pack: Pack) -> tuple[list[Tensor], Tensor]:
+    """Returns what each exit sees of the rows that are read, and the full stack's logits."""
+    *entering, last = model.states(body, pack)
     reading, rows_of, lengths = array_of(pack.reading.cpu()), np.array(pack.rows_of), np.array(pack.lengths)
     starts = np.cumsum(lengths) - lengths
-    for layer, adapt in zip(body.upper_layers, adapts, strict=True):
-        yield with_means(x, reading, rows_of, starts, lengths)
-        x = layer(x, attend, adapt)
-    yield model.read(x[pack.reading].float())
+    seen = [with_means(x, reading, rows_of, starts, lengths) for x in entering]
+    return seen, model.read(last[pack.reading].float())

@@ -165,6 +165,12 @@ def chosen_task(given: str | None, found: str | None, source: Path) -> str:
     return task
 
 
+def reordered(weights: dict[str, Tensor], labels: list[str], wanted: list[str]) -> dict[str, Tensor]:
+    """Returns a head with its rows in the order of `wanted`, the order of the logits that clients know."""
+    rows = [labels.index(label) for label in wanted]
+    return {name: part[rows] if name in ("weight", "bias") else part for name, part in weights.items()}
+
+
 def check_head(weights: Mapping[str, Tensor], function: str | None, config: BackboneConfig, source: Path) -> None:
     for name, shape in head_layout(config, len(weights["weight"]), function).shapes.items():
         if tuple(weights[name].shape) != shape:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
 from builder.importing.foreign import Foreign, records, storable, upper_layout, usual
 from builder.importing.generative import TASK as GENERATE
-from builder.importing.heads import check_head, chosen_labels
+from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft, read_peft_decoder
 from builder.store.store import Store, TenantFile, check_name
@@ -88,10 +87,10 @@ def _import(
         check_head(weights, head.function, config, head.source)
     lower, upper = foreign.halves(config)
     check_mergeable(foreign, lower, store, options.new_domain)
-    before = _version_before(store, tenant_id, task, labels)
+    before = version_before(store, tenant_id, task, labels)
     if before is not None:
-        weights, labels = _reordered(weights, labels, before.labels), before.labels
-    labelled = _read_test(options.test, task, labels)
+        weights, labels = reordered(weights, labels, before.labels), before.labels
+    labelled = read_test(options.test, task, labels)
 
     tenant = TenantFile(tenant_id, before.version + 1 if before else 1, *parent, task, labels, rank=0)
     stored: Weights = None, {}
@@ -124,7 +123,7 @@ def _import(
     return tenant, report
 
 
-def _version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
+def version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
     """Returns the tenant's version before. Refuses an update that changes its task or labels."""
     before = store.tenant(tenant_id)
     if before is not None and (before.task != task or set(before.labels) != set(labels)):
@@ -135,13 +134,7 @@ def _version_before(store: Store, tenant_id: str, task: str, labels: list[str]) 
     return before
 
 
-def _reordered(weights: dict[str, Tensor], labels: list[str], wanted: list[str]) -> dict[str, Tensor]:
-    """Returns a head with its rows in the order of `wanted`, the order of the logits that clients know."""
-    rows = [labels.index(label) for label in wanted]
-    return {name: part[rows] if name in ("weight", "bias") else part for name, part in weights.items()}
-
-
-def _read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:
+def read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:
     if file is None:
         return None
     labelled = training_task(task).read(file)

@@ -170,14 +170,22 @@ def has_labels(path: Path) -> bool:
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
     """Yields the documents of a file: one a line, or JSONL with `text`. Plain, .gz or .zst; blank lines are skipped."""
-    decoder = Decoder(Document)
     for path in paths:
-        lines = _lines(path, progress)
-        if (first := next(lines, None)) is None:
-            raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
-        is_json = content_suffix(path) == ".jsonl" or _is_object(first[1])
-        for number, line in chain([first], lines):
-            yield _decoded(decoder, line, path, number).text if is_json else line
+        yield from (example.text for example in _documents(path, Decoder(Document), progress))
+
+
+def read_unlabelled(path: Path) -> Iterator[Example]:
+    """Yields texts: one a line, or JSONL, whose labels are not looked at."""
+    return _documents(path, Decoder(Bare))
+
+
+def _documents(path: Path, decoder: Decoder[Any], progress: Progress | None = None) -> Iterator[Example]:
+    lines = _lines(path, progress)
+    if (first := next(lines, None)) is None:
+        raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
+    is_json = content_suffix(path) == ".jsonl" or _is_object(first[1])
+    for number, line in chain([first], lines):
+        yield _decoded(decoder, line, path, number).example(number) if is_json else Example(number, line)
 
 
 def _is_object(line: str) -> bool:

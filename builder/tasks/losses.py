@@ -70,6 +70,11 @@ def end_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float =
     return torch.stack(losses).sum(), int((ends != UNREAD).sum())
 
 
+def no_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
+    """Of texts without labels."""
+    return logits.new_zeros(()), 0
+
+
 def label_distance(logits: Tensor, answers: Tensor) -> Tensor:
     """Returns the mean cross-entropy of an exit's labels with the full stack's probabilities."""
     return F.cross_entropy(logits, answers.softmax(dim=1))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional as F
 
 from builder.tasks.examples import Classified, Example, Labelled, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
@@ -77,6 +78,12 @@ class TrainingTask:
 
     def read(self, path: Path) -> Labelled:
         return read_labelled(path, self.line)
+
+    def apart(self, own: Tensor, wanted: Tensor, spread: float) -> Tensor:
+        """Returns how far logits are from a teacher's. `spread`: of numbers."""
+        if self.distance is None or self.is_number:
+            return F.mse_loss(own / spread, wanted / spread)
+        return self.distance(own, wanted)
 
     def labels(self, labelled: Labelled) -> list[str]:
         """Returns the labels of the head's outputs."""

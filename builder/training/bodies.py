@@ -16,7 +16,7 @@ from builder.store.store import Store
 from builder.tasks.lookup import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
-from hplm.model.layer import Adapt, Attend, Layers
+from hplm.model.layer import Adapt, Attend, Layers, unchanged
 from hplm.model.stacks import UpperStack, through
 
 
@@ -49,6 +49,12 @@ class PlotBody(nn.Module):
 
     def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
+
+    def states(self, pack: Pack, adapters: Sequence[Adapt] | None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
+        assert pack.sums is not None
+        x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
+        return _after_each(self.upper.layers, x, self.attention(pack, x.device), adapters)
 
     def entering(self, sums: Tensor) -> Tensor:
         """Returns rows of the tables as the layers take them."""
@@ -87,12 +93,18 @@ class WholeBody(nn.Module):
         return iter(upper if name == "upper" else [other for other in self.parameters() if id(other) not in above])
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        frozen = not self.words.weight.requires_grad
-        lower = len(self.layers) - self._upper
-        attend = PackedAttention(pack.lengths, self.heads, pack.tokens.device)
-        with torch.no_grad() if frozen else nullcontext():
-            x = through(self.layers[:lower], self.embedded(pack), attend)
+        x, attend = self._below(pack)
         return through(self.upper_layers, x, attend, adapters, pack.reading)
+
+    def states(self, pack: Pack, adapters: Sequence[Adapt] | None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
+        return _after_each(self.upper_layers, *self._below(pack), adapters)
+
+    def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
+        """Returns what the lower layers compute, and the attention of all layers."""
+        attend = PackedAttention(pack.lengths, self.heads, pack.tokens.device)
+        with nullcontext() if self.words.weight.requires_grad else torch.no_grad():
+            return through(self.layers[: len(self.layers) - self._upper], self.embedded(pack), attend), attend
 
     def embedded(self, pack: Pack) -> Tensor:
         return self.norm(self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments))
@@ -102,6 +114,13 @@ class WholeBody(nn.Module):
         other = copy.deepcopy(self)
         other.layers, other._upper = Layers(other.layers[i] for i in chosen), len(chosen)
         return other
+
+
+def _after_each(layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None) -> list[Tensor]:
+    states = [x]
+    for layer, adapt in zip(layers, adapters or [unchanged] * len(layers), strict=True):
+        states.append(layer(states[-1], attend, adapt))
+    return states
 
 
 class RememberingBody(nn.Module):

@@ -30,11 +30,17 @@ def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
         right = _right(task, examples[number])
         answer = ", ".join(sorted(answers[number]) if not task.one_label_a_row else answers[number])
         if answer not in right and len(worst) < WORST:
-            pair = f" | {examples[number].pair}" if examples[number].pair is not None else ""
-            said = {"text": f"{examples[number].text}{pair}", "right": right[0], "answered": answer}
-            worst.append({name: value if len(value) <= SHOWN else f"{value[:SHOWN]}..." for name, value in said.items()})
+            worst.append({"text": shown(examples[number]), "right": _cut(right[0]), "answered": _cut(answer)})
     known = [] if task.served.fixed_labels else by_label(data.labels, examples, answers, task.one_label_a_row)
     return {"by_label": known, "mistakes": worst}
+
+
+def shown(example: Example) -> str:
+    return _cut(example.text if example.pair is None else f"{example.text} | {example.pair}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _right(task: TrainingTask, example: Example) -> list[str]:

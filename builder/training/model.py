@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
-from builder.training.bodies import Body
+from builder.training.bodies import Body, PlotBody, WholeBody
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.layer import QKV, Adapt
@@ -52,6 +52,11 @@ class TenantModel(nn.Module):
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
         hidden = body(pack, self.adapts(every, read) or None)
         return self.read(hidden)
+
+    def states(self, body: PlotBody | WholeBody, pack: Pack) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
+        every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), pack.tokens.device)
+        return body.states(pack, self.adapts(every, every) or None)
 
     def read(self, hidden: Tensor) -> Tensor:
         """Returns the head's logits of hidden rows."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from builder.tasks.lookup import Pack
 from builder.training.bodies import Body, WholeBody
@@ -33,9 +32,7 @@ def taught(body: Body, data: Data, options: TrainingOptions, saved: Path | None 
     def apart(pack: Pack, own: Tensor) -> Tensor:
         """Returns how far the tenant's answers are from the teacher's."""
         wanted = torch.cat([answers[id(text)] for text in pack.texts]).to(own.device)
-        if data.task.distance is None or data.task.is_number:
-            return F.mse_loss(own / spread, wanted / spread)
-        return data.task.distance(own, wanted)
+        return data.task.apart(own, wanted, spread)
 
     trained = finetune(body, data, options, saved, show_progress, apart)
     report = {"teacher": {"dev": round(teacher.scores.main, 4), "seconds": teacher.report["seconds"]}, **trained.report}

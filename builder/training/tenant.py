@@ -93,7 +93,7 @@ def build_tenant(
             check_answers(before, task, files.labels)
         version = before.version + 1 if before else 1
 
-        _begin(working, tenant_id, {"version": version, "from_version": start, **asked})
+        begin(working, tenant_id, {"version": version, "from_version": start, **asked})
         data = files.looked_up(Reader(store, *stands_on), device, learned, show_progress)
         tried = []
         if grid:
@@ -187,7 +187,7 @@ def _begun(folder: Path) -> dict[str, Any] | None:
     return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
 
 
-def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
+def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     """Prepares the folder. Removes the remains of a training with another plan."""
     begun = _begun(folder)
     if begun == plan:

@@ -1,9 +1,15 @@
 """Trainings that are interrupted while they save go on with the step that was lost, and end with the same numbers."""
 
 import os
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import BertForSequenceClassification
 
+from builder.importing.checkpoint import Family
+from builder.importing.matching import MatchingOptions, UnlabelledTexts, import_checkpoint
+from builder.importing.tenant import ImportOptions
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain
@@ -16,7 +22,7 @@ from builder.training.finetuning import TrainingOptions
 from builder.training.teacher import taught
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from tests.builder.checkpoints import chained, same, weights
+from tests.builder.checkpoints import VOCABULARY, chained, same, save_tokenizer, weights
 from tests.builder.stores import CPU, NO_TIME, some_lines
 from tests.builder.training.small_tenants import CUT, learn, unexpected, write
 from tests.support.message import mentioning
@@ -61,7 +67,20 @@ def tuned(store, file, saved):
     return learned, {**found.report, "dev": found.scores}
 
 
-@pytest.mark.parametrize("train", [distilled, guessed, tuned], ids=lambda train: train.__name__)
+def matched(store, file, saved):
+    """A checkpoint's tenant, which is named as the savepoint would be."""
+    folder = Path(store.model).with_name("tuned")
+    if not folder.exists():
+        torch.manual_seed(0)
+        BertForSequenceClassification.from_pretrained(store.model, num_labels=3).save_pretrained(folder)
+        save_tokenizer(folder, VOCABULARY)
+    given = UnlabelledTexts(file), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
+    tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, CPU, False)
+    adapter, head = store.tenant_weights(tenant)
+    return {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}, report
+
+
+@pytest.mark.parametrize("train", [distilled, guessed, tuned, matched], ids=lambda train: train.__name__)
 def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
     """It is interrupted at its begin, in its middle and at its end, each time before a savepoint gets its name."""
     saves, deaths, replace = 0, (), os.replace
@@ -84,7 +103,7 @@ def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, 
     found, again = train(*original, tmp_path / "learning.pt")
     assert saves == count + len(deaths), "it did not go on with the step that was lost"
     for one in (report, again):
-        one["seconds"] = one.get("teacher", {})["seconds"] = 0
+        one["seconds"] = one.get("teacher", {})["seconds"] = one["texts_per_second"] = one["took"] = 0
     assert same(found, undisturbed) and again == report
 
 

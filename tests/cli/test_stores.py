@@ -1,11 +1,14 @@
 """`hplm domain` and `hplm import` in a store, as a user meets them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from builder.store.store import Store
-from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
+from hplm.cli.main import main
+from hplm.tenants.directory import Directory
+from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts, tuned
 from tests.builder.stores import corpus, some_lines
 from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
@@ -45,6 +48,36 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     lines = printed(capsys, *inspect, "--version", "1", "--text", text).splitlines()
     assert sum(mentions(line, "acme") for line in lines) == 2, "as one that stands on it, and as one that is behind"
+
+
+def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
+    store, folder = make_imported_store(tmp_path), tmp_path / "models"
+    for name in ("one", "two"):
+        tuned(folder / name)
+    command = ["import", "--store", store, "--device", "cpu", "--from", folder]
+    matching = ["--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
+    plan = run(capsys, *command, "--plan", "--rank", 2)
+    assert plan["fit"].keys() == {"one", "two"} and plan["seconds_each"] is None and not Store(store).tenant_ids()
+    answer = run(capsys, *command, *matching)
+    assert answer["imported"].keys() == {"one", "two"} == set(Store(store).tenant_ids()) and not answer["refused"]
+    assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
+    sizes = [Store(store).report(tenant)["bytes"] for tenant in Store(store).tenants()]
+    assert plan["bytes"] == {"before": sum(one["checkpoint"] for one in sizes), "after": sum(one["tenant"] for one in sizes)}
+    assert mentions(printed(capsys, *command, "--plan"), "2 checkpoints fit", "each, as earlier")
+    lines = printed(capsys, *command[:-1], folder / "one", *matching, "--id", "acme").splitlines()
+    assert mentions(lines[0], "acme", 1, "lora", 2, "transformers") and mentions(lines[1], "%", "checkpoint's")
+    served = tmp_path / "served"
+    run(capsys, *command[:-1], folder / "one", *matching, "--repository", served)
+    assert {tenant.id for tenant in next(iter(Directory(served, None).snapshots())).tenants} == {"one", "two", "acme"}
+    (folder / "two" / "config.json").write_text("{}")
+    assert main([str(word) for word in (*command, *matching)]) == 1
+    said = capsys.readouterr()
+    assert "two refused" in said.err and "1 tenants imported, 1 folders refused" in said.out
+    assert mentions(refused(capsys, *command[:-1], folder / "one"), "one", "--texts")
+    assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
+    assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
+    assert mentions(refused(capsys, *command, *matching, "--root", "other"), "--root other", "made from")
+    assert mentions(refused(capsys, *command, *matching, "--task", "tag"), "--task", "one folder")
 
 
 def test_an_adapter_becomes_a_tenant_and_one_on_every_layer_a_domain_as_well(tmp_path, capsys):

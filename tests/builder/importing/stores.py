@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
 from builder.store.store import Store
@@ -27,6 +28,7 @@ from tests.builder.stores import CPU, build, some_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = ["red", "green", "blue"]
+SEQUENCE = "ForSequenceClassification"
 
 
 def make_imported_store(folder: Path, lower: int = SPLIT, upper: int | None = None) -> Path:
@@ -53,6 +55,31 @@ def put(path: Path, **fields: object) -> None:
     stored = json.loads(path.read_text()) if path.exists() else {}
     (stored.get("config") or stored).update(fields)
     path.write_text(json.dumps(stored))
+
+
+def texts(folder: Path, count: int = 120) -> Path:
+    path = folder / "texts.txt"
+    path.write_text("\n".join(" ".join(line.split()[:9]) for line in some_lines(count, 7)), "utf-8")
+    return path
+
+
+def tuned(folder: Path, ending: str = SEQUENCE, change: float = 0.03, **config: object) -> Path:
+    """Saves the fixtures' BERT with a head, as if it had been fine-tuned: all of its weights have changed a little."""
+    save_base(folder / "base-of-it")
+    torch.manual_seed(1)
+    stock = getattr(transformers, f"Bert{ending}")
+    model = stock(transformers.BertConfig(**SIZES, **({"num_labels": 3} | config)))
+    base = transformers.BertModel.from_pretrained(folder / "base-of-it").state_dict()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("bert.") and "pooler" not in name:
+                parameter.copy_(base[name.removeprefix("bert.")] + change * torch.randn_like(parameter))
+            else:
+                parameter.normal_(0, 0.5)
+    shutil.rmtree(folder / "base-of-it")
+    model.save_pretrained(folder)
+    save_tokenizer(folder, SIZES["vocab_size"])
+    return folder
 
 
 def through(

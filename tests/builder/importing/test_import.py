@@ -1,7 +1,6 @@
 """Imported adapters of `peft` and `adapters` give the numbers that those libraries computed with them."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from builder.importing.tenant import ImportOptions, import_tenant, read_folder
 from builder.store.store import Store
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
-from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store, put, through
+from tests.builder.importing.stores import FIXTURES, LABELS, changed, put, through
 from tests.builder.stores import CPU, corpus
 from tests.support.message import mentioning
 
@@ -30,16 +29,6 @@ UPPER_ONLY = [
     "adapters-lora-tag",
     "adapters-stock-head",
 ]
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory) -> Path:
-    return make_imported_store(tmp_path_factory.mktemp("imported"))
-
-
-@pytest.fixture
-def store(stored, tmp_path) -> Store:
-    return Store(shutil.copytree(stored, tmp_path / "store"))
 
 
 def expected(name: str) -> dict[str, torch.Tensor]:

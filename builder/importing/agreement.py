@@ -1,0 +1,98 @@
+"""Compares the answers of a tenant with those of the checkpoint that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from builder.tasks.examples import Example
+from builder.tasks.tasks import TrainingTask
+from builder.training.mistakes import WORST, shown
+from hplm.arrays import Array
+from hplm.tasks import TextAnswer, softmax
+
+SURE = 0.9  # a checkpoint is sure of an answer from this probability on
+SAME = 1e-6  # numbers that are no further apart are the same
+NEAR = 0.1  # of the spread of a checkpoint's numbers: two that are no further apart are the same answer
+
+Rows = tuple[Array, Array]  # the spans and the logits of one text
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of a `classify`, `regress` or `span` a text is one answer; of a `tag` a word is, and of a `multilabel` a label of it."""
+
+    same: Array  # of each answer, whether it is the checkpoint's
+    sure: Array | None = None  # the checkpoint's probability of each of its answers; None: numbers have none
+    divergence: float | None = None  # mean KL divergence from the checkpoint's probabilities, in nats
+
+    @cached_property
+    def share(self) -> float:
+        return float(self.same.mean())
+
+    @property
+    def error(self) -> float:
+        """The standard error of the share."""
+        return (self.share * (1 - self.share) / len(self.same)) ** 0.5
+
+    def described(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"answers": len(self.same), "agreement": self.share, "off": self.error}
+        if self.divergence is not None:
+            found["divergence"] = self.divergence
+        if self.sure is not None:
+            is_sure = self.sure >= SURE
+            parts = {"where_sure": self.same[is_sure], "elsewhere": self.same[~is_sure]}
+            found |= {"sure": float(is_sure.mean())} | {name: float(p.mean()) if len(p) else None for name, p in parts.items()}
+        return {name: round(value, 5) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def agreement(
+    task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
+) -> Agreement:
+    """Compares the rows of each text. `wanted`: those of the checkpoint."""
+    if task.is_number:
+        mine, theirs = (np.concatenate([logits[:, 0] for _, logits in rows]) for rows in (own, wanted))
+        return Agreement(np.abs(mine - theirs) <= max(NEAR * theirs.std(), SAME))
+    if task.served.needs_pair:
+        pairs = list(zip(answered(task, labels, examples, own), answered(task, labels, examples, wanted), strict=True))
+        same = np.array([one.labels == other.labels for one, other in pairs])
+        return Agreement(same, np.array([other.scores[0] for _, other in pairs]))
+    mine, theirs = (np.concatenate([_choices(*text, task.one_label_a_row) for text in rows]) for rows in (own, wanted))
+    probabilities = softmax(theirs)
+    divergence = (probabilities * np.log(np.maximum(probabilities, 1e-12) / np.maximum(softmax(mine), 1e-12))).sum(1)
+    return Agreement(mine.argmax(1) == theirs.argmax(1), probabilities.max(1), float(divergence.mean()))
+
+
+def answered(
+    task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], rows: Sequence[Rows]
+) -> Iterator[TextAnswer]:
+    for example, (spans, logits) in zip(examples, rows, strict=True):
+        outputs = labels[: logits.shape[1]]  # a checkpoint has no output for no answer
+        yield task.served.answer(logits, spans, outputs, passage=example.pair or "")
+
+
+def _choices(spans: Array, logits: Array, one_label_a_row: bool) -> Array:
+    """Returns the logits of each choice: between the labels of a row, or between a label and its absence."""
+    if one_label_a_row:
+        return logits[spans[:, 0] >= 0]  # words without a token have no answer
+    return np.column_stack([np.zeros(logits.size, dtype=logits.dtype), logits.ravel()])
+
+
+def differing(
+    task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
+) -> list[dict[str, Any]]:
+    """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ."""
+    if task.is_number:
+        return []
+    found = [
+        {"text": shown(example), "checkpoint": ", ".join(other.labels), "tenant": ", ".join(one.labels), "sure": sure}
+        for example, one, other in zip(
+            examples, answered(task, labels, examples, own), answered(task, labels, examples, wanted), strict=True
+        )
+        if one.labels != other.labels and (sure := round(float(other.scores.min(initial=1.0)), 3))
+    ]
+    return sorted(found, key=lambda one: -one["sure"])[:WORST]

@@ -1,0 +1,205 @@
+"""Reads a checkpoint that was fine-tuned in full, as `transformers` saved it, beside the model that it descends from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from builder.importing.files import read_json
+from builder.importing.foreign import ForeignHead
+from builder.importing.heads import check_head, chosen_labels, chosen_task, linear_head, reordered, sequence_task
+from builder.training.cutting import cut
+from builder.training.model import Weights
+from hplm.adapters.layout import Layout, head_layout
+from hplm.errors import HplmError, InvalidInput
+from hplm.model.checkpoint import full_stack, load_checkpoint
+from hplm.model.config import BackboneConfig
+from hplm.model.encoders import ENCODERS, WORDS
+from hplm.model.original import Checkpoint, silent_transformers
+from hplm.tasks import TASKS
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+TAG, SPAN = "tag", "span"
+SEQUENCE = "ForSequenceClassification"
+TASK_OF_ENDING = {SEQUENCE: None, "ForTokenClassification": TAG, "ForQuestionAnswering": SPAN}  # of the names of classes
+# What a classifier of a text is: its first layer, the function behind it, its second layer.
+LAYERS = {
+    "bert": ("bert.pooler.dense", "tanh", "classifier"),
+    "distilbert": ("pre_classifier", "relu", "classifier"),
+    "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
+}
+LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
+FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
+WAY_OUT = "import it into a store whose root was built from the model that it was fine-tuned from"
+TOKENIZING = ("normalizer", "pre_tokenizer", "model", "post_processor")  # the parts of a tokenizer that choose its tokens
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    checkpoint: Checkpoint
+    head: ForeignHead
+    labels: list[str]
+    distance: float  # from the model it descends from: the median change of a matrix, as a share of its size
+
+    @property
+    def head_layout(self) -> Layout:
+        return head_layout(self.checkpoint.config, len(self.labels), self.head.function)
+
+    def with_labels(self, labels: list[str]) -> Finetuned:
+        """Returns it with the rows of its head in another order."""
+        head = replace(self.head, weights=reordered(self.head.weights, self.labels, labels))
+        return replace(self, head=head, labels=labels)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder has a whole model: a configuration, and no adapter beside it."""
+    return (folder / CONFIG).exists() and not (folder / ADAPTER_CONFIG).exists()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files of a checkpoint's weights. Of both kinds side by side, the safetensors."""
+    found = (sorted(folder.glob(pattern)) for pattern in WEIGHTS)
+    if files := next((files for files in found if files), None):
+        return files
+    raise InvalidInput(f"{folder} has no weights ({' or '.join(WEIGHTS)}): copy or save the checkpoint again")
+
+
+def configuration_of(model: str) -> Any:
+    """Returns the configuration of `transformers`. No code runs that lies beside it."""
+    return silent_transformers().AutoConfig.from_pretrained(model, trust_remote_code=False)
+
+
+class Family:
+    """The model that a root was made from, and what is read of the checkpoints that descend from it."""
+
+    def __init__(self, model: str, config: BackboneConfig) -> None:
+        self._model, self._config = model, config
+        if config.is_decoder:
+            raise InvalidInput(f"backbone {config.name!r} is a decoder: only fine-tuned encoders can be imported")
+        self.base, self._configuration = self._loaded(model), configuration_of(model)
+        if self.base.skipbert:
+            raise InvalidInput(f"{model!r} is a SkipBERT, from which nothing that transformers knows descends")
+        if (left := self.base.total_layers - config.lower_layers - config.upper_layers) > 0:
+            raise InvalidInput(
+                f"the root leaves out the last {left} layers of {model!r}, on which the head of a checkpoint stands: build a "
+                "root whose --lower and --upper are all layers"
+            )
+
+    def _loaded(self, model: str) -> Checkpoint:
+        config = self._config
+        return load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window)
+
+    def read(self, folder: Path, labels: list[str] | None = None, task: str | None = None) -> Finetuned:
+        """Reads a checkpoint, and refuses one that has no head or descends from another model.
+
+        `labels` and `task`: what its files do not say.
+        """
+        try:
+            return self._read(folder, labels, task)
+        except (HplmError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the libraries raise anything at a damaged file
+            said = next(iter(str(error).strip().splitlines()), "")
+            raise InvalidInput(
+                f"{folder} cannot be read ({type(error).__name__}: {said}): copy or save the checkpoint again"
+            ) from error
+
+    def _read(self, folder: Path, labels: list[str] | None, task: str | None) -> Finetuned:
+        path = folder / CONFIG
+        stored = read_json(path)
+        if stored.get("model_type") not in ENCODERS:
+            raise InvalidInput(f"{path}: model_type {stored.get('model_type')!r} is none of {', '.join(ENCODERS)}")
+        named = next(iter(stored.get("architectures") or ()), None)
+        ending = next((ending for ending in TASK_OF_ENDING if str(named).endswith(ending)), None)
+        if ending is None:
+            raise InvalidInput(
+                f"{path}: tenants do not answer as {named} does: import a model whose class ends in {', '.join(TASK_OF_ENDING)}"
+            )
+        weight_files(folder)
+        configuration = configuration_of(str(folder))
+        self._check(folder, configuration, self._configuration, ("model_type", "num_hidden_layers"))
+        checkpoint = self._loaded(str(folder))
+        distance = self._distance(folder, checkpoint)
+        names = [name for _, name in sorted(configuration.id2label.items())]  # of two, transformers 4 has not saved them
+        head = _head(folder, str(named), configuration.model_type, ending, task, names)
+        outputs = len(head.weights["weight"])
+        if head.task == SPAN:
+            found = list(TASKS[SPAN].fixed_labels)
+            if outputs != len(found):
+                raise InvalidInput(f"{path}: {outputs} outputs a token, where {' and '.join(found)} of an answer are expected")
+        else:
+            found = chosen_labels(head.task, labels, head.labels, outputs, path)
+        check_head(head.weights, head.function, checkpoint.config, path)
+        return Finetuned(checkpoint, head, found, distance)
+
+    def change(self, found: Finetuned, layout: Layout) -> tuple[list[Weights], float]:
+        """Returns what fine-tuning changed in the upper layers, cut to a LoRA, and the share of it that is left."""
+        before, after = (full_stack(checkpoint)[-layout.layers :] for checkpoint in (self.base, found.checkpoint))
+        return cut(before, after, layout)
+
+    def _distance(self, folder: Path, found: Checkpoint) -> float:
+        """Returns how far a checkpoint is from the base. Refuses one that cannot descend from it."""
+        self._check(folder, found.config, self.base.config, [field.name for field in fields(BackboneConfig)])
+        if part := _other_part(found.tokenizer_json, self.base.tokenizer_json):
+            raise InvalidInput(f"the tokenizer of {folder} has another {part} than that of {self._model!r}: {WAY_OUT}")
+        distance = _change(found.weights, self.base.weights)
+        if not distance < FAR:
+            raise InvalidInput(
+                f"the weights of {folder} differ from those of {self._model!r} by {distance:.2f} of their size, more than "
+                f"fine-tuning changes ({FAR} at most): {WAY_OUT}"
+            )
+        return distance
+
+    def _check(self, folder: Path, found: Any, base: Any, names: Iterable[str]) -> None:
+        for name in names:
+            own, wanted = getattr(found, name), getattr(base, name)
+            if own != wanted:
+                raise InvalidInput(f"{folder} has {name} {own}, and {self._model!r} has {wanted}: {WAY_OUT}")
+
+
+def _other_part(one: str, other: str) -> str | None:
+    """Returns the first part in which two tokenizers differ, if it chooses tokens."""
+    mine, theirs = json.loads(one), json.loads(other)
+    return next((part for part in TOKENIZING if mine.get(part) != theirs.get(part)), None)
+
+
+def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
+    names = [name for name in base if name.endswith(".weight") and base[name].ndim == 2 and "encoder.layer" in name]
+    sizes = {name: float(base[name].norm()) for name in (*names, WORDS)}
+    changes = [float((weights[name] - base[name]).norm()) / size for name, size in sizes.items() if size]
+    return float(torch.tensor(changes).median())
+
+
+def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str]) -> ForeignHead:
+    """Reads the head by the class that saved it."""
+    path, loader = folder / CONFIG, getattr(silent_transformers(), f"AutoModel{ending}")
+    model, report = loader.from_pretrained(str(folder), output_loading_info=True, dtype=torch.float32, trust_remote_code=False)
+    if type(model).__name__ != named:
+        raise InvalidInput(f"{path}: transformers has no class {named} for a {kind}: a class of your own cannot be imported")
+    if report["missing_keys"]:
+        raise InvalidInput(
+            f"{folder} has no {sorted(report['missing_keys'])[0]}, a part of its head: save the model after it was fine-tuned"
+        )
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+    def linear(name: str) -> tuple[Tensor, Tensor | None]:
+        return tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+
+    if (found := TASK_OF_ENDING[ending]) is not None:
+        if task not in (None, found):
+            raise InvalidInput(f"{path} is trained to {found}, not to {task}: leave --task out")
+        weights = linear_head(*linear("qa_outputs" if found == SPAN else "classifier"))
+        return ForeignHead(path, found, weights, None, labels)
+    first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
+    weight, bias = linear(last)
+    own = chosen_task(task, sequence_task(folder, len(weight), task), path)
+    dense = linear_head(*linear(first))
+    weights = {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(weight, bias)}
+    return ForeignHead(path, own, weights, function, labels)

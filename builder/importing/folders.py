@@ -1,0 +1,198 @@
+"""Imports many folders, adapters and checkpoints, one after the other: what cannot be imported is named, the others go on."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, Family, is_checkpoint, weight_files
+from builder.importing.matching import MatchingOptions, UnlabelledTexts, Unlike, import_checkpoint
+from builder.importing.tenant import ImportOptions, import_tenant
+from builder.page import imports_page
+from builder.pictures import INK, OTHERS, OWN, panels, save
+from builder.store.store import Store, TenantFile
+from hplm.errors import HplmError, InvalidInput
+from hplm.model.config import BackboneConfig
+
+PAGE, PICTURE = "imports.html", "imports.png"
+OWN_TEXTS = "texts.jsonl"  # in a checkpoint's folder
+NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a folder."""
+
+    id: str
+    folder: Path
+    tenant: TenantFile | None = None  # None: it was refused
+    report: dict[str, Any] = field(default_factory=dict[str, Any])
+    refused: str = ""
+
+    @property
+    def agreement(self) -> float | None:
+        return self.report.get("after", {}).get("agreement")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What would become of a folder."""
+
+    id: str
+    task: str = ""  # empty: it is an adapter, or refused
+    labels: int = 0
+    distance: float = 0.0  # from the root's model
+    bytes_before: int = 0
+    bytes_after: int = 0
+    refused: str = ""
+
+
+class Importer:
+    """Imports folders into one store. What all checkpoints share is read once."""
+
+    def __init__(
+        self, store: Store, options: ImportOptions, matching: MatchingOptions, texts: Path | None, device: torch.device
+    ) -> None:
+        """`texts`: for checkpoints that have no file of texts in their folder."""
+        self._store, self._options, self._matching, self._device = store, options, matching, device
+        self._texts = UnlabelledTexts(texts) if texts is not None else None
+
+    @cached_property
+    def _family(self) -> Family:
+        return Family(self._store.model, self._store.config)
+
+    def one(
+        self, tenant_id: str, folder: Path, show_progress: bool = True, is_named: bool = True
+    ) -> tuple[TenantFile, dict[str, Any]]:
+        """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
+        store, options = self._store, self._options
+        if not is_named:
+            self._check_source(tenant_id, folder)
+        if not is_checkpoint(folder):
+            return import_tenant(store, tenant_id, folder, options, self._device, show_progress)
+        if options.new_domain is not None:
+            raise InvalidInput(f"{folder} is a whole checkpoint, whose lower layers no table can take: leave --as-domain out")
+        own = folder / OWN_TEXTS
+        texts = UnlabelledTexts(own) if own.exists() else self._texts
+        if texts is None:
+            raise InvalidInput(f"{folder} is a whole checkpoint, which a tenant learns to match: give --texts FILE")
+        return import_checkpoint(
+            store, tenant_id, folder, self._family, texts, options, self._matching, self._device, show_progress
+        )
+
+    def _check_source(self, tenant_id: str, folder: Path) -> None:
+        """Refuses to replace a tenant that came from elsewhere only because a folder has its name."""
+        tenant = self._store.tenant(tenant_id)
+        came = self._store.report(tenant).get("imported", {}).get("from") if tenant is not None else folder
+        if came is None or Path(came).resolve() != folder.resolve():
+            raise InvalidInput(
+                f"tenant {tenant_id!r} is there, and does not come from {folder} but from {came or 'a training'}: import it "
+                "alone with --id, which may also name this tenant"
+            )
+
+    def all(self, folders: Sequence[tuple[str, Path]], show_progress: bool = True) -> Iterator[Imported]:
+        """Imports one folder after the other, and yields what became of each."""
+        if any(is_checkpoint(folder) for _, folder in folders):
+            _ = self._family, self._texts is not None and self._texts.examples  # what is wrong with these is wrong for all
+        for tenant_id, folder in folders:
+            try:
+                yield Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress, is_named=False))
+            except Unlike as error:
+                yield Imported(tenant_id, folder, None, error.report, str(error))
+            except HplmError as error:
+                yield Imported(tenant_id, folder, None, {}, str(error))
+            except OSError as error:  # a file that nobody may read
+                if error.errno == errno.ENOSPC:
+                    raise
+                yield Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
+
+
+def planned(
+    model: str, config: BackboneConfig, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
+) -> Iterator[Planned]:
+    """Reads and checks each checkpoint for a root of this model, and yields what would become of it."""
+    family = Family(model, config)
+    adapter = matching.layout(config).weight_bytes
+    for tenant_id, folder in folders:
+        if (folder / ADAPTER_CONFIG).exists():
+            yield Planned(tenant_id)
+            continue
+        try:
+            found, files = family.read(folder), weight_files(folder)
+        except HplmError as error:
+            yield Planned(tenant_id, refused=str(error))
+            continue
+        sizes = sum(file.stat().st_size for file in files), adapter + found.head_layout.weight_bytes
+        yield Planned(tenant_id, found.head.task, len(found.labels), found.distance, *sizes)
+
+
+def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Returns each folder with the tenant's name that its own name gives. A folder without a model stands for those in it."""
+    found: dict[str, Path] = {}
+    for folder in _models(folders):
+        name = NOT_IN_NAMES.sub("-", folder.absolute().name.lower()).strip("._-")
+        if name in found:
+            raise InvalidInput(f"{found[name]} and {folder} would both be tenant {name!r}: import one of them with --id")
+        found[name] = folder
+    return list(found.items())
+
+
+def _models(folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise InvalidInput(f"{folder} is no folder: give folders that a library saved, or one with such folders in it")
+        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        is_model = (folder / CONFIG).exists() or (folder / ADAPTER_CONFIG).exists()
+        yield from [folder] if is_model or not inside else inside
+
+
+def write_page(store: Store, found: Sequence[Imported]) -> Path:
+    """Writes the page of all imported checkpoints, those that agree least first, and returns its path.
+
+    `found`: what was imported now, of which the page also has what was refused.
+    """
+    reports = {tenant.id: store.report(tenant) for tenant in store.tenants()}
+    stored = {name: report for name, report in reports.items() if "after" in report}
+    others = {one.id: one.report for one in found if one.tenant is None and one.report}
+    matched = sorted((stored | others).items(), key=lambda one: one[1]["after"]["agreement"])
+    picture = store.folder / PICTURE
+    picture.unlink(missing_ok=True)
+    if matched:
+        _draw([report["after"] for _, report in matched], picture)
+    imports_page(
+        store.folder / PAGE,
+        picture,
+        [{"tenant": name, **_row(report), "stored": "no" if name in others else "yes"} for name, report in matched],
+        [{"folder": str(one.folder), "why": one.refused} for one in found if one.tenant is None],
+    )
+    return store.folder / PAGE
+
+
+def _row(report: dict[str, Any]) -> dict[str, str]:
+    after, scores = report["after"], report.get("test", {}).values()
+    return {
+        "task": report["task"],
+        "agreement": f"{after['agreement']:.1%}",
+        "where the checkpoint is sure": f"{after['where_sure']:.1%}" if after.get("where_sure") is not None else "-",
+        "score, of the checkpoint": ", ".join(f"{one[one['metric']]:.3f}" for one in scores) or "-",
+        "MB, of the checkpoint": f"{report['bytes']['tenant'] / 1e6:.2f}, {report['bytes']['checkpoint'] / 1e6:.1f}",
+    }
+
+
+def _draw(matched: Sequence[dict[str, Any]], path: Path) -> None:
+    figure, (axes,) = panels(8, 4.2)
+    places = range(1, len(matched) + 1)
+    for name, colour in (("elsewhere", OTHERS[1]), ("where_sure", OWN)):
+        known = [(place, after[name]) for place, after in zip(places, matched, strict=True) if after.get(name) is not None]
+        axes.scatter(*zip(*known, strict=True) if known else ((), ()), s=14, color=colour, label=name.replace("_", " "))
+    axes.step(places, [after["agreement"] for after in matched], where="mid", color=INK, label="all answers")
+    axes.set(xlabel="checkpoints, those that agree least first", ylabel="answers that are the checkpoint's", ylim=(None, 1.01))
+    axes.legend(frameon=False, loc="lower right")
+    save(figure, path)

@@ -1,0 +1,366 @@
+"""Makes a tenant of a checkpoint: what fine-tuning changed in the upper layers, cut to a LoRA, learns what the cut lost.
+
+It learns from unlabelled texts, by the checkpoint's states after every upper layer and by its answers. What fine-tuning
+changed below the tables no tenant can have, so the report says how many answers are the checkpoint's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
+from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
+from builder.importing.foreign import usual
+from builder.importing.tenant import ImportOptions, read_test, version_before
+from builder.learning.curve import draw_learning
+from builder.learning.limits import Epochs
+from builder.learning.loop import Exam, Group, Training, train
+from builder.options import check_seed
+from builder.packed_batches import packed_batches
+from builder.page import import_page
+from builder.store.resumable import digest_of, read_json, write_json
+from builder.store.savepoint import Savepoint
+from builder.store.store import Store, TenantFile, check_name
+from builder.store.version import Weights
+from builder.tables.build_folder import held, put_away
+from builder.tables.text_files import check_file
+from builder.tasks.examples import Example, Labelled, key_of, read_unlabelled
+from builder.tasks.lookup import Pack, Reader, Texts, unread_targets
+from builder.tasks.losses import no_loss
+from builder.tasks.tasks import TrainingTask, training_task
+from builder.training.bodies import PlotBody, WholeBody
+from builder.training.data import Data
+from builder.training.finetuning import PACK_TOKENS, rows_of
+from builder.training.model import TenantModel
+from builder.training.tenant import begin
+from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+
+FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
+HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
+MOST_TOKENS = 250_000  # to learn from: long documents take as long as many short ones
+DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
+SAVED = "matching.pt"
+NOTE = (
+    "the change of the upper layers was cut to a LoRA, which has learned to answer like the checkpoint; what fine-tuning "
+    "changed below the tables is lost"
+)
+
+
+@dataclass(frozen=True)
+class MatchingOptions:
+    rank: int = 32
+    epochs: int = 1
+    learning_rate: float = 1e-3
+    batch_texts: int = 16
+    most_texts: int = 3000
+    least: float = 0.9  # of the answers must be the checkpoint's
+    anyway: bool = False  # stores a tenant below that too
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name, least in (("rank", 1), ("epochs", 1), ("batch_texts", 1), ("most_texts", FEWEST)):
+            if getattr(self, name) < least:
+                raise InvalidInput(f"--{name.replace('_', '-')} {getattr(self, name)}: give {least} or more")
+        if not 0 <= self.least <= 1:
+            raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
+        if not self.learning_rate > 0:
+            raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
+
+    def layout(self, config: BackboneConfig) -> Layout:
+        layout = adapter_layout(config, "lora", self.rank, tuple(PROJECTIONS))
+        assert layout is not None  # its rank is not 0
+        return layout
+
+
+@dataclass(frozen=True)
+class UnlabelledTexts:
+    """A file of texts, which is read once for many checkpoints."""
+
+    path: Path
+
+    @cached_property
+    def digest(self) -> str:
+        check_file(self.path)
+        return digest_of(self.path)
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        """The first texts of the file, each once."""
+        check_file(self.path)
+        found: dict[tuple[str, ...], Example] = {}
+        for example in read_unlabelled(self.path):
+            found.setdefault(key_of(example), example)
+            if len(found) == MOST_READ:
+                break
+        if len(found) < FEWEST:
+            raise InvalidInput(f"{self.path} has {len(found)} different texts: to learn from them needs {FEWEST} or more")
+        return list(found.values())
+
+
+class Unlike(InvalidInput):
+    """The tenant answers too often unlike its checkpoint, and was not stored."""
+
+    def __init__(self, message: str, report: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Model:
+    """A body with an adapter and a head on it."""
+
+    body: PlotBody | WholeBody
+    own: TenantModel
+
+    @classmethod
+    def of(
+        cls, body: PlotBody | WholeBody, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device
+    ) -> Model:
+        own = TenantModel(adapter, head, seed=0)  # whose random numbers the weights replace
+        own.load(*weights)
+        return cls(body.to(device).eval().requires_grad_(False), own.to(device))
+
+    @classmethod
+    def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
+        return cls.of(WholeBody(found.checkpoint), None, found.head_layout, (None, found.head.weights), device)
+
+    @classmethod
+    def of_tenant(cls, store: Store, tenant: TenantFile, device: torch.device) -> Model:
+        layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
+        return cls.of(PlotBody.of(store), *layouts, store.tenant_weights(tenant), device)
+
+    def through(self, pack: Pack) -> tuple[list[Tensor], Tensor]:
+        """Returns the states after each upper layer, and the logits."""
+        states = self.own.states(self.body, pack)[1:]
+        return states, self.own.read(states[-1][pack.reading])
+
+    def rows(self, data: Data) -> list[Rows]:
+        return rows_of(self.body, self.own, data, data.dev)[0]
+
+
+def import_checkpoint(
+    store: Store,
+    tenant_id: str,
+    folder: Path,
+    family: Family,
+    texts: UnlabelledTexts,
+    options: ImportOptions,
+    matching: MatchingOptions,
+    device: torch.device,
+    show_progress: bool = True,
+) -> tuple[TenantFile, dict[str, Any]]:
+    """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
+
+    Raises `Unlike` if too few answers are the checkpoint's.
+    """
+    check_name("tenant", tenant_id)
+    started, working = time.perf_counter(), store.tenant_work_folder(tenant_id)
+    with held(working, f"tenant {tenant_id!r}"):
+        domain = options.domain, store.latest(options.domain)
+        asked, before = _asked(store, folder, texts, domain, options, matching), store.tenant(tenant_id)
+        is_done = before is not None and store.report(before).get("asked") == asked
+        if is_done and before is not None and options.test is None:
+            put_away(working)
+            return before, store.report(before)
+        refused = store.folder / "refused" / f"{tenant_id}.json"
+        if refused.exists() and (report := read_json(refused)).get("asked") == asked:
+            _check_agreement(report, folder, matching)
+        found = family.read(folder, options.labels, options.task)
+        if (before := version_before(store, tenant_id, found.head.task, found.labels)) is not None:
+            found = found.with_labels(before.labels)
+        tested = read_test(options.test, found.head.task, found.labels)
+        teacher = Model.of_checkpoint(found, device)
+        reader, task = Reader(store, *domain), found.head.task
+        if is_done and before is not None and tested is not None:  # only its scores are new
+            stored = Model.of_tenant(store, before, device)
+            return before, store.report(before) | _tested(stored, teacher, tested, reader, found.labels, task)
+        version = before.version + 1 if before else 1
+        data = _looked_up(reader, found, texts, matching, device, show_progress)
+        begin(working, tenant_id, {"version": version, **asked})
+        layout = matching.layout(store.config)
+        change, kept = family.change(found, layout)
+        tenant = Model.of(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
+        made_of = {
+            "from": str(folder.resolve()), "library": "transformers", "trained_on": store.model, "store_made_from": store.model
+        }  # fmt: skip
+        report = {
+            "task": task,
+            "imported": made_of,
+            "asked": asked,
+            "note": NOTE,
+            "distance": round(found.distance, 4),
+            "change_held": round(kept, 4),
+            **_matched(tenant, teacher, data, matching, working / SAVED, show_progress),
+        }
+        file = TenantFile(
+            tenant_id, version, *domain, task, found.labels, layout.size, layout.kind, usual(layout),
+            layout.function, found.head.function,
+        )  # fmt: skip
+        weights = tenant.own.stored()
+        if tested is not None:
+            report |= _tested(tenant, teacher, tested, reader, found.labels, task)
+        size = sum(part.nbytes for layer in (*(weights[0] or ()), weights[1]) for part in layer.values())
+        report["bytes"] = {"checkpoint": sum(file.stat().st_size for file in weight_files(folder)), "tenant": size}
+        report["took"] = round(time.perf_counter() - started, 1)
+        if not _agrees(report, matching):
+            refused.parent.mkdir(exist_ok=True)
+            write_json(refused, report)  # the same command need not learn it again
+            put_away(working)
+        _check_agreement(report, folder, matching)
+
+        def draw(picture: Path) -> None:
+            title = f"{tenant_id} version {file.version}: {file.task} on {file.domain}, from {folder.name}"
+            draw_learning(report, "agreement", title, picture)
+            import_page(report, title, picture)
+
+        store.chain(*domain)  # fails if the domain was deleted meanwhile
+        store.save_tenant(file, *weights, report, draw)
+        refused.unlink(missing_ok=True)
+        put_away(working)
+        return file, report
+
+
+def _agrees(report: dict[str, Any], matching: MatchingOptions) -> bool:
+    return matching.anyway or report["after"]["agreement"] >= matching.least
+
+
+def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOptions) -> None:
+    if not _agrees(report, matching):
+        after = report["after"]
+        raise Unlike(
+            f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
+            f"than --least {matching.least:g}: give more --texts that are like the tenant's own, a higher --rank, or a root "
+            "with fewer layers in tables; or leave this model dedicated. --anyway stores it all the same",
+            report,
+        )
+
+
+def _asked(
+    store: Store,
+    folder: Path,
+    texts: UnlabelledTexts,
+    domain: tuple[str, int],
+    options: ImportOptions,
+    matching: MatchingOptions,
+) -> dict[str, Any]:
+    """Returns what decides the result, as a file returns it."""
+    numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
+    return json.loads(
+        json.dumps(
+            {
+                "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
+                "checkpoint": digest_of(folder / CONFIG, *weight_files(folder)), "labels": options.labels,
+                "task": options.task, "texts": texts.digest, **numbers,
+            }
+        )
+    )  # fmt: skip
+
+
+def _looked_up(
+    reader: Reader, found: Finetuned, texts: UnlabelledTexts, matching: MatchingOptions, device: torch.device, show: bool
+) -> Data:
+    """Returns the texts to learn from, and as `dev` those that only judge."""
+    order = np.random.default_rng(matching.seed).permutation(len(texts.examples))[: matching.most_texts].tolist()
+    held_out = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(order))), len(order) // 2)
+    task = unlearned(found.head.task)
+    learned, judged = (
+        _first(reader.read(Labelled(texts.path, [texts.examples[i] for i in part]), task, found.labels, show), share)
+        for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
+    )
+    return Data(reader, task, found.labels, learned, judged, device)
+
+
+def unlearned(name: str) -> TrainingTask:
+    """Returns a task whose texts have no labels."""
+    return replace(training_task(name), targets=unread_targets, loss=no_loss)
+
+
+def _first(texts: Texts, share: float) -> Texts:
+    """Returns the first texts, up to a share of the tokens that one import reads."""
+    count = max(1, int(np.searchsorted(np.cumsum(texts.lengths), share * MOST_TOKENS, side="right")))
+    while count < len(texts.texts) and texts.texts[count].window:  # the windows of a text stay together
+        count += 1
+    return replace(texts, texts=texts.texts[:count], lengths=texts.lengths[:count])
+
+
+def _matched(
+    tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path, show_progress: bool
+) -> dict[str, Any]:
+    """Trains adapter and head. Returns the part of the report that says how near they came."""
+    wanted, examples = teacher.rows(data), data.dev.examples
+    variances, spread = _scales(teacher, data)
+    rng = np.random.default_rng(options.seed)
+    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+
+    def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
+        pack = data.reader.pack(data.train, chosen, data.device)
+        with torch.no_grad():
+            states, logits = teacher.through(pack)
+        own, answers = tenant.through(pack)
+        apart = [
+            (mine.float() - theirs.float()).square().mean() / variance
+            for mine, theirs, variance in zip(own, states, variances, strict=True)
+        ]
+        return torch.stack(apart).mean() + data.task.apart(answers, logits, spread), len(chosen)
+
+    def found() -> Agreement:
+        return agreement(data.task, data.labels, examples, tenant.rows(data), wanted)
+
+    def examined() -> Exam:
+        now = found()
+        return Exam(now.share, 1 - now.share if now.divergence is None else now.divergence, now.error)
+
+    training = Training(
+        "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))],
+        lambda first: islice(chain.from_iterable(epochs), first, None), loss_of, examined, "Use a smaller --learning-rate",
+        betas=(0.9, 0.999),
+    )  # fmt: skip
+    now = train(training, Epochs([len(epoch) for epoch in epochs], options.epochs, DOUBT), Savepoint(saved), show_progress)
+    tenant.own.round_to_storage()
+    own, rates = tenant.rows(data), {}
+    for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before
+        started = time.perf_counter()
+        model.rows(data)
+        rates[name] = round(len(examples) / (time.perf_counter() - started), 1)
+    return {
+        "texts": {"learned": len(data.train.examples), "judged": len(examples), "windows_found": data.dev.found},
+        "before": now.exams[0]["score"],
+        "after": agreement(data.task, data.labels, examples, own, wanted).described(),
+        "differing": differing(data.task, data.labels, examples, own, wanted),
+        "texts_per_second": rates,
+        **now.reported(),
+    }
+
+
+@torch.no_grad()
+def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
+    """Returns the variance of the checkpoint's states after each upper layer, and the spread of its logits."""
+    some = next(packed_batches(data.dev.lengths, PACK_TOKENS, len(data.dev.lengths), np.random.default_rng(0)))
+    states, logits = teacher.through(data.reader.pack(data.dev, some, data.device))
+    return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
+
+
+def _tested(tenant: Model, teacher: Model, tested: Labelled, reader: Reader, labels: list[str], task: str) -> dict[str, Any]:
+    """Returns the scores of both on labelled texts, and how many answers are the same."""
+    own, device = training_task(task), next(teacher.own.parameters()).device
+    texts = reader.read(tested, own, labels, show_progress=False)
+    data = Data(reader, own, labels, texts, texts, device)
+    rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
+    answers = {side: [one.labels for one in answered(own, labels, tested.examples, found)] for side, found in rows.items()}
+    return {
+        "test": {side: own.score(labels, tested.examples, found).described() for side, found in answers.items()},
+        "tested": agreement(own, labels, tested.examples, rows["tenant"], rows["checkpoint"]).described(),
+    }

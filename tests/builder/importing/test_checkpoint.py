@@ -1,0 +1,276 @@
+"""Checkpoints become tenants: they are read as `transformers` reads them, and what does not fit is named."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from builder.importing.agreement import agreement
+from builder.importing.checkpoint import Family, weight_files
+from builder.importing.folders import Importer, named, write_page
+from builder.importing.matching import MatchingOptions, UnlabelledTexts, Unlike, import_checkpoint
+from builder.importing.tenant import ImportOptions
+from builder.store.store import Store
+from builder.tasks.examples import Example
+from builder.tasks.lookup import Pack
+from builder.tasks.tasks import training_task
+from builder.training.bodies import WholeBody
+from builder.training.model import TenantModel
+from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from tests.builder.checkpoints import SIZES, save_tokenizer
+from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, texts, tuned
+from tests.builder.stores import CPU, some_lines
+from tests.support.families import FAMILIES, save_family
+from tests.support.message import mentioning
+
+pytestmark = pytest.mark.slow
+
+TOKENS, QUESTION = "ForTokenClassification", "ForQuestionAnswering"
+
+
+def family_of(store: Store) -> Family:
+    return Family(store.model, store.config)
+
+
+def one_text(tokens: int) -> Pack:
+    count = torch.arange(tokens)
+    return Pack([], None, count + 5, count, torch.zeros(tokens, dtype=torch.long), [tokens], count, [tokens], count)
+
+
+@pytest.mark.parametrize("ending", [SEQUENCE, TOKENS, QUESTION])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_answers_as_in_transformers(tmp_path, family, ending):
+    labels = {} if ending == QUESTION else {"id2label": dict(enumerate(LABELS)), "label2id": {"a": 0, "b": 1, "c": 2}}
+    stock = save_family(tmp_path / "tuned", family, ending, **labels)
+    shutil.copytree(tmp_path / "tuned", tmp_path / "base")
+    stock.base_model.save_pretrained(tmp_path / "base")
+    base = load_checkpoint(str(tmp_path / "base"), "tiny", 1)
+    store = Store.create(tmp_path / "store", str(tmp_path / "base"), base.config, base.tokenizer_json, *split(base))
+    found = family_of(store).read(tmp_path / "tuned")
+    assert found.distance == 0 and found.head.task == {SEQUENCE: "classify", TOKENS: "tag", QUESTION: "span"}[ending]
+    model = TenantModel(None, head_layout(store.config, len(found.labels), found.head.function), seed=0)
+    model.load(None, found.head.weights)
+    pack = one_text(12)
+    with torch.no_grad():
+        _, *states = model.states(WholeBody(found.checkpoint), pack)
+        own, wanted = model.read(states[-1]), stock(pack.tokens[None])
+    if ending == QUESTION:
+        wanted = torch.stack([wanted.start_logits[0], wanted.end_logits[0]], dim=1)
+    else:
+        wanted, own = wanted.logits[0], own[:1] if ending == SEQUENCE else own
+    assert torch.allclose(own, wanted, atol=1e-3)
+
+
+def test_a_change_that_fits_is_kept_whole(store, tmp_path):
+    family = family_of(store)
+    found = family.read(tuned(tmp_path / "tuned"))
+    layout = adapter_layout(store.config, "lora", SIZES["hidden_size"], tuple(PROJECTIONS))
+    adapter, kept = family.change(found, layout)
+    assert kept == pytest.approx(1, abs=1e-4) and 0 < found.distance < 0.5
+    for number, layer in enumerate(adapter):
+        name = f"encoder.layer.{store.config.lower_layers + number}.intermediate.dense.weight"
+        wanted = found.checkpoint.weights[name] - family.base.weights[name]
+        assert torch.allclose(layer["ffn_in/b"] @ layer["ffn_in/a"], wanted, atol=1e-4)
+    assert family.change(found, adapter_layout(store.config, "lora", 2, tuple(PROJECTIONS)))[1] < 0.9
+
+
+def imported(store: Store, folder: Path, file: Path, test: Path | None = None, **matching: object):
+    given = UnlabelledTexts(file), ImportOptions(test=test), MatchingOptions(**matching)
+    return import_checkpoint(store, "acme", folder, family_of(store), *given, CPU, False)
+
+
+def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
+    folder, file, test = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path), tmp_path / "test.jsonl"
+    test.write_text("\n".join(json.dumps({"text": line, "label": LABELS[0]}) for line in some_lines(20, 3)), "utf-8")
+    matching = {"rank": 8, "epochs": 6, "learning_rate": 3e-3, "least": 0}
+    tenant, report = imported(store, folder, file, **matching)
+    assert (tenant.version, tenant.labels, tenant.rank, tenant.head_function) == (1, LABELS, 8, "tanh")
+    assert store.report(tenant) == report
+    assert report["exams"][-1]["loss"] < report["exams"][0]["loss"], "it did not come nearer to the checkpoint"
+    assert report["texts"]["learned"] + report["texts"]["judged"] <= 120 and report["texts"]["judged"] == 50
+    assert report["after"]["answers"] == 50 and report["after"]["agreement"] == report["exams"][-1]["score"]
+    assert report["bytes"]["tenant"] < report["bytes"]["checkpoint"]
+    page = store.tenant_folder("acme", 1) / "report.html"
+    assert "answers that are the checkpoint" in page.read_text("utf-8")
+    assert imported(store, folder, file, **matching) == (tenant, report)
+    same, tested = imported(store, folder, file, test, **matching)
+    assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
+    assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
+    again, _ = imported(store, folder, file, rank=4, least=0)
+    assert (again.version, again.rank) == (2, 4)
+
+
+def test_an_update_keeps_the_order_of_the_labels(store, tmp_path):
+    """Clients know logits by it."""
+    first, other = ["red", "green", "blue"], ["blue", "red", "green"]
+    file, found = texts(tmp_path, 60), []
+    for labels in (first, other):
+        folder = tuned(tmp_path / labels[0], id2label=dict(enumerate(labels)))
+        found.append(imported(store, folder, file, rank=2, least=0)[0])
+    assert [(tenant.version, tenant.labels) for tenant in found] == [(1, first), (2, first)]
+    head, own = (store.tenant_weights(tenant)[1] for tenant in found)
+    rows = [other.index(label) for label in first]
+    assert torch.allclose(own["weight"].float(), head["weight"].float()[rows], atol=0.1), "rows of the same weights, moved"
+
+
+def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
+    folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
+    for _ in range(2):  # the second time from what the first has left
+        with pytest.raises(Unlike, match=mentioning("--least 1", "--texts", "--rank", "--anyway")) as caught:
+            imported(store, folder, file, rank=1, least=1)
+    assert store.tenant("acme") is None and caught.value.report["after"]["agreement"] < 1
+    assert not store.tenant_work_folder("acme").exists() and store.users()["root", 1] == []
+    tenant, report = imported(store, folder, file, rank=1, least=1, anyway=True)
+    assert store.tenant("acme") == tenant and report["after"] == caught.value.report["after"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "config", "task"),
+    [
+        (TOKENS, {}, "tag"),
+        (SEQUENCE, {"problem_type": "multi_label_classification"}, "multilabel"),
+        (SEQUENCE, {"num_labels": 1}, "regress"),
+        (QUESTION, {"num_labels": 2}, "span"),
+    ],
+)
+def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, config, task):
+    folder, file = tuned(tmp_path / "tuned", ending, **config), texts(tmp_path, 60)
+    if task == "span":
+        lines = [{"text": line[:20], "text_pair": line} for line in file.read_text("utf-8").splitlines()]
+        file = tmp_path / "pairs.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    tenant, report = imported(store, folder, file, rank=4, least=0)
+    assert (tenant.task, len(tenant.labels)) == (task, {"tag": 3, "multilabel": 3, "regress": 1, "span": 2}[task])
+    texts_judged, answers = report["texts"]["judged"], report["after"]["answers"]
+    assert answers == texts_judged * {"tag": 9, "multilabel": 3}.get(task, 1)
+
+
+@pytest.mark.parametrize("way", ["default labels", "half precision", "bin", "shards"])
+def test_the_files_of_other_releases_are_read(store, tmp_path, way):
+    """Of two labels without names transformers 4 saves none."""
+    folder = tuned(tmp_path / "tuned", num_labels=2)
+    stock = transformers.BertForSequenceClassification.from_pretrained(folder)
+    if way == "default labels":
+        path = folder / "config.json"
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps({name: value for name, value in stored.items() if name not in ("id2label", "label2id")}))
+    else:
+        (folder / "model.safetensors").unlink()
+        (folder / "training_args.bin").write_bytes(b"not weights")
+        if way == "bin":
+            torch.save(stock.state_dict(), folder / "pytorch_model.bin")
+        elif way == "shards":
+            stock.save_pretrained(folder, max_shard_size="20KB")
+        else:
+            stock.half().save_pretrained(folder)
+    found = family_of(store).read(folder)
+    assert found.labels == ["LABEL_0", "LABEL_1"]
+    assert torch.allclose(found.head.weights["weight"], stock.float().classifier.weight, atol=1e-3)
+    assert all("training_args" not in file.name for file in weight_files(folder))
+
+
+def test_agreement_counts_what_a_client_would_see():
+    """By hand: of three texts, two have the same label, and the checkpoint is sure of the first."""
+    spans = np.zeros((1, 3), dtype=np.int32)
+    wanted = [(spans, np.array([logits], dtype=np.float32)) for logits in ([5, 0], [0, 1], [1, 0])]
+    own = [(spans, np.array([logits], dtype=np.float32)) for logits in ([1, 0], [0, 5], [0, 1])]
+    found = agreement(training_task("classify"), ["a", "b"], [Example(1, "x")] * 3, own, wanted).described()
+    assert found["agreement"] == pytest.approx(2 / 3, abs=1e-4) and found["sure"] == pytest.approx(1 / 3, abs=1e-4)
+    assert (found["where_sure"], found["elsewhere"]) == (1.0, 0.5) and found["divergence"] > 0
+    many = agreement(training_task("multilabel"), ["a", "b"], [Example(1, "x")] * 3, own, wanted)
+    assert (many.described()["answers"], many.same.tolist()) == (6, [True, True, True, True, False, False])
+    near = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.0, 2.0, 3.1)]
+    far = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.01, 2.0, 4.0)]
+    assert agreement(training_task("regress"), ["value"], [Example(1, "x")] * 3, near, far).same.tolist() == [True, True, False]
+
+
+class Harmful:
+    """A pickle of it would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def odd_folders(folder: Path) -> dict[str, list[str]]:
+    """Makes folders that cannot be imported. Returns what the refusal of each must name."""
+
+    def changed(name: str, **fields: object) -> Path:
+        path = tuned(folder / name) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+        return path.parent
+
+    changed("architecture", model_type="modernbert")
+    changed("class", architectures=["BertForMaskedLM"])
+    changed("classless", architectures=None)
+    changed("decoder", is_decoder=True)
+    (changed("weightless") / "model.safetensors").unlink()
+    (changed("broken") / "model.safetensors").write_bytes(b"no tensors")
+    changed("labels", id2label={"0": "a", "1": "a", "2": "b"}, label2id={"a": 1, "b": 2})
+    pickled = changed("pickled")
+    (pickled / "model.safetensors").unlink()
+    (pickled / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful(folder / "harm"), protocol=2))
+    foreign = changed("code", model_type="own", auto_map={"AutoConfig": "own.Config"})
+    (foreign / "own.py").write_text(f"import pathlib\npathlib.Path({str(folder / 'harm')!r}).touch()\n")
+    tuned(folder / "far", change=2.0)
+    changed("own-class", architectures=["MyBertForSequenceClassification"])
+    (changed("cut-tokenizer") / "tokenizer.json").write_text('{"model": 3}')
+    for name in ("empty-bin", "typed"):
+        (changed(name, hidden_size="large" if name == "typed" else SIZES["hidden_size"]) / "model.safetensors").unlink()
+        (folder / name / "pytorch_model.bin").write_bytes(b"")
+    (folder / ".git").mkdir()
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(changed("headless", architectures=None))
+    save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
+    save_family(folder / "other-family", "roberta", SEQUENCE)
+    save_family(folder / "smaller", "bert", SEQUENCE)
+    (tuned(folder / "cut-config") / "config.json").write_text("{")
+    (folder / "empty").mkdir()
+    (folder / "no-model").mkdir()
+    (folder / "no-model" / "notes.txt").write_text("nothing")
+    return {
+        "architecture": ["'modernbert'", "roberta"], "class": ["BertForMaskedLM", SEQUENCE], "classless": ["None"],
+        "decoder": ["decoder"], "weightless": ["no weights"], "broken": ["broken"], "labels": ["--labels"],
+        "pickled": ["pickled"], "code": ["'own'"], "far": ["differ", "root"], "headless": ["BertModel"],
+        "words": ["tokenizer"], "other-family": ["root"], "smaller": ["root"], "cut-config": ["JSON"],
+        "empty": ["adapter_config"], "no-model": ["adapter_config"], "own-class": ["MyBert", "own"],
+        "cut-tokenizer": ["cut-tokenizer", "again"], "empty-bin": ["empty-bin", "again"], "typed": ["typed"],
+    }  # fmt: skip
+
+
+def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
+    """A pickle runs no code, and neither does a model that brings some."""
+    folder = tmp_path / "models"
+    wanted = odd_folders(folder)
+    tuned(folder / "Good One")
+    shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
+    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), CPU)
+    found = list(importer.all(named([folder]), show_progress=False))
+    assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
+    assert {one.id for one in found if one.tenant is None} == wanted.keys()
+    for one in found:
+        for part in wanted.get(one.id, ()):
+            assert part in one.refused, (one.id, one.refused)
+    assert not (folder / "harm").exists()
+    page = write_page(store, found).read_text("utf-8")
+    assert "good-one" in page and "BertForMaskedLM" in page
+    shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")
+    (other,) = importer.all(named([tmp_path / "elsewhere"]), show_progress=False)
+    assert other.tenant is None and "--id" in other.refused, "another folder of the same name must not replace the tenant"
+
+
+def test_folders_that_would_be_one_tenant_are_refused(tmp_path):
+    for name in ("a/Luna", "b/luna"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(InvalidInput, match=mentioning("luna", "--id")):
+        named([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(InvalidInput, match=mentioning("nowhere", "no folder")):
+        named([tmp_path / "nowhere"])
