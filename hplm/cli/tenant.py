@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli import tenant_exits
+from hplm.cli import tenant_exits, tenant_plain
 from hplm.cli.served import begun_manager, check_state, print_late, served_options
 from hplm.errors import InvalidInput
 
@@ -35,6 +35,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--store", type=Path, help="delete all versions of the tenant from this store instead; served ones stay as they are"
     )
     tenant_exits.register(actions)
+    tenant_plain.register(actions)
     _register_keys(actions)
     limit = _action(actions, "limit", run_limit, "set a tenant's quotas and the times that its answers may take")
     limit.epilog = (

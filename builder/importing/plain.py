@@ -1,0 +1,145 @@
+"""Saves a tenant as a plain checkpoint of `transformers`, for users who leave: the way back of an import.
+
+The original's lower layers stand in place of the tables. They see whole texts, where tables see windows, so answers are
+compared. The upper layers are the root's with the tenant's LoRA merged, and the head is the tenant's.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from builder.evaluation.tenant import find_tenant
+from builder.importing.agreement import agreement
+from builder.importing.checkpoint import (
+    LAYERS,
+    LAYERS_OF_OTHERS,
+    SEQUENCE,
+    SPAN,
+    TAG,
+    TASK_OF_ENDING,
+    Family,
+    configuration_of,
+)
+from builder.importing.heads import TASK_OF_PROBLEM
+from builder.importing.matching import Model, unlearned
+from builder.store.store import Store, TenantFile, written_folder
+from builder.tasks.examples import Labelled, read_unlabelled
+from builder.tasks.lookup import Reader
+from builder.training.cutting import hold
+from builder.training.data import Data
+from hplm.errors import InvalidInput
+from hplm.model.encoders import ENCODERS
+from hplm.model.layer import Layer
+from hplm.model.original import silent_transformers
+from hplm.tasks import TASKS
+
+# A head of one layer passes through a function of two: tanh of a small number is the number, to a millionth, and relu and gelu
+# leave a large one as it is.
+SMALL, LARGE = 1e-3, 100.0
+NO_ANSWER = "the score of no answer, for which transformers' head has no output: the checkpoint always answers"
+
+
+def save_checkpoint(
+    store: Store, tenant_id: str, folder: Path, texts: Path | None, device: torch.device, show_progress: bool = True
+) -> dict[str, Any]:
+    """Returns the report; with `texts`, it says how many answers of both are the same."""
+    if folder.exists():
+        raise InvalidInput(f"{folder} exists: name a folder that does not")
+    tenant, family = find_tenant(store, tenant_id), Family(store.model, store.config)
+    layout = tenant.adapter_layout(store.config)
+    if layout is not None and layout.kind != "lora":
+        raise InvalidInput(
+            f"tenant {tenant_id!r} has a {layout.kind}, which no layer of transformers can hold: only a LoRA can be merged "
+            "(`hplm build tenant --adapter lora`)"
+        )
+    examples = list(read_unlabelled(texts)) if texts is not None else []
+    adapter, head = store.tenant_weights(tenant)
+    kind, upper = configuration_of(store.model).model_type, store.upper().layers
+    if adapter is not None and layout is not None:
+        hold(copy.deepcopy(upper), upper, [{name: part.float() for name, part in own.items()} for own in adapter], layout)
+    tensors: dict[str, Tensor] = {}
+    for number, layer in enumerate(upper):
+        tensors |= _named(layer, store.config.lower_layers + number)
+    for theirs, ours in ENCODERS[kind].renamed.items():
+        tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
+    model = _model(store, tenant)
+    tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in tensors.items()}
+    tensors |= _head(kind, tenant, {name: part.float() for name, part in head.items()})
+    found = model.load_state_dict(tensors, strict=False)
+    assert not found.unexpected_keys, found.unexpected_keys
+    with written_folder(folder) as writing:
+        model.save_pretrained(writing)
+        silent_transformers().AutoTokenizer.from_pretrained(store.model, use_fast=True).save_pretrained(writing)
+    report: dict[str, Any] = {"tenant": tenant.id, "version": tenant.version, "folder": str(folder)}
+    if tenant.task == SPAN and len(tenant.labels) > len(TASKS[SPAN].fixed_labels):
+        report["lost"] = NO_ANSWER
+    if texts is not None:
+        report |= _compared(store, tenant, family, folder, Labelled(texts, examples), device, show_progress)
+    return report
+
+
+def _model(store: Store, tenant: TenantFile) -> Any:
+    """Returns a model of the tenant's task with the original's weights, and a head that is yet to be set."""
+    ending = next((ending for ending, task in TASK_OF_ENDING.items() if task == tenant.task), SEQUENCE)
+    loader: Any = getattr(silent_transformers(), f"AutoModel{ending}")
+    given: dict[str, Any] = {}
+    if tenant.task != SPAN:
+        given |= {"id2label": dict(enumerate(tenant.labels)), "label2id": {name: i for i, name in enumerate(tenant.labels)}}
+    if ending == SEQUENCE:
+        given["problem_type"] = next(problem for problem, task in TASK_OF_PROBLEM.items() if task == tenant.task)
+    return loader.from_pretrained(
+        store.model, dtype=torch.float32, trust_remote_code=False, ignore_mismatched_sizes=True, **given
+    )
+
+
+def _named(layer: Layer, number: int) -> dict[str, Tensor]:
+    """Returns the weights of a layer by their names in BERT."""
+    prefix, named = f"encoder.layer.{number}", {}
+    for kind in ("weight", "bias"):
+        for part, own in zip(("query", "key", "value"), getattr(layer.qkv, kind).chunk(3), strict=True):
+            named[f"{prefix}.attention.self.{part}.{kind}"] = own
+        for at, place in {
+            "attention_out": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
+            "ffn_in": "intermediate.dense", "ffn_out": "output.dense", "ffn_norm": "output.LayerNorm",
+        }.items():  # fmt: skip
+            named[f"{prefix}.{place}.{kind}"] = getattr(getattr(layer, at), kind)
+    return named
+
+
+def _head(kind: str, tenant: TenantFile, head: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tenant's head by the names that the family has for it."""
+    first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
+    if tenant.task in (TAG, SPAN):
+        if tenant.head_function is not None:
+            raise InvalidInput(f"the head of tenant {tenant.id!r} has two layers, and those of transformers' {tenant.task} one")
+        last, outputs = ("qa_outputs", 2) if tenant.task == SPAN else ("classifier", len(tenant.labels))  # no output for none
+        return {f"{last}.{name}": head[name][:outputs] for name in ("weight", "bias")}
+    weight, bias, width = head["weight"], head["bias"], head["weight"].shape[1]
+    if tenant.head_function == function:
+        dense, dense_bias = head["dense"], head["dense_bias"]
+    elif tenant.head_function is not None:
+        raise InvalidInput(
+            f"a head of a {kind} has {function} between its two layers, and tenant {tenant.id!r} has {tenant.head_function}: "
+            "build one whose head has one layer"
+        )
+    elif function == "tanh":
+        dense, dense_bias, weight = SMALL * torch.eye(width), torch.zeros(width), weight / SMALL
+    else:
+        dense, dense_bias, bias = torch.eye(width), torch.full((width,), LARGE), bias - LARGE * weight.sum(1)
+    return {f"{first}.weight": dense, f"{first}.bias": dense_bias, f"{last}.weight": weight, f"{last}.bias": bias}
+
+
+def _compared(
+    store: Store, tenant: TenantFile, family: Family, folder: Path, texts: Labelled, device: torch.device, show_progress: bool
+) -> dict[str, Any]:
+    """Returns how many answers to the texts are the same, computed here."""
+    reader, task = Reader(store, tenant.domain, tenant.domain_version), unlearned(tenant.task)
+    read = reader.read(texts, task, tenant.labels, show_progress)
+    data = Data(reader, task, tenant.labels, read, read, device)
+    plain, own = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
+    return agreement(task, tenant.labels, read.examples, plain.rows(data), own.rows(data)).described()

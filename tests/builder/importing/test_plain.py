@@ -1,0 +1,133 @@
+"""A tenant that is exported as a plain checkpoint answers in `transformers` as it does here, above the tables."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from builder.importing.checkpoint import Family
+from builder.importing.matching import Model, unlearned
+from builder.importing.plain import save_checkpoint
+from builder.importing.tenant import ImportOptions, import_tenant
+from builder.store.store import Store, TenantFile
+from builder.tasks.examples import Example, Labelled
+from builder.tasks.lookup import Reader
+from builder.training.bodies import PlotBody
+from hplm.model.checkpoint import load_checkpoint, split
+from testing.random_store import random_tenant
+from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts
+from tests.builder.stores import CPU, build
+from tests.cli.commands import printed, refused
+from tests.support.families import FAMILIES, SENTENCES, save_family
+from tests.support.message import mentions
+
+pytestmark = pytest.mark.slow
+
+KINDS = {"classify": "SequenceClassification", "tag": "TokenClassification", "span": "QuestionAnswering"}
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES])
+def store(request, tmp_path_factory):
+    """A store of each family, with a tenant of each task."""
+    folder = tmp_path_factory.mktemp(request.param)
+    save_family(folder / "base", request.param)
+    base = load_checkpoint(str(folder / "base"), "tiny", 1)
+    store = Store.create(folder / "store", str(folder / "base"), base.config, base.tokenizer_json, *split(base))
+    build(store, folder, "root", ["the cat sat on the mat", "a dog ran to the cat"] * 5)
+    function = {"distilbert": "relu", "electra": "gelu"}.get(request.param, "tanh")
+    for number, (task, labels, head) in enumerate(
+        [
+            ("classify", LABELS, function),
+            ("tag", LABELS, None),
+            ("span", ["start", "end"], None),
+            ("regress", ["value"], function),
+            ("no-answer", ["start", "end", "none"], None),
+        ]
+    ):
+        kind = "span" if task == "no-answer" else task
+        form = TenantFile(task, 1, "root", 1, kind, labels, 4, "lora", ("query", "value", "ffn_out"), "relu", head)
+        random_tenant(store, form, 0.3, seed=number)
+    return store
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "span", "regress"])
+def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path, task):
+    """The states that enter the upper layers come from the tables, so that both see windows."""
+    save_checkpoint(store, task, tmp_path / "plain", None, CPU, show_progress=False)
+    loader = getattr(transformers, f"AutoModelFor{KINDS.get(task, 'SequenceClassification')}")
+    plain = loader.from_pretrained(tmp_path / "plain").eval()
+    tenant, config = store.tenant(task), store.config
+    reader, text = Reader(store, "root", 1), Example(1, "the cat sat on the mat", "a dog ran" if task == "span" else None)
+    read = reader.read(Labelled(tmp_path / "texts", [text]), unlearned(task), tenant.labels, False)
+    own = Model.of(
+        PlotBody.of(store), tenant.adapter_layout(config), tenant.head_layout(config), store.tenant_weights(tenant), CPU
+    )
+    pack = reader.pack(read, [0], CPU)
+    with torch.no_grad():
+        entering = own.own.states(own.body, pack)[0]
+        states, wanted = own.through(pack)
+        base = plain.base_model
+        layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
+        x = entering[None]
+        for layer in layers[config.lower_layers :]:
+            x = layer(x)
+            x = x[0] if isinstance(x, tuple) else x
+        assert torch.allclose(x[0], states[-1], atol=1e-3)
+        assert (plain.config.num_labels, getattr(plain.config, "problem_type", None)) == (len(tenant.labels), {
+            "classify": "single_label_classification", "regress": "regression"}.get(task))  # fmt: skip
+        found = answers(plain, x)
+    read_rows = found[:1] if task in ("classify", "regress") else found[pack.reading]
+    assert torch.allclose(read_rows, wanted, atol=1e-3)
+
+
+def answers(plain, x):
+    """Returns what the head makes of states, row by row."""
+    if hasattr(plain, "qa_outputs"):
+        return plain.qa_outputs(x)[0]
+    if type(plain).__name__.endswith("TokenClassification"):
+        return plain.classifier(x)[0]
+    if hasattr(plain, "pre_classifier"):
+        return plain.classifier(torch.relu(plain.pre_classifier(x[:, 0])))
+    pooler = getattr(plain.base_model, "pooler", None)
+    return plain.classifier(pooler(x) if pooler is not None else x)
+
+
+def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("\n".join(json.dumps({"text": "the dog", "text_pair": line}) for line in SENTENCES), "utf-8")
+    report = save_checkpoint(store, "no-answer", tmp_path / "plain", pairs, CPU, show_progress=False)
+    assert "no answer" in report["lost"] and report["answers"] == len(SENTENCES)
+
+
+def test_a_head_of_one_layer_fits_behind_the_pooler(tmp_path):
+    store = Store(make_imported_store(tmp_path))
+    random_tenant(store, TenantFile("acme", 1, "root", 1, "multilabel", LABELS, 0), 0.3, seed=1)
+    lines = texts(tmp_path, 60)
+    said = run_export(tmp_path, store, "acme", lines)
+    assert said["answers"] == 60 * 3
+    found = Family(store.model, store.config).read(tmp_path / "acme")
+    assert (found.head.task, found.labels, found.distance) == ("multilabel", LABELS, 0)
+    weights = store.tenant_weights(store.tenant("acme"))[1]
+    state = torch.randn(4, store.config.hidden)
+    head = found.head.weights
+    own = torch.tanh(state @ head["dense"].T + head["dense_bias"]) @ head["weight"].T + head["bias"]
+    assert torch.allclose(own, state @ weights["weight"].float().T + weights["bias"].float(), atol=1e-3)
+
+
+def run_export(folder, store, tenant, lines):
+    return save_checkpoint(store, tenant, folder / tenant, lines, CPU, show_progress=False)
+
+
+def test_the_command_says_what_it_saved_and_what_it_cannot(tmp_path, capsys):
+    store = Store(make_imported_store(tmp_path))
+    import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), CPU, show_progress=False)
+    import_tenant(store, "hub", FIXTURES / "adapters-double", ImportOptions(), CPU, show_progress=False)
+    command = ["tenant", "export", "--store", store.folder, "--to", tmp_path / "out"]
+    lines = printed(capsys, *command, "luna", "--texts", texts(tmp_path, 60)).splitlines()
+    assert mentions(lines[0], "luna", 1) and mentions(lines[1], "%", "60")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "red", "1": "green", "2": "blue"}
+    assert mentions(refused(capsys, *command, "luna"), tmp_path / "out", "exists")
+    command[-1] = tmp_path / "other"
+    assert mentions(refused(capsys, *command, "hub"), "bottleneck", "LoRA")
+    assert mentions(refused(capsys, *command, "nobody"), "nobody", "luna")
