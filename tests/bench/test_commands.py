@@ -39,6 +39,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
     "bench generate": "decode_ratio; tenants_100_over_32; refusal_p99_ms",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
+    "bench imports --model bert": "points_lost; agreement; bytes_over_checkpoint; stdlib-area/before_learning",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
     "bench place": "fig2_skew; mean_ms/poisson",
@@ -81,7 +82,10 @@ def numbers(found: object) -> Iterator[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", FIGURES)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(command, marks=pytest.mark.xdist_group(f"command {number}")) for number, command in enumerate(FIGURES)],
+)  # not one process after the other: together they take longer than any other module
 def test_a_command_ends_with_its_figures(command: str, capfd: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
     """Some start a server or train, so they take more than five seconds."""
     monkeypatch.chdir(tmp_path)
