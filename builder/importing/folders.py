@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from builder.importing.tenant import ImportOptions, import_tenant
 from builder.page import imports_page
 from builder.pictures import INK, OTHERS, OWN, panels, save
 from builder.store.store import Store, TenantFile
+from builder.worker_processes import worker_processes
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -97,21 +99,44 @@ class Importer:
                 "alone with --id, which may also name this tenant"
             )
 
-    def all(self, folders: Sequence[tuple[str, Path]], show_progress: bool = True) -> Iterator[Imported]:
-        """Imports one folder after the other, and yields what became of each."""
+    def all(self, folders: Sequence[tuple[str, Path]], show_progress: bool = True, at_once: int = 1) -> Iterator[Imported]:
+        """Imports folders, so many at once, each in a process with one thread; yields what became of each."""
         if any(is_checkpoint(folder) for _, folder in folders):
             _ = self._family, self._texts is not None and self._texts.examples  # what is wrong with these is wrong for all
-        for tenant_id, folder in folders:
-            try:
-                yield Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress, is_named=False))
-            except Unlike as error:
-                yield Imported(tenant_id, folder, None, error.report, str(error))
-            except HplmError as error:
-                yield Imported(tenant_id, folder, None, {}, str(error))
-            except OSError as error:  # a file that nobody may read
-                if error.errno == errno.ENOSPC:
-                    raise
-                yield Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
+        if at_once == 1:
+            yield from (self.tried(*one, show_progress) for one in folders)
+            return
+        texts = self._texts.path if self._texts is not None else None
+        given = self._store.folder, self._options.domain, self._matching, texts, self._device
+        with worker_processes(at_once) as pool:
+            running = [pool.submit(_tried, given, *one) for one in folders]
+            yield from (done.result() for done in as_completed(running))
+
+    def tried(self, tenant_id: str, folder: Path, show_progress: bool) -> Imported:
+        """Returns what became of a folder. Only what concerns all folders is raised."""
+        try:
+            return Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress, is_named=False))
+        except HplmError as error:
+            return Imported(tenant_id, folder, None, error.report if isinstance(error, Unlike) else {}, str(error))
+        except OSError as error:  # a file that nobody may read
+            if error.errno == errno.ENOSPC:
+                raise
+            return Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
+
+
+Given = tuple[Path, str, MatchingOptions, Path | None, torch.device]  # what an importer is made of, as a process is told
+
+
+@cache
+def _importer(given: Given) -> Importer:
+    """Returns the importer of a process, which reads once what all checkpoints share."""
+    torch.set_num_threads(1)
+    folder, domain, matching, texts, device = given
+    return Importer(Store(folder), ImportOptions(domain), matching, texts, device)
+
+
+def _tried(given: Given, tenant_id: str, folder: Path) -> Imported:
+    return _importer(given).tried(tenant_id, folder, show_progress=False)
 
 
 def planned(

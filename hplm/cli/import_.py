@@ -60,6 +60,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "checkpoint's folder comes first",
     )
     whole.add_argument("--plan", action="store_true", help="only read and check them, and say what they will take")
+    whole.add_argument("--at-once", type=int, default=1, metavar="N", help="so many folders, each with a thread (default: 1)")
     whole.add_argument("--rank", type=int, default=32, help="of the LoRA (default: %(default)s)")
     whole.add_argument("--epochs", type=int, default=1, help="passes over the texts (default: %(default)s)")
     whole.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="default: %(default)s")
@@ -120,6 +121,8 @@ def run(args: argparse.Namespace) -> dict:
         refuse_given(args, ("texts", *MATCHING), "works for checkpoints of whole models, and none is given: leave it out")
     if len(folders) > 1:
         refuse_given(args, ONE_FOLDER, f"works for one folder, and {len(folders)} are given: leave it out")
+    if args.at_once < 1:
+        raise InvalidInput(f"--at-once {args.at_once}: give 1 or more")
     matching = MatchingOptions(**{name: getattr(args, name) for name in MATCHING})
     if args.plan:
         return _plan(args, folders, matching)
@@ -199,7 +202,7 @@ def _many(args: argparse.Namespace, store: Store, importer: Importer, folders: l
 
     found = []
     try:
-        for number, one in enumerate(importer.all(folders), start=1):
+        for number, one in enumerate(importer.all(folders, at_once=args.at_once), start=1):
             found.append(one)
             print(f"{number} of {len(folders)}: {_line(one)}", file=sys.stderr, flush=True)
     finally:

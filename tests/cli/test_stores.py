@@ -58,7 +58,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     matching = ["--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
     plan = run(capsys, *command, "--plan", "--rank", 2)
     assert plan["fit"].keys() == {"one", "two"} and plan["seconds_each"] is None and not Store(store).tenant_ids()
-    answer = run(capsys, *command, *matching)
+    answer = run(capsys, *command, *matching, "--at-once", 2)
     assert answer["imported"].keys() == {"one", "two"} == set(Store(store).tenant_ids()) and not answer["refused"]
     assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
     sizes = [Store(store).report(tenant)["bytes"] for tenant in Store(store).tenants()]
