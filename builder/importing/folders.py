@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, Family, is_checkpoint, weight_files
-from builder.importing.matching import MatchingOptions, UnlabelledTexts, Unlike, import_checkpoint
+from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
+from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
 from builder.pictures import INK, OTHERS, OWN, panels, save
 from builder.store.store import Store, TenantFile

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from builder.importing.agreement import Agreement, Rows, agreement, answered, di
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.foreign import usual
 from builder.importing.tenant import ImportOptions, read_test, version_before
+from builder.importing.texts import FEWEST, UnlabelledTexts, unlearned
 from builder.learning.curve import draw_learning
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Training, train
@@ -33,11 +33,9 @@ from builder.store.savepoint import Savepoint
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.version import Weights
 from builder.tables.build_folder import held, put_away
-from builder.tables.text_files import check_file
-from builder.tasks.examples import Example, Labelled, key_of, read_unlabelled
-from builder.tasks.lookup import Pack, Reader, Texts, unread_targets
-from builder.tasks.losses import no_loss
-from builder.tasks.tasks import TrainingTask, training_task
+from builder.tasks.examples import Labelled
+from builder.tasks.lookup import Pack, Reader
+from builder.tasks.tasks import training_task
 from builder.training.bodies import PlotBody, WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, rows_of
@@ -47,9 +45,6 @@ from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
-HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
-MOST_TOKENS = 250_000  # to learn from: long documents take as long as many short ones
 DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
 SAVED = "matching.pt"
 NOTE = (
@@ -83,31 +78,6 @@ class MatchingOptions:
         layout = adapter_layout(config, "lora", self.rank, tuple(PROJECTIONS))
         assert layout is not None  # its rank is not 0
         return layout
-
-
-@dataclass(frozen=True)
-class UnlabelledTexts:
-    """A file of texts, which is read once for many checkpoints."""
-
-    path: Path
-
-    @cached_property
-    def digest(self) -> str:
-        check_file(self.path)
-        return digest_of(self.path)
-
-    @cached_property
-    def examples(self) -> list[Example]:
-        """The first texts of the file, each once."""
-        check_file(self.path)
-        found: dict[tuple[str, ...], Example] = {}
-        for example in read_unlabelled(self.path):
-            found.setdefault(key_of(example), example)
-            if len(found) == MOST_READ:
-                break
-        if len(found) < FEWEST:
-            raise InvalidInput(f"{self.path} has {len(found)} different texts: to learn from them needs {FEWEST} or more")
-        return list(found.values())
 
 
 class Unlike(InvalidInput):
@@ -188,7 +158,9 @@ def import_checkpoint(
             stored = Model.of_tenant(store, before, device)
             return before, store.report(before) | _tested(stored, teacher, tested, reader, found.labels, task)
         version = before.version + 1 if before else 1
-        data = _looked_up(reader, found, texts, matching, device, show_progress)
+        learning = unlearned(task)
+        parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed, show_progress)
+        data = Data(reader, learning, found.labels, *parts, device)
         begin(working, tenant_id, {"version": version, **asked})
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
@@ -267,33 +239,6 @@ def _asked(
             }
         )
     )  # fmt: skip
-
-
-def _looked_up(
-    reader: Reader, found: Finetuned, texts: UnlabelledTexts, matching: MatchingOptions, device: torch.device, show: bool
-) -> Data:
-    """Returns the texts to learn from, and as `dev` those that only judge."""
-    order = np.random.default_rng(matching.seed).permutation(len(texts.examples))[: matching.most_texts].tolist()
-    held_out = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(order))), len(order) // 2)
-    task = unlearned(found.head.task)
-    learned, judged = (
-        _first(reader.read(Labelled(texts.path, [texts.examples[i] for i in part]), task, found.labels, show), share)
-        for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
-    )
-    return Data(reader, task, found.labels, learned, judged, device)
-
-
-def unlearned(name: str) -> TrainingTask:
-    """Returns a task whose texts have no labels."""
-    return replace(training_task(name), targets=unread_targets, loss=no_loss)
-
-
-def _first(texts: Texts, share: float) -> Texts:
-    """Returns the first texts, up to a share of the tokens that one import reads."""
-    count = max(1, int(np.searchsorted(np.cumsum(texts.lengths), share * MOST_TOKENS, side="right")))
-    while count < len(texts.texts) and texts.texts[count].window:  # the windows of a text stay together
-        count += 1
-    return replace(texts, texts=texts.texts[:count], lengths=texts.lengths[:count])
 
 
 def _matched(

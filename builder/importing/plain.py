@@ -26,7 +26,8 @@ from builder.importing.checkpoint import (
     configuration_of,
 )
 from builder.importing.heads import TASK_OF_PROBLEM
-from builder.importing.matching import Model, unlearned
+from builder.importing.matching import Model
+from builder.importing.texts import unlearned
 from builder.store.store import Store, TenantFile, written_folder
 from builder.tasks.examples import Labelled, read_unlabelled
 from builder.tasks.lookup import Reader

@@ -8,8 +8,9 @@ import torch
 from transformers import BertForSequenceClassification
 
 from builder.importing.checkpoint import Family
-from builder.importing.matching import MatchingOptions, UnlabelledTexts, import_checkpoint
+from builder.importing.matching import MatchingOptions, import_checkpoint
 from builder.importing.tenant import ImportOptions
+from builder.importing.texts import UnlabelledTexts
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain

@@ -13,8 +13,9 @@ import transformers
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
-from builder.importing.matching import MatchingOptions, UnlabelledTexts, Unlike, import_checkpoint
+from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
 from builder.importing.tenant import ImportOptions
+from builder.importing.texts import UnlabelledTexts
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack

@@ -7,9 +7,10 @@ import torch
 import transformers
 
 from builder.importing.checkpoint import Family
-from builder.importing.matching import Model, unlearned
+from builder.importing.matching import Model
 from builder.importing.plain import save_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
+from builder.importing.texts import unlearned
 from builder.store.store import Store, TenantFile
 from builder.tasks.examples import Example, Labelled
 from builder.tasks.lookup import Reader
