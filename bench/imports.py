@@ -152,7 +152,8 @@ def finetune(source: str, task: DemoTenant, folder: Path, epochs: int, texts_of_
     names = {"id2label": dict(enumerate(labels)), "label2id": number_of}
     without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # random numbers would take most of the time
     model = loader.from_pretrained(source, num_labels=len(labels), **names, **without)
-    encoded = [tokenizer(example.text, truncation=True, return_offsets_mapping=True) for example in examples]
+    cut = {"truncation": True, "max_length": min(tokenizer.model_max_length, model.config.max_position_embeddings)}
+    encoded = [tokenizer(example.text, return_offsets_mapping=True, **cut) for example in examples]
     targets = [_targets(example, own, number_of, kind) for example, own in zip(examples, encoded, strict=True)]
     lengths, rng = np.array([len(own["input_ids"]) for own in encoded]), np.random.default_rng(0)
     batches = [batch for _ in range(epochs) for batch in packed_batches(lengths, 8192, texts_of_batch, rng)]
