@@ -19,6 +19,7 @@ TENANTS = 4  # that each manager changes
 KEYS = 3  # of a tenant at most
 LAG = 10.0  # seconds in which a server that sees the bucket must have a change, on a machine that is full of work
 MIXED = "mixed"
+TOLD = 40  # entries of a tenant, where an answer was wrong: those of some minutes
 
 Expected = Mapping[str, Sequence[Array]]  # the answers of all knowledge, by text
 
@@ -60,7 +61,7 @@ class Books:
 
     def told(self, tenant: str, now: float) -> str:
         """Returns what a tenant was last, and from and until how many seconds ago."""
-        return ", ".join(f"{one.knowledge} {now - one.begin:.1f}-{now - one.end:.1f}" for one in self._entries[tenant][-4:])
+        return ", ".join(f"{one.knowledge} {now - one.begin:.1f}-{now - one.end:.1f}" for one in self._entries[tenant][-TOLD:])
 
     def tenants(self) -> list[str]:
         return list(self._entries)
