@@ -31,13 +31,14 @@ CLIENTS = 4
 DRAIN, STATE = "set server http/one state drain", "show stat"
 BACKENDS = {"http", "grpc", "few_http", "few_grpc", "medium", "large", "large_grpc"}
 MANY = 20  # answers
+REFUSED_STREAM = "RST_STREAM with error code 7"
 
 
 class PatientStock(StockAtDoor):
     """Sends a request again as hplm_client does, more often because a busy door sees late that a server drains.
 
-    Also as HTTP says: when a kept connection ends without a byte of an answer. HAProxy ends a client's so if the server has
-    just ended its own, since only the client knows that a request may be sent twice. A fresh connection gets an answer.
+    Also as HTTP says: when a kept connection ends without a byte of an answer, and over gRPC when a stream is refused. HAProxy
+    ends a client's so if the server has just ended its own, since only the client knows that a request may be sent twice.
     """
 
     _pause = threading.Event()  # is never set
@@ -56,6 +57,9 @@ class PatientStock(StockAtDoor):
                 self._is_kept = False
             except InferenceServerException as error:
                 said = refusal(error.message(), error.status())
+                if self._is_kept and REFUSED_STREAM in error.message():
+                    self._is_kept = False
+                    continue
                 if not isinstance(said, SafeToRetry):
                     raise said from error
                 self._pause.wait(attempts.pause_s(said))
