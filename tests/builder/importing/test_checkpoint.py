@@ -40,9 +40,10 @@ def family_of(store: Store) -> Family:
     return Family(store.model, store.config)
 
 
-def one_text(tokens: int) -> Pack:
+def one_text(tokens: int, is_pair: bool) -> Pack:
     count = torch.arange(tokens)
-    return Pack([], None, count + 5, count, torch.zeros(tokens, dtype=torch.long), [tokens], count, [tokens], count)
+    segments = (count >= tokens // 2).long() * is_pair
+    return Pack([], None, count + 5, count, segments, [tokens], count, [tokens], count)
 
 
 @pytest.mark.parametrize("ending", [SEQUENCE, TOKENS, QUESTION])
@@ -58,10 +59,12 @@ def test_a_checkpoint_answers_as_in_transformers(tmp_path, family, ending):
     assert found.distance == 0 and found.head.task == {SEQUENCE: "classify", TOKENS: "tag", QUESTION: "span"}[ending]
     model = TenantModel(None, head_layout(store.config, len(found.labels), found.head.function), seed=0)
     model.load(None, found.head.weights)
-    pack = one_text(12)
+    has_segments = family in ("bert", "electra")
+    pack = one_text(12, is_pair=has_segments)
+    given = {"token_type_ids": pack.segments[None]} if has_segments else {}
     with torch.no_grad():
         _, *states = model.states(WholeBody(found.checkpoint), pack)
-        own, wanted = model.read(states[-1]), stock(pack.tokens[None])
+        own, wanted = model.read(states[-1]), stock(pack.tokens[None], **given)
     if ending == QUESTION:
         wanted = torch.stack([wanted.start_logits[0], wanted.end_logits[0]], dim=1)
     else:
@@ -266,6 +269,16 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")
     (other,) = importer.all(named([tmp_path / "elsewhere"]), show_progress=False)
     assert other.tenant is None and "--id" in other.refused, "another folder of the same name must not replace the tenant"
+
+
+def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
+    folder = tuned(tmp_path / "tuned")
+    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), None, CPU)
+    with pytest.raises(InvalidInput, match=mentioning("--texts")):
+        importer.one("acme", folder, show_progress=False)
+    lines = [{"text": line} for line in texts(tmp_path, 60).read_text("utf-8").splitlines()]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
 
 
 def test_folders_that_would_be_one_tenant_are_refused(tmp_path):
