@@ -1,1 +1,1 @@
-"""Imports tenants from adapters that `peft` or AdapterHub's `adapters` saved."""
+"""Imports tenants from saved adapters, and from checkpoints that were fine-tuned in full."""

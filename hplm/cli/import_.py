@@ -50,36 +50,43 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="the labels, in the order of their ids (default: from the files)",
     )
     one.add_argument("--task", choices=TaskNames(), metavar="TASK", help="what it was trained for (default: from the files)")
-    one.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
+    one.add_argument("--test", type=Path, metavar="FILE", help="labelled JSONL to score the tenant on, as it will be served")
     whole = command.add_argument_group("for checkpoints")
     whole.add_argument(
         "--texts",
         type=Path,
         metavar="FILE",
         help="texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in a "
-        "checkpoint's folder comes first",
+        "checkpoint's folder is used instead",
     )
-    whole.add_argument("--plan", action="store_true", help="only read and check them, and say what they will take")
-    whole.add_argument("--at-once", type=int, default=1, metavar="N", help="so many folders, each with a thread (default: 1)")
-    whole.add_argument("--rank", type=int, default=32, help="of the LoRA (default: %(default)s)")
+    whole.add_argument("--plan", action="store_true", help="only read and check the folders; print which fit, and their sizes")
+    whole.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="N folders at a time, each with one thread (default: 1)"
+    )
+    whole.add_argument("--rank", type=int, default=32, help="rank of the LoRA (default: %(default)s)")
     whole.add_argument("--epochs", type=int, default=1, help="passes over the texts (default: %(default)s)")
-    whole.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="default: %(default)s")
-    whole.add_argument("--most-texts", type=int, default=3000, metavar="N", help="read no more (default: %(default)s)")
+    whole.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="learning rate (default: %(default)s)")
+    whole.add_argument("--most-texts", type=int, default=3000, metavar="N", help="most texts to take (default: %(default)s)")
     whole.add_argument(
         "--least",
         type=float,
         default=0.9,
         metavar="SHARE",
-        help="store no tenant of which fewer answers are the checkpoint's (default: %(default)s)",
+        help="do not store a tenant if a smaller share of its answers are the checkpoint's (default: %(default)s)",
     )
-    whole.add_argument("--anyway", action="store_true", help="store these too")
-    whole.add_argument("--seed", type=int, default=0, help="of all random choices (default: %(default)s)")
+    whole.add_argument("--anyway", action="store_true", help="store a tenant also below --least")
+    whole.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     whole.add_argument(
         "--root",
         metavar="MODEL",
-        help="if there is no store, build its root from this model, with --texts as its corpus",
+        help="if the store has no root, build it from this model; its corpus is the field text of --texts",
     )
-    command.add_argument("--repository", type=Path, metavar="FOLDER", help="then export all of the store to this folder")
+    command.add_argument(
+        "--repository",
+        type=Path,
+        metavar="FOLDER",
+        help="then export the store to this folder",
+    )
     lower = command.add_argument_group("for a LoRA that changes lower layers")
     lower.add_argument(
         "--as-domain", metavar="NAME", help="merge these changes into a new domain below --domain, with a table of --corpus"
