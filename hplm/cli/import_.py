@@ -192,8 +192,8 @@ def _plan(args: argparse.Namespace, folders: list[tuple[str, Path]], matching: M
     if not args.json:
         each = f"{sum(took) / len(took):.0f} s each, as earlier ones here" if took else "the first one will tell its time"
         print(
-            f"{len(kept)} checkpoints fit, {len(refused)} folders do not: {before / 1e6:,.1f} MB become {after / 1e6:,.1f} MB; "
-            f"{each}"
+            f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}; {before / 1e6:,.1f} MB become "
+            f"{after / 1e6:,.1f} MB; {each}"
         )
     return {
         "fit": {one.id: {"task": one.task, "distance": one.distance, "bytes": one.bytes_after} for one in kept},
@@ -217,7 +217,7 @@ def _many(args: argparse.Namespace, store: Store, importer: Importer, folders: l
     refused = [one for one in found if one.tenant is None]
     args.status = int(bool(refused))
     if not args.json:
-        print(f"{len(found) - len(refused)} tenants imported, {len(refused)} folders refused: {page}")
+        print(f"tenants imported: {len(found) - len(refused)}; folders refused: {len(refused)}; {page}")
     return {
         "imported": {one.id: {"version": one.tenant.version, "agreement": one.agreement} for one in found if one.tenant},
         "refused": {one.id: {"why": one.refused, "agreement": one.agreement} for one in refused},

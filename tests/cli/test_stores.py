@@ -63,7 +63,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
     sizes = [Store(store).report(tenant)["bytes"] for tenant in Store(store).tenants()]
     assert plan["bytes"] == {"before": sum(one["checkpoint"] for one in sizes), "after": sum(one["tenant"] for one in sizes)}
-    assert mentions(printed(capsys, *command, "--plan"), "2 checkpoints fit", "each, as earlier")
+    assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
     lines = printed(capsys, *command[:-1], folder / "one", *matching, "--id", "acme").splitlines()
     assert mentions(lines[0], "acme", 1, "lora", 2, "transformers") and mentions(lines[1], "%", "checkpoint's")
     served = tmp_path / "served"
@@ -72,7 +72,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     (folder / "two" / "config.json").write_text("{}")
     assert main([str(word) for word in (*command, *matching)]) == 1
     said = capsys.readouterr()
-    assert "two refused" in said.err and "1 tenants imported, 1 folders refused" in said.out
+    assert "two refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
     assert mentions(refused(capsys, *command[:-1], folder / "one"), "one", "--texts")
     assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
     assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
