@@ -31,7 +31,7 @@ NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a folder."""
+    """Says what became of a folder."""
 
     id: str
     folder: Path
@@ -46,7 +46,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Planned:
-    """What would become of a folder."""
+    """Says what would become of a folder."""
 
     id: str
     task: str = ""  # empty: it is an adapter, or refused

@@ -103,7 +103,7 @@ def _import(
 
     note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
     made_of = {
-        "from": str(folder), "library": foreign.library, "trained_on": foreign.base, "store_made_from": store.model
+        "from": str(folder.resolve()), "library": foreign.library, "trained_on": foreign.base, "store_made_from": store.model
     }  # fmt: skip
     report: dict[str, Any] = {"task": task, "imported": made_of, "note": note}
     if labelled is not None:
