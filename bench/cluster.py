@@ -16,11 +16,11 @@ import numpy as np
 from bench.cluster_changes import Material, change_figures, kill_figures, revoke_figures, roll_figures
 from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
 from hplm.errors import HplmError
-from hplm.placement.workload import power_law
 from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.server import ServedCluster
 from loadtest.watch import PUBLISHED_AFTER
+from testing.random_trace import power_law
 
 TARGETS = {
     "proxy_over_direct": (">=", 0.95),

@@ -33,7 +33,7 @@ from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
-from hplm.placement.workload import Trace, synthetic
+from hplm.placement.workload import Trace
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import Lengths
 from loadtest.encode import infer_request
@@ -41,6 +41,7 @@ from loadtest.generator import Load
 from loadtest.load import Report, send
 from testing.random_repository import LABELS, RANK
 from testing.random_store import SIZES, random_store, random_tenants
+from testing.random_trace import random_trace
 
 LOAD = 0.6  # share of the time that both cores would compute, if texts came one by one
 SCALES = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0)  # deadlines: multiples of a text's time on one core
@@ -181,7 +182,7 @@ class TwoCores:
         tokens = np.full(1, lengths) if isinstance(lengths, int) else lengths.draw(10_000, np.random.default_rng(0))
         rate = 2 * LOAD / (float((own.terms(1) + own.core).ns(tokens, tokens**2, 1).mean()) / 1e9)
         rates = {unit.name: rate * share for unit, share in zip(self._units, shares, strict=True)}
-        return synthetic(rates, seconds, cv, lengths, seed=seed)
+        return random_trace(rates, seconds, cv, lengths, seed=seed)
 
     @contextmanager
     def serving(self, groups: tuple[Group, ...]) -> Generator[Servers]:

@@ -1,8 +1,7 @@
-"""Draws placements: which units are on which devices, and what placements attain."""
+"""Draws placements: which units are on which devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from builder.pictures import INK, OTHERS, OWN, panels, save
@@ -36,17 +35,4 @@ def draw_placement(placement: Placement, cluster: Cluster, attained: Attained, p
     axes.set_xlim(-1.5, max(len(machine.devices) for machine in cluster.machines))
     axes.set_ylim(rows, 0)
     axes.axis("off")
-    save(figure, path)
-
-
-def draw_shares(shares: Mapping[str, Mapping[str, float]], axis: str, path: Path) -> None:
-    """Draws a line for each way to place: its share in time against a number. The first one is ours."""
-    figure, (axes,) = panels(7, 4.4)
-    for i, (name, by_number) in enumerate(shares.items()):
-        color, style = (OTHERS[(i - 1) % len(OTHERS)] if i else OWN), ("-", "--", ":")[max(0, i - 1) // len(OTHERS) % 3]
-        numbers = list(map(float, by_number))
-        axes.plot(numbers, list(by_number.values()), style, color=color, linewidth=1.5 if i else 2.5, marker="o", label=name)
-    axes.set(xlabel=axis, ylabel="answered in time", ylim=(0, 1.03))
-    axes.axhline(0.99, color=INK, linewidth=0.7, linestyle=":")
-    axes.legend(frameon=False)
     save(figure, path)

@@ -16,35 +16,31 @@ if TYPE_CHECKING:
     from hplm.placement.servers import Serving
 
 PROBLEM: dict[str, Any] = {  # options of a problem, and their defaults
-    "cluster": None, "profiles": None, "trace": None, "slo_scale": None, "hot": None, "rate": 1.0, "cv": 1.0, "window": 60.0,
-    "batch_texts": 1, "serving": None, "seed": 0,
+    "cluster": None, "profiles": None, "trace": None, "slo_scale": None, "hot": None, "rate": 1.0, "batch_texts": 1,
+    "serving": None, "seed": 0,
 }  # fmt: skip
-MOST = 10_000_000  # of factors, and of the seconds of a window
+MOST = 10_000_000  # of factors and seconds
 
 
-def problem_options(command: argparse.ArgumentParser, slo_scale: bool = True) -> None:
+def problem_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="machines, devices and their memory")
     command.add_argument(
         "--profiles", type=Path, nargs="+", required=True, metavar="FILE", help="what `hplm place profile` has measured"
     )
     command.add_argument(
         "--trace", type=Path, nargs="+", required=True, metavar="FILE",
-        help="journals of servers, or one recorded trace, or a file of Azure's traces of functions of 2019 or 2021",
+        help="journals of servers, or one recorded trace",
     )  # fmt: skip
-    if slo_scale:
-        command.add_argument(
-            "--slo-scale", type=float, metavar="X",
-            help="deadlines: so many times a request's time on one device (default: the deadlines of the trace)",
-        )  # fmt: skip
+    command.add_argument(
+        "--slo-scale", type=float, metavar="X",
+        help="deadlines: so many times a request's time on one device (default: the deadlines of the trace)",
+    )  # fmt: skip
     command.add_argument(
         "--hot", nargs="+", default=[], metavar="BACKBONE/TENANT", help="tenants that are placed apart from their domain"
     )
-    command.add_argument("--rate", type=float, default=1.0, metavar="X", help="scale the rate of requests")
-    command.add_argument("--cv", type=float, default=1.0, metavar="X", help="scale how bursty requests are")
     command.add_argument(
-        "--window", type=float, default=60.0, metavar="SECONDS",
-        help="with --rate or --cv: windows to which Gamma processes are fitted (default: %(default)g)",
-    )  # fmt: skip
+        "--rate", type=float, default=1.0, metavar="X", help="multiple of the trace's rate of requests (default: %(default)g)"
+    )
     command.add_argument(
         "--batch-texts", type=int, default=1, metavar="N", help="most texts of a batch of the screen (default: %(default)s)"
     )
@@ -59,7 +55,7 @@ def serving_option(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def problem_of(args: argparse.Namespace, slo_scale: float | None, last_s: float | None = None) -> Problem:
+def problem_of(args: argparse.Namespace, last_s: float | None = None) -> Problem:
     """`last_s`: only so many seconds at the end of the trace will be used, so only there too many requests may be unknown."""
     from hplm.placement.cluster import Cluster
     from hplm.placement.problem import Problem
@@ -67,20 +63,17 @@ def problem_of(args: argparse.Namespace, slo_scale: float | None, last_s: float 
     from hplm.placement.screen import alone_ns
     from hplm.placement.traces import read_trace, units_by_name
     from hplm.placement.units import units_of
-    from hplm.placement.workload import refitted
 
-    for option, given in (("rate", args.rate), ("cv", args.cv), ("window", args.window), ("slo-scale", slo_scale)):
+    for option, given in (("rate", args.rate), ("slo-scale", args.slo_scale)):
         if given is not None and not 0 < given <= MOST:
             raise InvalidInput(f"--{option} {given:g}: give a number above 0, at most {MOST:,}")
     if args.seed < 0:
         raise InvalidInput(f"--seed {args.seed}: give 0 or more")
     cluster, profile = Cluster.read(args.cluster), Profile.together([Profile.read(path) for path in args.profiles])
     units = units_of(profile, args.hot)
-    trace = read_trace(args.trace, units_by_name(profile, units), seed=args.seed).expect_known(last_s)
-    if slo_scale is not None:
-        trace = trace.with_timeouts(slo_scale * alone_ns(profile, trace))
-    if (args.rate, args.cv) != (1.0, 1.0):
-        trace = refitted(trace, args.window, args.rate, args.cv, args.seed)
+    trace = read_trace(args.trace, units_by_name(profile, units)).expect_known(last_s).at_rate(args.rate)
+    if args.slo_scale is not None:
+        trace = trace.with_timeouts(args.slo_scale * alone_ns(profile, trace))
     trace.expect_deadlines()
     return Problem(cluster, profile, units, trace, args.batch_texts)
 

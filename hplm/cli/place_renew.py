@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     _check(args)
     serving = serving_of(args)
-    problem = problem_of(args, args.slo_scale, args.search_seconds + args.test_seconds)
+    problem = problem_of(args, args.search_seconds + args.test_seconds)
     current = placement_of(args.placement, problem)
     problem.trace.expect_known(args.test_seconds)  # these decide
     before, held_out = divided(problem.trace, args.search_seconds, args.test_seconds)

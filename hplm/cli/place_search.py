@@ -1,4 +1,4 @@
-"""`hplm place search`, `simulate` and `compare`: find a placement, and say what placements attain."""
+"""`hplm place search` and `simulate`: find a placement, and say what it attains."""
 
 from __future__ import annotations
 
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
     from hplm.placement.search import Found
     from hplm.placement.servers import Serving
 
-BASELINES = "replication,clockwork,round-robin,greedy"
-SCALES = "1,2,3,5,10"
-
 
 def register(actions: argparse._SubParsersAction) -> None:
     _register_search(actions)
     _register_simulate(actions)
-    _register_compare(actions)
 
 
 def _register_search(actions: argparse._SubParsersAction) -> None:
@@ -49,7 +45,6 @@ def _register_search(actions: argparse._SubParsersAction) -> None:
     serving_option(command)
     search_options(command)
     confirm_option(command)
-    command.add_argument("--baseline", metavar="NAME", help=f"place as a baseline does, such as {BASELINES} or manual:8,2")
     command.add_argument("--to", type=Path, required=True, metavar="FILE", help="the placement to write")
     command.add_argument("--picture", type=Path, metavar="FILE", help="draw the placement into a .png, .svg or .pdf file")
     command.set_defaults(run=run_search)
@@ -69,24 +64,6 @@ def _register_simulate(actions: argparse._SubParsersAction) -> None:
         help="length of the busiest part; 0: only the screen (default: %(default)g)",
     )  # fmt: skip
     command.set_defaults(run=run_simulate)
-
-
-def _register_compare(actions: argparse._SubParsersAction) -> None:
-    command = actions.add_parser(
-        "compare",
-        help="compare a search, placements and baselines at several deadlines",
-        description="Screen a search's placement, given placements and baselines, at several multiples of each request's time "
-        "on one device. Search and baselines place anew for each.",
-    )
-    command.add_argument("placements", type=Path, nargs="*", metavar="FILE", help="placements to compare as they are")
-    problem_options(command, slo_scale=False)
-    search_options(command)
-    command.add_argument("--slo-scales", default=SCALES, metavar="X,...", help="deadlines to compare at (default: %(default)s)")
-    command.add_argument(
-        "--baselines", default=BASELINES, metavar="NAME,...", help="baselines to compare with (default: %(default)s)"
-    )
-    command.add_argument("--picture", type=Path, metavar="FILE", help="draw the shares into a .png, .svg or .pdf file")
-    command.set_defaults(run=run_compare)
 
 
 def search_options(command: argparse.ArgumentParser) -> None:
@@ -109,25 +86,17 @@ def confirm_option(command: argparse.ArgumentParser) -> None:
 
 
 def run_search(args: argparse.Namespace) -> dict[str, Any]:
-    from hplm.placement.baselines import baseline
     from hplm.placement.placement import KIND, Placement
-    from hplm.placement.search import NothingFound, nothing_found
-    from hplm.placement.selection import selector
 
-    _check_picture(args)
+    if args.picture is not None:
+        from builder.pictures import check_picture
+
+        check_picture(args.picture)
     check_target(args.to, KIND)
     check_seconds("--confirm-seconds", args.confirm_seconds)
     serving = serving_of(args)
-    problem = problem_of(args, args.slo_scale)
-    select = selector(args.search)
-    if (args.baseline or "").partition(":")[0] == "clockwork":
-        raise InvalidInput("--baseline clockwork places anew for each window, so it has no placement: use `hplm place compare`")
-    found = [baseline(args.baseline, problem, select)] if args.baseline else searched(problem, args)
-    if not found[0].groups:
-        raise NothingFound(nothing_found(problem, found[0].screened))
-    if args.baseline and args.most_stages is not None and any(own.stages > args.most_stages for own in found[0].groups):
-        raise InvalidInput(f"--baseline {args.baseline} has groups of more than --most-stages {args.most_stages}: change one")
-    best, confirmed = confirmed_best(found, problem, serving, args)
+    problem = problem_of(args)
+    best, confirmed = confirmed_best(searched(problem, args), problem, serving, args)
     placement = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     placement.check(problem.cluster, problem.profile)
     placement.write(args.to)
@@ -164,7 +133,7 @@ def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
 
     check_seconds("--full-seconds", args.full_seconds)
     serving = serving_of(args)
-    problem = problem_of(args, args.slo_scale)
+    problem = problem_of(args)
     placement = placement_of(args.placement, problem)
     attained = {"screen": problem.screen.attained(placement.groups)}
     if args.full_seconds > 0:
@@ -178,34 +147,6 @@ def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
     trace = problem.trace
     found = {name: figures(one) for name, one in attained.items()}
     return {"source": trace.source, "left_out": trace.left_out.figures, **found}
-
-
-def run_compare(args: argparse.Namespace) -> dict[str, Any]:
-    from hplm.placement.baselines import baseline
-    from hplm.placement.left_out import NOTHING
-    from hplm.placement.selection import selector
-
-    _check_picture(args)
-    left_out = NOTHING
-    names = [name for name in _list(args.baselines) if name]
-    shares: dict[str, dict[str, float]] = {"search": {}, **{str(path): {} for path in args.placements}}
-    for scale in _scales(args.slo_scales):
-        problem, key = problem_of(args, scale), f"{scale:g}"
-        left_out = problem.trace.left_out
-        shares["search"][key] = _best_share(problem, args)
-        for path in args.placements:
-            shares[str(path)][key] = problem.screen.attained(placement_of(path, problem).groups).share
-        for name in names:
-            found = baseline(name, problem, selector(args.search))
-            shares.setdefault(name, {})[key] = found.attained.share
-    if args.picture is not None:
-        from builder.placement_pictures import draw_shares
-
-        draw_shares(shares, "deadline / time on one device", args.picture)
-    if not args.json:
-        print_left_out(left_out)
-        print(_shares_text(shares))
-    return {"left_out": left_out.figures, "by_slo_scale": shares}
 
 
 def searched(problem: Problem, args: argparse.Namespace) -> list[Found]:
@@ -229,43 +170,8 @@ def confirmed_best(
     return best.found, best.attained
 
 
-def _best_share(problem: Problem, args: argparse.Namespace) -> float:
-    """Returns 0 where no placement is in time, as at deadlines that are too short for any."""
-    from hplm.placement.search import NothingFound
-
-    try:
-        return searched(problem, args)[0].attained.share
-    except NothingFound:
-        return 0.0
-
-
-def _check_picture(args: argparse.Namespace) -> None:
-    if args.picture is not None:
-        from builder.pictures import check_picture
-
-        check_picture(args.picture)
-
-
 def say(args: argparse.Namespace) -> Any:
     return (lambda _: None) if args.json else (lambda line: print(line, file=sys.stderr))
-
-
-def _list(given: str) -> list[str]:
-    """Splits at commas, but not those between the numbers of a baseline's options."""
-    parts: list[str] = []
-    for part in given.split(","):
-        if parts and part.replace(".", "").isdecimal():
-            parts[-1] += f",{part}"
-        else:
-            parts.append(part)
-    return parts
-
-
-def _scales(given: str) -> list[float]:
-    try:
-        return [float(part) for part in given.split(",")]
-    except ValueError:
-        raise InvalidInput(f"--slo-scales {given!r}: give numbers, such as {SCALES}") from None
 
 
 def figures(attained: Attained) -> dict[str, Any]:
@@ -295,10 +201,3 @@ def _groups_text(placement: Placement) -> str:
         f"{', '.join(group.units)}"
         for group in placement.groups
     )
-
-
-def _shares_text(shares: dict[str, dict[str, float]]) -> str:
-    scales = list(next(iter(shares.values())))
-    lines = [f"{'deadline / time on one device':<32}" + "".join(f"{scale:>9}" for scale in scales)]
-    lines += [f"{name:<32}" + "".join(f"{by_scale[scale]:>9.2%}" for scale in scales) for name, by_scale in shares.items()]
-    return "\n".join(lines)

@@ -13,15 +13,15 @@ import numpy as np
 from bench.curves import Curve
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.placement.attained import Attained
-from hplm.placement.baselines import baseline
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.search import NothingFound, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
-from hplm.placement.workload import power_law
 from research.papers.alpaserve_cuts import cut_curves
 from research.papers.alpaserve_models import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
+from research.papers.placements import Baseline, clockwork, greedy, manual, replication, round_robin
+from testing.random_trace import power_law
 
 Line = Callable[[Any], float | None]
 Two = tuple[Problem, Problem]  # what a placement is made for, and what comes
@@ -83,22 +83,22 @@ def figures_of(seconds: float) -> list[Figure]:
     both = {"a device a model over two stages": times_as_long}
     # 8 models with equal rates on 8 devices: replicas beside eight stages.
     eight = partial(problem_of, [BIG] * 8, 8, rate=20.0, cv=3.0, slo_scale=NO_DEADLINE, seconds=seconds, seed=0, shares=UNIFORM)
-    means = {"replication": _mean_of("manual:1,1"), "8 stages": _mean_of("manual:8,1")}
-    shares = {"replication": _share_of("manual:1,1"), "8 stages": _share_of("manual:8,1")}
-    pipelines = {"replication": _mean_of("round-robin:1"), "pipelines": _mean_of_the_shortest_pipelines}
+    ways = {"replication": manual(1, 1), "8 stages": manual(8, 1)}
+    means, shares = ({name: of(way) for name, way in ways.items()} for of in (_mean_of, _share_of))
+    pipelines = {"replication": _mean_of(round_robin(1)), "pipelines": _mean_of_the_shortest_pipelines}
     # As Table 2. No trace of Azure's functions is needed.
     many = partial(problem_of, [BIG] * 24, devices=16, rate=20.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
-    placed = {"search": _searched, "clockwork": _share_of("clockwork:20"), "replication": _share_of("replication")}
+    placed = {"search": _searched, "clockwork": _share_of(clockwork(20)), "replication": _share_of(replication)}
     searched: dict[str, Line] = {name: placed[name] for name in ("replication", "search")}
     # 4 models of 104B, which fit on 16 devices each: all ways to cut them, beside a search on machines of 32 devices.
     large = partial(problem_of, models(PAPER["sets"]["S4"]), 64, rate=8.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
     large = partial(large, a_machine=32)
-    cut = {"search": _searched} | {f"{cut} each": _share_of(f"manual:{cut}") for cut in ("16,1", "8,2", "4,4", "2,8")}
+    cut = {"search": _searched} | {f"{a},{b} each": _share_of(manual(a, b)) for a, b in ((16, 1), (8, 2), (4, 4), (2, 8))}
     # Other requests come than those that placements were made for. Clockwork++ knows those that come.
     changed = {
         "search": lambda given: given[1].screen.attained(_groups(given[0])).share,
-        "clockwork": lambda given: _share_of("clockwork:20")(given[1]),
-        "replication": lambda given: given[1].screen.attained(baseline("replication", given[0]).groups).share,
+        "clockwork": lambda given: _share_of(clockwork(20))(given[1]),
+        "replication": lambda given: given[1].screen.attained(replication(given[0]).groups).share,
         "search, timely": lambda given: _served(given[1], _groups(given[0]), 1),
     }
     # 8 models on 8 devices with batches, and our own scheduler on the placement without batches.
@@ -108,7 +108,7 @@ def figures_of(seconds: float) -> list[Figure]:
     # The 60 models of S3 on 64 devices.
     kinds = models(PAPER["sets"]["S3"])
     sixty = partial(problem_of, kinds, 64, rate=80.0, cv=4.0, slo_scale=5.0, seconds=seconds / 4, seed=0)
-    ablated = {"search": _searched, "greedy, 4 stages": _share_of("greedy:4"), "round robin": _share_of("round-robin:4")}
+    ablated = {"search": _searched, "greedy, 4 stages": _share_of(greedy(4)), "round robin": _share_of(round_robin(4))}
 
     def with_memory(models_a_device: float) -> Problem:
         return eight(device_bytes=models_a_device * PAPER["models"][BIG]["bytes"] * 1.001)
@@ -152,18 +152,18 @@ def _drawn_shares(count: int, seed: int) -> list[float]:
     return (drawn / drawn.sum()).tolist()
 
 
-def _share_of(name: str) -> Line:
-    return lambda problem: baseline(name, problem).attained.share
+def _share_of(place: Baseline) -> Line:
+    return lambda problem: place(problem).attained.share
 
 
-def _mean_of(name: str) -> Line:
-    return lambda problem: _seconds(baseline(name, problem).attained.mean_ms())
+def _mean_of(place: Baseline) -> Line:
+    return lambda problem: _seconds(place(problem).attained.mean_ms())
 
 
 def _mean_of_the_shortest_pipelines(problem: Problem) -> float | None:
     """Returns the mean of the pipelines with the fewest stages that hold all models (Fig. 3b)."""
     for stages in (1, 2, 4, 8):
-        found = baseline(f"round-robin:{stages}", problem)
+        found = round_robin(stages)(problem)
         if all(len(group.units) == len(problem.units) for group in found.groups):
             return _seconds(found.attained.mean_ms())
     return None

@@ -12,7 +12,7 @@ from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
 from hplm.placement.screen import alone_ns
 from hplm.placement.units import units_of
-from hplm.placement.workload import power_law, synthetic
+from testing.random_trace import power_law, random_trace
 
 PAPER: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 ASSUMED = PAPER["assumed"]
@@ -62,7 +62,7 @@ def problem_of(
     profile = profile_of(kinds)
     units = units_of(profile)
     parts = power_law(len(kinds), EXPONENT) if shares is None else shares
-    trace = synthetic(
+    trace = random_trace(
         {unit.name: rate * float(part) for unit, part in zip(units, parts, strict=True)}, seconds, cv, TOKENS, seed=seed
     )
     computing_ns = alone_ns(profile, trace) - ASSUMED["dispatch_ms"] * 1e6  # the paper's deadlines do not allow for dispatch

@@ -97,7 +97,6 @@ WITHOUT_THE_BUILDER = [
     }),
     ("place search {problem} --slo-scale 100 --to {folder}/placement.json", {"screen": lambda one: one["attained"] == 1}),
     ("place simulate {folder}/placement.json {problem} --slo-scale 100", {"screen": lambda one: one["attained"] == 1}),
-    ("place compare {folder}/placement.json {problem}", {"by_slo_scale": lambda shares: "search" in shares}),
     ("place renew {folder}/placement.json {problem} --slo-scale 100 --test-seconds 5 --to {folder}/next.json",
      {"written": False}),
     ("begin {fresh}", {"begun": ["toy"]}),

@@ -46,16 +46,6 @@ def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
     assert simulated["screen"] == found["screen"] and simulated["full"] == found["full"]
 
 
-def test_baselines_are_compared_at_several_deadlines(given, capsys, tmp_path):
-    options = [*PROBLEM, "--slo-scales", "1,4", "--baselines", "replication,manual:2,1,clockwork:4", "--rate", "1.5"]
-    assert _place(capsys, "search", *given, "--baseline", "greedy:2", "--to", "placement.json")[0] == 0
-    shares = _told(capsys, "compare", "placement.json", *options, "--picture", "c.svg")["by_slo_scale"]
-    assert list(shares) == ["search", "placement.json", "replication", "manual:2,1", "clockwork:4"]
-    assert all(by_scale["1"] <= by_scale["4"] for by_scale in shares.values())
-    assert shares["search"]["4"] >= max(shares["replication"]["4"], shares["placement.json"]["4"])
-    assert (tmp_path / "c.svg").read_text().startswith("<?xml")
-
-
 def test_the_next_commands_that_are_printed_run(given, capsys):
     options = [*given, "--rate", "0.5", "--serving", "batch_texts=1", "--confirm-seconds", "1"]
     status, printed = _place(capsys, "search", *options, "--most-stages", "1", "--to", "my placement.json")
@@ -70,12 +60,10 @@ RENEW = ["renew", "now.json", *PROBLEM, "--slo-scale", "3", "--search-seconds", 
 
 
 @pytest.fixture
-def crowded(tmp_path, monkeypatch, capsys):
+def crowded(tmp_path, monkeypatch):
     """Four devices, of which the current placement uses three, and more requests than these can answer in time."""
     monkeypatch.chdir(tmp_path)
     write_problem(tmp_path, rate=120.0)
-    searched = ["search", *PROBLEM, "--slo-scale", "3", "--baseline", "manual:1,1", "--confirm-seconds", "0"]
-    assert main(["place", *searched, "--to", "now.json"]) == 0
     return tmp_path
 
 

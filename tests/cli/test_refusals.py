@@ -30,8 +30,6 @@ def words(made, built, toy, tmp_path_factory):
     repository, store = f"--repository {made}/repository", f"--store {made}/store"
     problem = f"--cluster {folder}/c.json --profiles {folder}/p.json --trace {folder}/t.jsonl"
     searched = f"{problem} --slo-scale 4 --to {folder}/placement.json"
-    now = f"place search {problem} --slo-scale 4 --baseline manual:1,1 --confirm-seconds 0 --to {folder}/now.json"
-    assert main(now.split()) == 0
     assert main(f"backup {repository} --state {made}/state --to {folder}/saved".split()) == 0
     return {
         "tmp": folder,
@@ -128,14 +126,10 @@ PLACING = [
     ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),
     ("{search} --slo-scale 0.001", ["--slo-scale", "b0"]),
     ("{search} --search wide", ["wide", "beam:K"]),
-    ("{search} --baseline clockwork", ["clockwork", "compare"]),
     ("{search} --rate 0", ["--rate"]),
     ("{search} --serving batch=3", ["batch", "batch_texts"]),
     ("{search} --hot b0/z", ["b0/z"]),
-    ("{search} --cv nan", ["--cv", "nan"]),
-    ("{search} --cv 2 --window 1e-10", ["seconds", 0.001]),
     ("{search} --confirm-seconds nan", ["--confirm-seconds", "nan"]),
-    ("{search} --baseline greedy:2 --most-stages 1", ["greedy:2", "--most-stages"]),
     ("{search} --to {tmp}/none/placement.json", ["{tmp}/none", "--to"]),
     ("{renew} --to {tmp}/./now.json", ["--to", "now.json"]),
     ("{renew} --to {tmp}/none/next.json", ["--to", "{tmp}/none"]),

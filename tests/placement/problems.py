@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hplm.placement.placement import Group
+from hplm.placement.placement import Group, Placement
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, Profile, Terms
 from hplm.placement.screen import alone_ns
 from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
-from hplm.placement.workload import Trace, synthetic
+from hplm.placement.workload import Trace
+from testing.random_trace import random_trace
 from tests.placement.profiles import backbone_profile, cluster_of, profile_of, write_cluster
 
 ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slots": 0}
@@ -33,7 +34,7 @@ def trace_of(
     own: Profile, rate: float = 60.0, seconds: float = 20.0, cv: float = 2.0, scale: float = 4.0, seed: int = 0
 ) -> Trace:
     rates = {unit.name: rate / (1 + i) for i, unit in enumerate(units_of(own))}
-    drawn = synthetic(rates, seconds, cv, 64, seed=seed)
+    drawn = random_trace(rates, seconds, cv, 64, seed=seed)
     return drawn.with_timeouts(scale * alone_ns(own, drawn))
 
 
@@ -49,11 +50,17 @@ def group_of(own: Profile, name: str, devices: tuple[str, ...], *backbones: str,
 
 
 def write_problem(folder: Path, rate: float) -> None:
-    """Writes c.json, a cluster of four devices, p.json, a profile, and t.jsonl, a recorded trace without deadlines."""
+    """Writes a problem, and a placement that leaves one of its devices idle.
+
+    c.json is a cluster of four devices, p.json a profile, t.jsonl a recorded trace without deadlines, now.json the placement.
+    """
     own = profile(8.0, 8.0, 20.0)
     trace = trace_of(own, rate, 8.0)
-    write_cluster(cluster_of(4, 60), folder / "c.json")
+    cluster = cluster_of(4, 60)
+    write_cluster(cluster, folder / "c.json")
     own.write(folder / "p.json")
+    groups = [group_of(own, f"g{i}", (f"cpu:{i}",), backbone) for i, backbone in enumerate(own.backbones)]
+    Placement.of(groups, units_of(own), cluster, own).write(folder / "now.json")
     rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
     lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
     (folder / "t.jsonl").write_text("\n".join(lines))

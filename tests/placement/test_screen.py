@@ -9,7 +9,7 @@ from hplm.placement import kernel as kernels
 from hplm.placement.case import Cases
 from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.stepping import Steps
-from hplm.placement.workload import synthetic
+from testing.random_trace import random_trace
 from tests.placement.problems import group_of, profile, trace_of
 
 needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
@@ -54,7 +54,7 @@ def test_no_text_is_answered_late_or_before_it_could_be(most):
 def test_one_device_is_the_queue_of_the_textbook(load):
     """M/D/1 (AlpaServe 3.4): the mean latency is D + load D / (2 (1 - load))."""
     one = profile(8.0)
-    trace = synthetic({"b0/law": load / 0.008}, 3000, seed=4)
+    trace = random_trace({"b0/law": load / 0.008}, 3000, seed=4)
     trace = trace.with_timeouts(np.full(len(trace), 10**12))
     mean_ms = Screen(one, trace).attained([group_of(one, "g", ("cpu:0",), "b0")]).mean_ms()
     assert mean_ms == pytest.approx(0.1 + 8 + load * 8 / (2 * (1 - load)), rel=0.05)

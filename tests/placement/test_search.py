@@ -1,12 +1,10 @@
-"""Algorithm 2 and the baselines."""
+"""Algorithm 2."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hplm.errors import InvalidInput
-from hplm.placement.baselines import baseline
 from hplm.placement.confirming import confirm
 from hplm.placement.partition import (
     Parallel,
@@ -21,7 +19,8 @@ from hplm.placement.search import Found, NothingFound, _Search, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
-from hplm.placement.workload import synthetic
+from research.papers.placements import replication
+from testing.random_trace import random_trace
 from tests.placement.problems import backbone, problem_of
 from tests.placement.profiles import cluster_of, profile_of
 from tests.support.message import refusing
@@ -53,7 +52,7 @@ def test_groups_are_equal_and_the_remainder_is_powers_of_two(devices, expected):
 
 def test_a_search_multiplexes_bursts_where_memory_has_room_for_few_replicas():
     problem = problem_of(8.0, 8.0, 8.0, 8.0, devices=4, memory_mb=40, rate=120.0, cv=3.0, scale=5.0)
-    found, replicas = search(problem)[0], baseline("replication", problem)
+    found, replicas = search(problem)[0], replication(problem)
     assert found.attained.share > replicas.attained.share + 0.1
     assert any(group.stages > 1 for group in found.groups)
     Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
@@ -105,7 +104,7 @@ def test_units_without_requests_are_placed_where_they_fit():
     quiet = backbone(8.0)
     asked = replace(backbone(2.0), tenants={"law": ("a",), "bio": ("b",)}, table_bytes={"law": 1, "bio": 1})
     own = profile_of(asked=asked, quiet=quiet, huge=backbone(8.0, layer_mb=20))
-    drawn = synthetic({"asked/law": 20.0, "asked/bio": 0.0, "quiet/law": 0.0, "huge/law": 0.0}, 10.0)
+    drawn = random_trace({"asked/law": 20.0, "asked/bio": 0.0, "quiet/law": 0.0, "huge/law": 0.0}, 10.0)
     problem = Problem(cluster_of(2, 40), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
     best = search(problem, most_stages=1)[0]
     placed = [(set(group.cuts), set(group.units)) for group in best.groups]
@@ -119,36 +118,6 @@ def test_a_unit_that_the_sample_lost_is_placed():
     problem = problem.on(replace(problem.trace, unit=few))
     assert not problem.trace.sampled(160).counts[1]
     assert search(problem, sample=160)[0].attained.by_unit["b1/law"] == 1
-
-
-@pytest.mark.parametrize("name, stages", [("round-robin:2", 2), ("greedy:2", 2), ("manual:1,2", 1), ("replication", 1)])
-def test_baselines_cut_as_they_say(name, stages):
-    problem = problem_of(8.0, 6.0, devices=4, memory_mb=80)
-    found = baseline(name, problem)
-    assert found.groups and all(group.stages == stages for group in found.groups)
-    Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
-    assert 0 < found.attained.share <= 1
-
-
-def test_clockwork_places_each_window_anew():
-    """One device holds one of two backbones, which take turns: a placement for all of the time serves half."""
-    problem = problem_of(8.0, 8.0, devices=1, memory_mb=40, rate=20.0, seconds=20.0, scale=20.0)
-    turn = (problem.trace.arrival_ns // 5_000_000_000) % 2
-    problem = problem.on(replace(problem.trace, unit=turn.astype(np.int64)))
-    assert baseline("clockwork:5", problem).attained.share > 0.9
-    assert baseline("replication", problem).attained.share < 0.7
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "best", "manual:2", "manual:8,2", "manual:inf,1", "manual:1,1,1", "round-robin:0", "round-robin:0.5", "round-robin:4,2",
-        "greedy:x", "greedy:nan", "replication:2", "clockwork:inf", "clockwork:1e-10",
-    ],
-)  # fmt: skip
-def test_an_unknown_baseline_is_refused(name):
-    with pytest.raises(InvalidInput):
-        baseline(name, problem_of(8.0))
 
 
 @pytest.mark.parametrize(

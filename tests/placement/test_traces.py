@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.placement.traces import MINUTES, read_trace, units_by_name
+from hplm.placement.traces import read_trace, units_by_name
 from hplm.placement.units import units_of
-from hplm.placement.workload import Trace, refitted, synthetic
+from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
+from testing.random_trace import random_trace
 from tests.placement.problems import profile
 from tests.placement.profiles import backbone_profile, profile_of
 from tests.support.message import mentions, refusing
@@ -41,16 +42,13 @@ def _written(tmp_path, *lines, name="trace.jsonl"):
             {**REQUEST, "arrived": 11.0, "texts": 2, "tokens": 20, "deadline": 11.25},
             {"batch": 1, "texts": 3, "tokens": 25, "stages": {}}, {**REQUEST, "arrived": 10.0, "tenant": "y"},
         ], [0, 1, 1], [1, 0, 0], [5, 10, 10], [0, 0.25, 0.25]),
-        ("the functions of Azure that ended in 2021.txt", [
-            "app,func,end_timestamp,duration", "a,f,10.5,0.5", "a,g,10.75,1.0", "a,f,12.0,1.0",
-        ], [0, 0.25, 1.25], [1, 0, 0], None, [0] * 3),
     ],
 )  # fmt: skip
 def test_a_file_is_read_with_the_units_of_its_tenants(tmp_path, name, lines, arrival_s, unit, tokens, timeout_s):
     trace = read_trace([_written(tmp_path, *lines, name=name)], UNITS)
     assert trace.names == ("b0/law", "b1/law")
     assert (trace.arrival_ns / SECOND).tolist() == arrival_s and trace.unit.tolist() == unit
-    assert (tokens is None or trace.tokens.tolist() == tokens) and (trace.timeout_ns / SECOND).tolist() == timeout_s
+    assert trace.tokens.tolist() == tokens and (trace.timeout_ns / SECOND).tolist() == timeout_s
 
 
 def test_journals_are_read_together_by_the_wall_clock_and_over_a_restart_of_the_machine(tmp_path):
@@ -137,21 +135,6 @@ def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
     assert read_trace([recorded], units).unit.tolist() == [trace.names.index("bert/law")]
 
 
-def test_azures_functions_of_2019_are_counts_of_each_minute_striped_over_the_units(tmp_path):
-    head = ["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, MINUTES + 1))]
-    counts = [[0] * MINUTES for _ in range(3)]
-    counts[0][0], counts[1][2], counts[2][1439] = 5, 7, 11
-    rows = [["o", "a", f"f{i}", "http", *map(str, own)] for i, own in enumerate(counts)]
-    path = tmp_path / "invocations.csv"
-    path.write_text("\n".join(",".join(row) for row in [head, *rows]))
-    trace = read_trace([path], UNITS, seed=3)
-    assert trace.counts.tolist() == [16, 7]
-    last = trace.arrival_ns[-11:] - trace.arrival_ns[-12]
-    assert (np.diff(trace.arrival_ns) >= 0).all() and (last > 1436 * 60 * SECOND).all()
-    assert (read_trace([path], UNITS, seed=3).arrival_ns == trace.arrival_ns).all()
-    assert "2019" in trace.source
-
-
 @pytest.mark.parametrize(
     "lines, named",
     [
@@ -183,30 +166,6 @@ def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
         trace.expect_deadlines()
 
 
-@pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
-def test_a_synthetic_load_has_its_rate_and_burstiness(cv):
-    trace = synthetic({"u": 50.0, "v": 25.0}, 400, cv, seed=2)
-    gaps = np.diff(trace.arrival_ns[trace.unit == 0])
-    assert trace.counts / 400 == pytest.approx([50, 25], rel=0.1 * max(1, cv))
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.15)
-    assert "synthetic" in trace.source
-
-
-def test_a_refit_scales_rate_and_burstiness_of_each_window():
-    quiet, busy = synthetic({"u": 5.0}, 100, seed=1), synthetic({"u": 50.0}, 100, seed=2)
-    arrival = np.concatenate([quiet.arrival_ns, busy.arrival_ns + 100 * SECOND])
-    columns = (np.concatenate([getattr(quiet, name), getattr(busy, name)]) for name in ("unit", "tokens", "timeout_ns"))
-    trace = Trace(("u",), arrival, *columns)
-    twice = refitted(trace, 50, rate=2.0, cv=3.0, seed=1)
-    middle = int(trace.arrival_ns[0]) + 100 * SECOND
-    assert len(twice.between(0, middle)) == pytest.approx(1000, rel=0.35)
-    assert len(twice.between(middle, middle + 100 * SECOND)) == pytest.approx(10_000, rel=0.25)
-    gaps = np.diff(twice.between(middle, middle + 100 * SECOND).arrival_ns)
-    assert gaps.std() / gaps.mean() > 2
-    assert "rate x 2" in twice.source
-    assert (refitted(trace, 50, seed=1).arrival_ns == refitted(trace, 50, seed=1).arrival_ns).all()
-
-
 def test_parts_of_a_trace():
     at = np.array([0, 1, 2, 50, 51, 52, 53, 90]) * SECOND
     zeros = np.zeros(8, np.int64)
@@ -219,5 +178,7 @@ def test_parts_of_a_trace():
             trace.windows(seconds)
         with refusing(InvalidInput, "seconds"):
             trace.busiest(seconds)
-    sampled = synthetic({"u": 100.0}, 100, 3.0).sampled(1600)
+    twice = trace.at_rate(2.0)
+    assert (twice.arrival_ns * 2 == at).all() and twice.seconds < trace.seconds and "x 2" in twice.source
+    sampled = random_trace({"u": 100.0}, 100, 3.0).sampled(1600)
     assert 1500 <= len(sampled) <= 1600 and sampled.seconds > 80
