@@ -118,7 +118,7 @@ def check_seconds(option: str, seconds: float) -> None:
 
 def check_target(path: Path, kind: str) -> None:
     """Refuses a file whose folder does not exist, or that is of another kind, before anything is computed for it."""
-    from hplm.placement.fields import kind_of
+    from hplm.placement.files import kind_of
 
     if not path.parent.is_dir():
         raise InvalidInput(f"--to {path}: the folder {path.parent} does not exist: make it, or name another file")

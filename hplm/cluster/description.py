@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from hplm.errors import InvalidInput
-from hplm.placement.fields import Fields
+from hplm.placement.files import Positive, Word, read
 from hplm.registry.store import Place, place_of
 from hplm.tenants.snapshot import NAME
 
@@ -16,6 +20,7 @@ KIND, FORMAT = "hplm replicas", 1
 WAY_OUT = "write it as docs/cluster.md says"
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 LARGEST_PORT = 65535
+Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,33 @@ class Pool:
     tenants: frozenset[str] | None = None  # those that it answers; None: all that no other pool names
 
 
+class _Replica(msgspec.Struct, forbid_unknown_fields=True):
+    id: Positive
+    name: Name
+    http: str
+    grpc: str
+
+    def __post_init__(self) -> None:
+        for address in (self.http, self.grpc):
+            if not is_address(address):
+                raise ValueError(f"Expected HOST:PORT, such as 10.0.0.1:8000, and not {address!r}")
+
+
+class _Pool(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    repository: Word
+    replicas: Annotated[tuple[_Replica, ...], Meta(min_length=1)]
+    state: Word | None = None
+    tenants: frozenset[str] | None = None
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    format: int
+    pools: Annotated[tuple[_Pool, ...], Meta(min_length=1)]
+    state: Word | None = None
+
+
 @dataclass(frozen=True)
 class ClusterDescription:
     pools: tuple[Pool, ...]  # the first also gets the requests that name no known tenant
@@ -44,71 +76,32 @@ class ClusterDescription:
     @classmethod
     def read(cls, path: Path) -> ClusterDescription:
         """Paths in the file begin at its own folder."""
-        fields = Fields.of_file(path, KIND, FORMAT, WAY_OUT)
-        _check_names(fields, ("kind", "format", "pools", "state"))
+        stored = read(path, KIND, FORMAT, _Stored, WAY_OUT)
         below = path.resolve().parent
-        state = _state(fields, below)
-        pools = tuple(_pool(entry, below, state) for entry in fields.list("pools"))
-        if not pools:
-            fields.refuse("pools", "a list with a pool")
+
+        def pool(own: _Pool) -> Pool:
+            _check_unique("replica", "id", (replica.id for replica in own.replicas), f"{path}: pool {own.name!r}")
+            replicas = tuple(Replica(*msgspec.structs.astuple(replica)) for replica in own.replicas)
+            return Pool(own.name, below / own.repository, replicas, _place(own.state or stored.state, below), own.tenants)
+
+        pools = tuple(map(pool, stored.pools))
         _check_unique("pool", "name", (pool.name for pool in pools), path)
         replicas = [replica for pool in pools for replica in pool.replicas]
-        for protocol in ("http", "grpc"):
-            _check_unique("replica", protocol, (getattr(replica, protocol) for replica in replicas), path)
-        _check_unique("replica", "name", (replica.name for replica in replicas), path)
+        for name in ("http", "grpc", "name"):
+            _check_unique("replica", name, (getattr(replica, name) for replica in replicas), path)
         return cls(pools)
 
 
-def _state(fields: Fields, below: Path) -> Place | None:
+def _place(state: str | None, below: Path) -> Place | None:
     """Returns the folder or the bucket that a cluster or a pool names."""
-    if "state" not in fields.names():
-        return None
-    place = place_of(fields.text("state"))
+    place = place_of(state) if state is not None else None
     return below / place if isinstance(place, Path) else place
-
-
-def _pool(fields: Fields, below: Path, state: Place | None) -> Pool:
-    _check_names(fields, ("name", "repository", "state", "tenants", "replicas"))
-    replicas = tuple(_replica(entry) for entry in fields.list("replicas"))
-    if not replicas:
-        fields.refuse("replicas", "a list with a replica")
-    _check_unique("replica", "id", (replica.id for replica in replicas), fields.where)
-    return Pool(
-        name=_name(fields),
-        repository=below / fields.text("repository"),
-        replicas=replicas,
-        state=_state(fields, below) or state,
-        tenants=frozenset(fields.texts("tenants")) if "tenants" in fields.names() else None,
-    )
-
-
-def _replica(fields: Fields) -> Replica:
-    _check_names(fields, ("id", "name", "http", "grpc"))
-    return Replica(fields.whole("id", least=1), _name(fields), _address(fields, "http"), _address(fields, "grpc"))
-
-
-def _name(fields: Fields) -> str:
-    name = fields.text("name")
-    return name if NAME.fullmatch(name) else fields.refuse("name", "1-64 lower-case letters, digits, '.', '_' and '-'")
-
-
-def _address(fields: Fields, name: str) -> str:
-    address = fields.text(name)
-    if not is_address(address):
-        fields.refuse(name, "HOST:PORT, such as 10.0.0.1:8000")
-    return address
 
 
 def is_address(address: str) -> bool:
     """Whether this is HOST:PORT, with an IPv6 address in brackets."""
     host, _, port = address.rpartition(":")
     return bool(HOST.fullmatch(host)) and bool(re.fullmatch(r"[0-9]{1,5}", port)) and 0 < int(port) <= LARGEST_PORT
-
-
-def _check_names(fields: Fields, known: Collection[str]) -> None:
-    unknown = sorted(set(fields.names()) - set(known))
-    if unknown:
-        raise InvalidInput(f"{fields.where} has the unknown field {unknown[0]!r}: give only {', '.join(map(repr, known))}")
 
 
 def _check_unique(what: str, name: str, values: Iterable[str | int], where: Path | str) -> None:

@@ -19,7 +19,7 @@ from hplm.cluster.pools import LocalPool
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
-from hplm.placement.fields import write
+from hplm.placement.files import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
 from hplm.server.process import Process
 from hplm.server.triton import DRAIN_SECONDS

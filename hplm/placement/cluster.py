@@ -7,9 +7,12 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from hplm.errors import InvalidInput
-from hplm.placement.fields import Fields, digest
+from hplm.placement.files import Positive, Whole, Word, digest, read
 
 KIND, FORMAT = "hplm cluster", 1
 WAY_OUT = "write it as docs/placement.md shows"
@@ -18,15 +21,15 @@ DEVICE = re.compile(r"(cpu|cuda):\d+")
 
 @dataclass(frozen=True)
 class Device:
-    name: str  # as torch names it: `cuda:1`; `cpu:3` is a core
-    memory: int  # bytes for layers and slots
+    name: Word  # as torch names it: `cuda:1`; `cpu:3` is a core
+    memory: Positive  # bytes for layers and slots
 
 
 @dataclass(frozen=True)
 class Machine:
-    name: str
-    devices: tuple[Device, ...]
-    memory: int  # bytes for tables and records, which all groups of the machine share
+    name: Word
+    devices: Annotated[tuple[Device, ...], Meta(min_length=1)]
+    memory: Whole  # bytes for tables and records, which all groups of the machine share
 
     @cached_property
     def memory_of(self) -> dict[str, int]:
@@ -36,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    machines: tuple[Machine, ...]
+    machines: Annotated[tuple[Machine, ...], Meta(min_length=1)]
 
     @cached_property
     def by_name(self) -> dict[str, Machine]:
@@ -52,14 +55,12 @@ class Cluster:
 
     @classmethod
     def read(cls, path: Path) -> Cluster:
-        machines = tuple(_machine(own) for own in Fields.of_file(path, KIND, FORMAT, WAY_OUT).list("machines"))
-        if not machines:
-            raise InvalidInput(f"{path} has no machines: {WAY_OUT}")
-        _refuse_twice(path, "machine", [machine.name for machine in machines])
-        for machine in machines:
+        cluster = read(path, KIND, FORMAT, cls, WAY_OUT)
+        _refuse_twice(path, "machine", [machine.name for machine in cluster.machines])
+        for machine in cluster.machines:
             _refuse_twice(path, f"machine {machine.name!r}: device", [device.name for device in machine.devices])
             check_kind(f"{path}: machine {machine.name!r}", machine.memory_of)
-        return cls(machines)
+        return cluster
 
 
 def check_kind(where: str, devices: Collection[str]) -> None:
@@ -69,11 +70,6 @@ def check_kind(where: str, devices: Collection[str]) -> None:
         raise InvalidInput(f"{where} has device {wrong!r}: name devices cpu:0 (a core) or cuda:0, with their numbers")
     if len({name.partition(":")[0] for name in devices}) > 1:
         raise InvalidInput(f"{where} has devices of different kinds ({', '.join(devices)}): give it one kind")
-
-
-def _machine(fields: Fields) -> Machine:
-    devices = tuple(Device(own.text("name"), own.whole("memory", 1)) for own in fields.list("devices"))
-    return Machine(fields.text("name"), devices or fields.refuse("devices", "a list of devices"), fields.whole("memory"))
 
 
 def _refuse_twice(path: Path, what: str, names: list[str]) -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import Cluster, Machine, check_kind
-from hplm.placement.fields import Fields, write
+from hplm.placement.files import Positive, Word, read, write
 from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_of
 
 KIND, FORMAT = "hplm placement", 1
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of groups
 WAY_OUT = "search it with `hplm place search`"
 
 
@@ -25,10 +26,10 @@ WAY_OUT = "search it with `hplm place search`"
 class Group:
     """A replica: one server on these devices."""
 
-    name: str
-    machine: str
-    devices: tuple[str, ...]  # the first `intra` are the first stage's, and so on
-    intra: int  # devices a stage
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # it becomes the name of a folder
+    machine: Word
+    devices: Annotated[tuple[str, ...], Meta(min_length=1)]  # the first `intra` are the first stage's, and so on
+    intra: Positive  # devices a stage
     cuts: Mapping[str, Cut]  # of each backbone that has units here
     units: tuple[str, ...]
 
@@ -44,10 +45,10 @@ class Group:
 class Placement:
     groups: tuple[Group, ...]
     units: tuple[Unit, ...]  # all that there are; one that is in no group is not served
-    precisions: Mapping[str, str]  # of each backbone, as it was measured
-    exports: Mapping[str, str]  # the measured export of each backbone
-    cluster: str  # digest
-    profile: str  # digest
+    precisions: Mapping[str, Word]  # of each backbone, as it was measured
+    exports: Mapping[str, Word]  # the measured export of each backbone
+    cluster: Word  # digest
+    profile: Word  # digest
 
     @classmethod
     def of(cls, groups: tuple[Group, ...], units: tuple[Unit, ...], cluster: Cluster, profile: Profile) -> Placement:
@@ -78,16 +79,7 @@ class Placement:
 
     @classmethod
     def read(cls, path: Path) -> Placement:
-        fields = Fields.of_file(path, KIND, FORMAT, WAY_OUT)
-        precisions, exports = fields.fields("precisions"), fields.fields("exports")
-        placement = cls(
-            groups=tuple(map(_group, fields.list("groups"))),
-            units=tuple(_unit(own) for own in fields.list("units")),
-            precisions={name: precisions.text(name) for name in precisions.names()},
-            exports={name: exports.text(name) for name in exports.names()},
-            cluster=fields.text("cluster"),
-            profile=fields.text("profile"),
-        )
+        placement = read(path, KIND, FORMAT, cls, WAY_OUT)
         names = [group.name for group in placement.groups]
         if not names or len(set(names)) < len(names):
             raise InvalidInput(f"{path} has no groups, or two of one name: {WAY_OUT}")
@@ -173,33 +165,6 @@ def _check_stages(group: Group, machine: Machine, profile: Profile) -> None:
             )
 
 
-def _group(fields: Fields) -> Group:
-    cuts, name = fields.fields("cuts"), fields.text("name")
-    if not NAME.fullmatch(name):  # it becomes the name of a folder
-        fields.refuse("name", "letters, digits, dots, - and _")
-    return Group(
-        name=name,
-        machine=fields.text("machine"),
-        devices=fields.texts("devices") or fields.refuse("devices", "a list of devices"),
-        intra=fields.whole("intra", 1),
-        cuts={name: _cut(cuts, name) for name in cuts.names()},
-        units=fields.texts("units"),
-    )
-
-
-def _cut(fields: Fields, name: str) -> Cut:
-    cut = fields.pairs(name)
-    follow = all(one[1] + 1 == after[0] for one, after in pairwise(cut))
-    return cut if cut and cut[0][0] == 0 and follow else fields.refuse(name, "stages of layers that follow each other from 0")
-
-
-def _unit(fields: Fields) -> Unit:
-    name = fields.text("name")
-    if name.count("/") not in (1, 2):
-        fields.refuse("name", "backbone/domain or backbone/domain/tenant")
-    return Unit(name, fields.whole("tenants", 1))
-
-
 def _check_group(where: str, group: Group, placement: Placement) -> None:
     named = f"{where}: group {group.name!r}"
     if len(group.devices) % group.intra:
@@ -214,6 +179,9 @@ def _check_group(where: str, group: Group, placement: Placement) -> None:
         if placement.unit[unit].backbone not in group.cuts:
             raise InvalidInput(f"{named} has unit {unit!r}, but no cut of its backbone: {WAY_OUT}")
     for backbone, cut in group.cuts.items():
+        follow = all(one[1] + 1 == after[0] for one, after in pairwise(cut))
+        if not cut or cut[0][0] or not follow or any(first > last for first, last in cut):
+            raise InvalidInput(f"{named}: the cuts of {backbone!r} are not stages of layers that follow each other: {WAY_OUT}")
         if not any(placement.unit[unit].backbone == backbone for unit in group.units):
             raise InvalidInput(f"{named} cuts {backbone!r}, of which it has no unit: {WAY_OUT}")
         if len(cut) != group.stages:

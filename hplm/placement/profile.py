@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Annotated, NamedTuple, overload
 
 import numpy as np
+from msgspec import Meta
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.placement.fields import Fields, digest, write
+from hplm.placement.files import Number, Positive, Whole, Word, digest, read, write
 
 KIND, FORMAT = "hplm profile", 2
 WAY_OUT = "measure it with `hplm place profile`"
@@ -38,10 +39,10 @@ class Shape(NamedTuple):
 class Terms:
     """The nanoseconds of a step, for a batch, a token, a score and a text."""
 
-    batch_ns: float = 0.0
-    token_ns: float = 0.0
-    score_ns: float = 0.0
-    text_ns: float = 0.0
+    batch_ns: Number = 0.0
+    token_ns: Number = 0.0
+    score_ns: Number = 0.0
+    text_ns: Number = 0.0
 
     @overload
     def ns(self, tokens: Array, scores: Array, texts: Array | float = 1) -> Array: ...
@@ -65,19 +66,20 @@ class Terms:
 
 @dataclass(frozen=True)
 class BackboneProfile:
-    layers: int  # of the upper stack
-    precision: str  # of the engine that was measured
-    export: str  # the name of the export that was measured
+    layers: Positive  # of the upper stack
+    precision: Word  # of the engine that was measured
+    export: Word  # the name of the export that was measured
     tenants: Mapping[str, tuple[str, ...]]  # by domain
-    parents: Mapping[str, str]  # the domain that each domain's tables fall back to; roots have none
-    entry_bytes: int  # on the first stage's device: vectors of positions and segments
-    layer_bytes: tuple[int, ...]  # of each layer
-    table_bytes: Mapping[str, int]  # by domain, of all its served versions
-    record_bytes: int  # of a tenant, on average
-    slots: int
-    slot_bytes: int  # of a slot of every layout, over all layers
-    times: Mapping[int, tuple[Terms, ...]]  # by devices a stage, of each layer: the first with what is before it, the last
-    # with its heads. The last layer computes only the rows that are read.
+    parents: Mapping[str, Word]  # the domain that each domain's tables fall back to; roots have none
+    entry_bytes: Whole  # on the first stage's device: vectors of positions and segments
+    layer_bytes: tuple[Whole, ...]  # of each layer
+    table_bytes: Mapping[str, Whole]  # by domain, of all its served versions
+    record_bytes: Whole  # of a tenant, on average
+    slots: Whole
+    slot_bytes: Whole  # of a slot of every layout, over all layers
+    # By devices a stage, of each layer: the first with what is before it, the last with its heads. The last layer computes only
+    # the rows that are read.
+    times: Annotated[Mapping[Positive, tuple[Terms, ...]], Meta(min_length=1)]
     around: Terms  # outside of the layers and the cores: the wait for the way through the server
     core: Terms = Terms()  # work of the group's cores outside of the layers: lookup, staging, the server's for each text
 
@@ -116,14 +118,14 @@ class BackboneProfile:
 class FitError:
     """How far batches of shapes that no term was fitted to lie from the prediction, relative to their measured times."""
 
-    mean: float
-    max: float
+    mean: Number
+    max: Number
 
 
 @dataclass(frozen=True)
 class Profile:
-    machine: Mapping[str, str]  # its fingerprint: processor, cores, versions
-    backbones: Mapping[str, BackboneProfile]
+    machine: Mapping[str, Word]  # its fingerprint: processor, cores, versions
+    backbones: Annotated[Mapping[str, BackboneProfile], Meta(min_length=1)]
     hop: Terms  # from a stage to the next one
     error: FitError
 
@@ -133,15 +135,11 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        fields = Fields.of_file(path, KIND, FORMAT, WAY_OUT)
-        machine, backbones, error = fields.fields("machine"), fields.fields("backbones"), fields.fields("error")
-        found = {name: _backbone(backbones.fields(name)) for name in backbones.names()}
-        return cls(
-            machine={name: machine.text(name) for name in machine.names()},
-            backbones=found or fields.refuse("backbones", "a backbone's profile"),
-            hop=_terms(fields.fields("hop")),
-            error=FitError(error.number("mean"), error.number("max")),
-        )
+        profile = read(path, KIND, FORMAT, cls, WAY_OUT)
+        for name, own in profile.backbones.items():
+            if (wrong := _wrong(own)) is not None:
+                raise InvalidInput(f"{path}: backbone {name!r}: {wrong}: {WAY_OUT}")
+        return profile
 
     def write(self, path: Path) -> None:
         write(path, KIND, FORMAT, self._content())
@@ -174,55 +172,21 @@ class Profile:
                 )
 
 
-def _terms(fields: Fields) -> Terms:
-    return Terms(*(fields.number(name) for name in ("batch_ns", "token_ns", "score_ns", "text_ns")))
-
-
-def _backbone(fields: Fields) -> BackboneProfile:
-    layers, times = fields.whole("layers", 1), fields.fields("times")
-    tenants, parents, tables = fields.fields("tenants"), fields.fields("parents"), fields.fields("table_bytes")
-    layer_bytes = fields.wholes("layer_bytes")
-    if len(layer_bytes) != layers:
-        fields.refuse("layer_bytes", f"the bytes of {layers} layers")
-    profile = BackboneProfile(
-        layers=layers,
-        precision=fields.text("precision"),
-        export=fields.text("export"),
-        tenants={domain: tenants.texts(domain) for domain in tenants.names()},
-        parents={domain: parents.text(domain) for domain in parents.names()},
-        entry_bytes=fields.whole("entry_bytes"),
-        layer_bytes=layer_bytes,
-        table_bytes={domain: tables.whole(domain) for domain in tables.names()},
-        record_bytes=fields.whole("record_bytes"),
-        slots=fields.whole("slots"),
-        slot_bytes=fields.whole("slot_bytes"),
-        times={_intra(times, name): _layer_times(times, name, layers) for name in times.names()}
-        or fields.refuse("times", "times of 1 or more devices a stage"),
-        around=_terms(fields.fields("around")),
-        core=_terms(fields.fields("core")),
-    )
-    _check_domains(fields, profile)
-    return profile
-
-
-def _intra(fields: Fields, name: str) -> int:
-    return int(name) if name.isdecimal() and int(name) else fields.refuse(name, "times of 1 or more devices a stage")
-
-
-def _layer_times(fields: Fields, name: str, layers: int) -> tuple[Terms, ...]:
-    times = tuple(map(_terms, fields.list(name)))
-    return times if len(times) == layers else fields.refuse(name, f"the times of {layers} layers")
-
-
-def _check_domains(fields: Fields, profile: BackboneProfile) -> None:
+def _wrong(profile: BackboneProfile) -> str | None:
+    """Returns what does not fit together."""
+    for name, own in (
+        ("'layer_bytes'", profile.layer_bytes),
+        *((f"'times' of {i!r}", own) for i, own in profile.times.items()),
+    ):
+        if len(own) != profile.layers:
+            return f"{name} are of {len(own)} layers, not of {profile.layers}"
     for domain in profile.tenants:
-        seen = {domain}
-        step: str | None = domain
+        seen, step = set[str](), domain
         while step is not None:
-            if step not in profile.table_bytes:
-                fields.refuse("table_bytes", f"bytes that name the domain {step!r} of its tenants")
-            step = profile.parents.get(step)
             if step in seen:
-                fields.refuse("parents", "parents that lead to a root")
-            if step is not None:
-                seen.add(step)
+                return f"parents of {domain!r} lead to no root"
+            if step not in profile.table_bytes:
+                return f"table_bytes lack the domain {step!r} of its tenants"
+            seen.add(step)
+            step = profile.parents.get(step)
+    return None

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from hplm.errors import InvalidInput
+from hplm.placement.files import Positive
 from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut, stage_bytes
 
 
 @dataclass(frozen=True)
 class Unit:
-    name: str  # backbone/domain, or backbone/domain/tenant
-    tenants: int
+    name: Annotated[str, Meta(pattern="^[^/]*/[^/]*(/[^/]*)?$")]  # backbone/domain, or backbone/domain/tenant
+    tenants: Positive
 
     @property
     def backbone(self) -> str:

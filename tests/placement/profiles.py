@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hplm.placement.cluster import FORMAT, KIND, Cluster, Device, Machine
-from hplm.placement.fields import write
+from hplm.placement.files import write
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
 
 MB = 1_000_000
