@@ -31,7 +31,7 @@ def register(actions: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--drop", type=float, nargs="+", metavar="POINTS",
         help="points that a plan may lose; more of them, the smallest first, make cheaper plans for times of load "
-        "(default: 0.5 1 2)",
+        "(default: 1 2 4)",
     )  # fmt: skip
     command.add_argument(
         "--delta", type=float,
