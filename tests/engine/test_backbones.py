@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from builder.store.store import TenantFile
-from hplm.engine.engine import Engine
 from hplm.engine.settings import read_all
 from hplm.errors import Draining, InvalidInput
 from hplm.metrics import names
@@ -33,15 +32,7 @@ def deep(tmp_path_factory):
 def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, monkeypatch, chosen):
     monkeypatch.setattr("hplm.engine.process.DRAIN_SECONDS", 300.0)
     first, second = chosen.get("stages", ((), ()))
-    both, ran = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first}), []
-    for name in ("run", "enter"):
-        whole = getattr(Engine, name)
-
-        def watched(engine, batch, *rest, whole=whole):
-            ran.append((engine, {text.backbone for text in batch.texts}))
-            return whole(engine, batch, *rest)
-
-        monkeypatch.setattr(Engine, name, watched)
+    both = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first})
     references = [Reference.open(toy.folder), Reference.open(deep.folder)]
     chance, comparison, asked = np.random.default_rng(0), Comparison(), []
     for _ in range(60):
@@ -57,9 +48,6 @@ def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine
             expected = references[backbone].forward(text, tenant).numpy()
             comparison.add(f"{backbone} {tenant}", found.logits[: len(expected)], expected)
     comparison.assert_equal("fp32")
-    engines = [served.engine for served in both.service.served]
-    assert ran and all(backbones == {engines.index(engine)} for engine, backbones in ran)
-    assert {engine for engine, _ in ran} == set(engines)
     counts = [served.instruments.meter.take()[0] for served in both.service.served]
     computed = [sum(len(texts) for _, backbone, _, texts in asked if backbone == own) for own in (0, 1)]
     assert [own[names.BATCH_TEXTS, ()] for own in counts] == computed

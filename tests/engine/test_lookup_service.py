@@ -303,12 +303,6 @@ def test_as_much_is_read_together_as_has_room_and_a_debt_counts_for_the_next_req
     assert first.answers == quiet.answers == [FOUND] and isinstance(second.answers[0], Quota)
 
 
-def test_what_is_late_is_told_while_many_are_ahead(world):
-    world.ahead = MOST_AHEAD + 1
-    world.offer(allowed_ms=1), world.offer()
-    world.step()
-
-
 def test_who_brings_many_short_requests_reads_some_of_them(world):
     asked = [Asked(characters=SHORT) for _ in range(3)]
     world.asked += asked

@@ -82,6 +82,7 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
     assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
     assert mentions(caplog.text, "restart") == mentions(caplog.text, "no command") == (harm is not None)
     if harm is None:
+        assert Separation(FOLDERS, meters).apart.quarantined == (frozenset(), {"acme"}), "it does not outlive the process"
         assert own.release("acme")
     else:
         now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: began + SECONDS - 60)
