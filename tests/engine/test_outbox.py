@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hplm.engine import outbox
 from hplm.engine.outbox import Outbox
 from hplm.errors import InvalidInput
 from hplm.request.answers import bits_of, replies_in
@@ -72,24 +71,6 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     assert first.outputs["LABEL"].tolist() == [[b"a"]] and last.outputs["LABEL"].tolist() == [[b"c"]]
     status, message = bad.failure
     assert status == "INTERNAL" and "UnicodeEncodeError" in message
-
-
-@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "packed"])
-def test_whatever_fails_while_answers_are_made_each_request_gets_one(sent, monkeypatch, broken):
-    """Otherwise they would wait until the engine ends."""
-    outbox_, whole, calls = Outbox(sent), getattr(outbox, broken), []
-
-    def fails_for_good_answers(given, *more):
-        calls.append(given)
-        if len(calls) <= 2:
-            raise RuntimeError("a bug")
-        return whole(given, *more)
-
-    monkeypatch.setattr(outbox, broken, fails_for_good_answers)
-    with outbox_.together():
-        outbox_.put(1, WANTED, 1, [answer("a")])
-        outbox_.put(2, WANTED, 1, [answer("b")])
-    assert sorted(number for replies in sent for (number,) in numbers_in(replies)) == [1, 2]
 
 
 def test_without_memory_a_short_failure_is_the_answer(sent, put):

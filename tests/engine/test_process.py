@@ -101,19 +101,6 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     asker.close()
 
 
-def test_the_next_batch_is_prepared_while_one_computes(toy, hold):
-    held, asker = hold("compute"), Asker(toy.folder)
-    first = asker.ask("acme", [WORDS[0]])
-    held.until_reached()
-    prepare = hold("prepare")
-    second = asker.ask("city", [WORDS[1]])
-    prepare.until_reached()
-    prepare.open()
-    held.open()
-    assert asker.wait(first)[0].labels and asker.wait(second)[0].labels
-    asker.close()
-
-
 @pytest.mark.parametrize("step", NAMES)
 def test_who_waits_at_the_end_gets_an_answer_although_a_step_is_kept(toy, hold, step, monkeypatch):
     monkeypatch.setattr(process, "DRAIN_SECONDS", 0.0)

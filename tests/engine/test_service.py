@@ -11,13 +11,10 @@ from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine
 from hplm.engine.request import Text
 from hplm.errors import InvalidInput, OutOfCapacity
-from hplm.plot import rows as rows_module
-from hplm.plot.table import Table
 from hplm.tenants.snapshot import Tenant
 from research.papers.packings import Concat, Slotted
 from testing.toy import WORDS
-from tests.engine.asker import Asker, stages_of
-from tests.engine.world import World
+from tests.engine.asker import Asker
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -38,27 +35,6 @@ def test_the_rows_and_slots_of_a_policy_reach_the_packing(toy, monkeypatch, poli
     asker.wait(asker.ask("acme", [WORDS[0], WORDS[1]]))
     asker.close()
     assert seen and all(places is not None and (places.slot is not None) == (packing is Slotted) for places in seen)
-
-
-def test_a_batch_computes_in_the_first_stage_while_the_one_before_waits_for_the_second(toy):
-    world = World(toy.folder, len, stages=stages_of(0, 1), slots="3", policy="fcfs", admission="false")
-    for tenant in ("acme", "beta", "city", "echo"):  # a batch has one slot
-        world.offer(tenant, [WORDS[0]])
-    for _ in range(2):
-        assert world.step("prepare")
-        assert world.step("compute 1")
-    assert [len(batches) for batches in world.waiting] == [0, 2] and not any(world.answers)
-    world.run_all()
-    assert [len(answer) for (answer,) in world.answers] == [1] * 4
-    world.end()
-
-
-def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkeypatch):
-    monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
-    tables = [Table(path.parent) for path in (toy.folder / "plot").glob("*/*/meta.json")]
-    needed = sum(3 * table.meta.row_bytes for table in tables)
-    with pytest.raises(InvalidInput, match=mentioning(f"{needed:,}", "ulimit -l", "--ulimit memlock=-1", "plot_hot")):
-        Asker(toy.folder, plot_hot="3")
 
 
 def test_top_k_gives_the_best_labels_first(asker, reference):

@@ -18,9 +18,9 @@ def room(in_flight):
     return Capacity(tokens=10, texts=10, tenants=10, in_flight=in_flight)
 
 
-def taught(stages_ns, texts=40):
+def taught(stages_ns, texts=40, chooses=None):
     """Returns a scheduler with waiting texts, which has seen many batches that took so long in each stage."""
-    scheduler = Scheduler(policy("fcfs"), Limits(1000, 10**9), commit_ns=0)
+    scheduler = Scheduler(chooses or policy("fcfs"), Limits(1000, 10**9), commit_ns=0)
     for _ in range(20):
         scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
     scheduler.offer([SimulatedText(tokens=10, arrival_ns=0) for _ in range(texts)], 0)
@@ -83,11 +83,9 @@ def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them(
         scheduler.started(batch, now)
         now += 500 * MS
         scheduler.finished(batch, now, stages_ns=[10 * MS, 30 * MS])
-    assert float(scheduler.costs[0].predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
-    assert (
-        scheduler.costs[0].shares == pytest.approx([0.25, 0.75], rel=0.02)
-        and scheduler.costs[0].slowest == scheduler.costs[0].shares[1]
-    )
+    (cost,) = scheduler.costs
+    assert float(cost.predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
+    assert cost.shares == pytest.approx([0.25, 0.75], rel=0.02) and cost.slowest == cost.shares[1]
 
 
 def test_policies_count_batches_by_the_slowest_stage():
@@ -98,9 +96,7 @@ def test_policies_count_batches_by_the_slowest_stage():
             seen.append((start_ns, float(cost.predict(10, 1))))
             return policy("fcfs").select(columns, start_ns, capacity, cost)
 
-    scheduler = taught([10 * MS, 30 * MS])
-    scheduler._queues[0]._policy = Watching()
-    scheduler.choose(room(3), 0)
+    taught([10 * MS, 30 * MS], chooses=Watching()).choose(room(3), 0)
     ((start_ns, batch_ns),) = seen
     assert batch_ns == pytest.approx(30 * MS, rel=0.02) and start_ns == pytest.approx(10 * MS, rel=0.02)
 

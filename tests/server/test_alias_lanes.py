@@ -1,4 +1,4 @@
-"""Prompts through the model `hplm` in one process: who is forwarded next, and what a client that has gone leaves behind."""
+"""Prompts through the model `hplm` in one process: who is forwarded next, and who may cancel them."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.support.wait import Hold, eventually
 
 AT_ONCE = 16  # prompts that the alias forwards
 MOST_WAITING = 20  # clients of the decoder's waiting prompts that are looked for at once
-TENANTS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other", "single")]
+TENANTS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other")]
 LONG = 10_000  # tokens
 
 
@@ -60,10 +60,6 @@ class Alias:
         self.model.execute([request])
         return request
 
-    @property
-    def computing(self):
-        return len(self.decoder._client._held)
-
     def levels(self):
         """Returns what the decoder's process told last, or None: sequences that run, those that wait, tokens in the cache."""
         levels = self.decoder._meter.take()[1]
@@ -72,8 +68,7 @@ class Alias:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    settings = {"single": {"in_flight": 1}}
-    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, settings=settings, options=DECODER).repository
+    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, options=DECODER).repository
     with ExitStack() as stack:
         stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
         alias = Alias(stack.enter_context(model_of(repository, "chat", "hplm_generate")))
@@ -106,25 +101,6 @@ def test_tenants_take_turns_and_who_is_late_or_has_gone_is_not_forwarded(alias):
     assert isinstance(other.next(), dict)
     assert [isinstance(one.next(), dict) for one in flood] == [True] * (AT_ONCE + 1) + [False] * 23
     assert alias.tenants.count("plain") == AT_ONCE + 1
-
-
-def test_prompts_whose_clients_have_gone_free_their_places_and_what_they_held(alias):
-    """Triton tells only the alias that a client has gone."""
-    alias.hold.open()
-    flood = [alias.ask("plain", LONG) for _ in range(AT_ONCE + 24)]
-    eventually(lambda: alias.computing == AT_ONCE)
-    for one in flood:
-        one.cancelled = True
-    assert isinstance(alias.ask("other", 2).next(), dict)
-    for one in flood:
-        one.next()
-    single = alias.ask("single", LONG)
-    eventually(lambda: alias.computing)
-    assert alias.ask("single", 2).next().startswith("[quota]")
-    single.cancelled = True
-    single.next()
-    assert isinstance(alias.ask("single", 2).next(), dict)
-    eventually(lambda: alias.levels() == [0, 0, 0])
 
 
 def test_a_client_can_cancel_no_prompt_of_another(alias):

@@ -1,5 +1,6 @@
 """Models that answer probes, but no requests, and what is then done. Servers, models and the clock are played here."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -113,9 +114,8 @@ def test_a_server_whose_models_cannot_be_read_is_started_again(supervised):
 
 @pytest.fixture
 def watched(monkeypatch):
-    def watch_it(how, *answers):
-        """Returns the models whose probes are made, if it ends well or with an error about `chat`."""
-        played = Played(*answers)
+    def watch_it(how, played):
+        """Watches until it ends, or raises an error about `chat`."""
         monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
         monkeypatch.setattr(watch, "time", played)
         given = SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive")
@@ -139,23 +139,17 @@ def watched(monkeypatch):
     ],
 )
 def test_watching_says_whether_a_model_works(watched, how, answers, named):
-    if named is None:
-        watched(how, *answers)
-    else:
-        with pytest.raises(HplmError, match=mentioning("chat", named)):
-            watched(how, *answers)
+    with pytest.raises(HplmError, match=mentioning("chat", named)) if named is not None else nullcontext():
+        watched(how, Played(*answers))
 
 
-def test_a_probe_that_is_answered_with_an_error_is_made_again(supervised, watched, monkeypatch):
+def test_a_probe_that_is_answered_with_an_error_is_made_again(supervised, watched):
     """The model may have been loaded again with other inputs. Triton refuses the old probe, whether the model lives or not."""
     server, supervising, _ = supervised(WORKS, REFUSED, WORKS, WORKS)
     while server.answers:
         supervising.look()
     assert server.read == ["chat", "chat"] and not server.restarts
-    read = []
-    monkeypatch.setattr(
-        Played, "probes", lambda self, models: read.extend(models) or dict.fromkeys(models, Probe("infer", b""))
-    )
+    played = Played(WORKS, REFUSED, WORKS, *[BROKEN] * 20)
     with pytest.raises(HplmError, match=mentioning(BROKEN.said)):
-        watched("", WORKS, REFUSED, WORKS, *[BROKEN] * 20)
-    assert read == ["chat", "chat"]
+        watched("", played)
+    assert played.read == ["chat", "chat"]

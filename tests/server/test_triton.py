@@ -156,14 +156,6 @@ def test_it_listens_on_loopback_only(served):
     assert {address[-8:] for address, port in listening if port in wanted} == {"0100007F"}
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(served, unstarted):
-    port = int(served.grpc_url.rpartition(":")[2])
-    server = unstarted(grpc_port=port)
-    with pytest.raises(HplmError, match=mentioning(port, "127.0.0.1", "--grpc-port")):
-        server.start()
-    assert server.pid is None
-
-
 def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, repository):
     """A client keeps an idle connection, and a stub was killed: each of these makes Triton wait for its exit timeout.
 

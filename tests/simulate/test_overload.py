@@ -1,4 +1,4 @@
-"""Serving on a virtual clock: what is admitted under overload is in time, and early cleaning is worth what TCB says."""
+"""Serving on a virtual clock: what is admitted under overload is in time, and nobody waits for long."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
-from hplm.generation.running import Running
 from hplm.generation.settings import Promise, Settings
 from hplm.metrics.names import LATE_TOKENS
 from hplm.options import PAGED, SLOTTED
-from hplm.simulate import decoders as module
 from hplm.simulate.decoders import Simulation, StepCost
 
 MS = 1_000_000
@@ -88,33 +86,16 @@ def test_a_simulated_answer_is_late_where_its_promise_was_not_kept():
     assert [answer.request.generated == 5 for answer in answers] == [True, True, False, True]
 
 
-class FreesLate(Running):
-    """Nobody starts, and no room of an ended sequence is free, until all that run have ended (what TCB compares with)."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self._kept, self._open = [], True
-
-    def start(self, sequence, share):
-        return self._open and super().start(sequence, share)
-
-    def plan(self, most, alone):
-        self._open = not self.sequences
-        if self._open:
-            while self._kept:
-                self.cache.give_back(self._kept.pop())
-        return super().plan(most, alone)
-
-    def end(self, sequence):
-        self.sequences.remove(sequence)
-        self._kept.append(sequence.room)
-        sequence.room = None
-
-
-def test_early_cleaning_answers_more(monkeypatch):
-    early = rate_of(cache_tokens=2048)
-    monkeypatch.setattr(module, "Running", FreesLate)
-    assert early > 1.3 * rate_of(cache_tokens=2048)
+def test_who_waits_starts_when_another_one_has_ended_while_the_others_go_on():
+    """Early cleaning (TCB 4.2.2): its seat and its room in the cache are free before the next step."""
+    simulation = simulated(max_sequences=2, cache_tokens=160, admission=False)
+    short, long, waits = (simulation.ask(10, wanted, wanted) for wanted in (5, 60, 50))
+    while not short.request.ended:
+        simulation.step()
+    assert not waits.request.generated
+    simulation.step()
+    assert waits.request.generated and not long.request.ended
+    simulation.finish()
 
 
 @pytest.mark.parametrize(
