@@ -87,8 +87,8 @@ def test_a_simulated_answer_is_late_where_its_promise_was_not_kept():
 
 
 def test_who_waits_starts_when_another_one_has_ended_while_the_others_go_on():
-    """Early cleaning (TCB 4.2.2): its seat and its room in the cache are free before the next step."""
-    simulation = simulated(max_sequences=2, cache_tokens=160, admission=False)
+    """Early cleaning (TCB 4.2.2): what it held is free before the next step."""
+    simulation = simulated(max_sequences=2, admission=False)
     short, long, waits = (simulation.ask(10, wanted, wanted) for wanted in (5, 60, 50))
     while not short.request.ended:
         simulation.step()
