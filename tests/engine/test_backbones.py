@@ -27,7 +27,7 @@ def deep(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "chosen", [{}, {"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
+    "chosen", [{"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
 )
 def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, monkeypatch, chosen):
     monkeypatch.setattr("hplm.engine.process.DRAIN_SECONDS", 300.0)

@@ -1,7 +1,6 @@
 """The client of an engine's process: whatever that process does, each request gets one right answer, and nothing is held."""
 
 import gc
-import logging
 import os
 import signal
 import threading
@@ -22,17 +21,11 @@ from hplm.metrics import names
 from tests.engine.faked import World
 from tests.support.wait import eventually
 
+pytestmark = pytest.mark.usefixtures("nothing_is_logged")
+
 LATE = 1e-9  # seconds that a request allows which is late at once
 SENDS = [None, None, "gone", OutOfCapacity("no shared memory")]
 SOON = {"never waits": 0.0, "waits": 1e6}
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_logged(caplog):
-    """pytest keeps logged errors. Their tracebacks hold requests, which nothing may hold at the end."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def outcome_of(one):

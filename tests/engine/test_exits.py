@@ -3,7 +3,7 @@
 import random
 import shutil
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,39 +111,23 @@ def pair_of_texts(small, given):
     return own[levels.index(1)][1], own[levels.index(1 + LAYERS)][1]
 
 
-def in_last_layer(monkeypatch, do):
-    """Does something while the last layer computes, once."""
-    adapt, done = computing._adapt_last, []
-    monkeypatch.setattr(computing, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
-
-
-def world_of(small, expected, **changes):
-    return World(small.folder, lambda tenant, text: expected("fp32", tenant, text), policy="fcfs", **changes)
-
-
-@pytest.mark.parametrize("stages", [(), (0, 2)])
-def test_a_text_that_leaves_is_answered_before_the_others_are_computed(small, expected, pair_of_texts, monkeypatch, stages):
-    world = world_of(small, expected, stages=stages_of(*stages) if stages else ())
-    leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
-    seen = []
-    in_last_layer(monkeypatch, lambda: seen.append([len(world.answers[number]) for number in (leaver, stayer)]))
-    world.run_all()
-    assert seen == [[1, 0]]
-    world.finish()
-    world.end()
-
-
+@pytest.mark.parametrize("stages", [(), stages_of(0, 2)])
 @pytest.mark.parametrize("error", [RuntimeError("a kernel failed"), torch.OutOfMemoryError("CUDA out of memory")], ids=repr)
-def test_after_an_error_texts_that_have_left_keep_their_answers(small, expected, pair_of_texts, monkeypatch, error):
-    world, errors = world_of(small, expected), [error]
+def test_texts_that_leave_are_answered_before_the_others_and_keep_their_answers_after_an_error(
+    small, expected, pair_of_texts, monkeypatch, error, stages
+):
+    world, errors = World(small.folder, partial(expected, "fp32"), policy="fcfs", stages=stages), [error]
     leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
     both = world.offer("one", list(pair_of_texts))
 
-    def fail():
+    def adapt_last(*given):
         if errors:
+            assert [len(world.answers[number]) for number in (leaver, stayer)] == [1, 0]
             raise errors.pop()
+        return adapt(*given)
 
-    in_last_layer(monkeypatch, fail)
+    adapt = computing._adapt_last
+    monkeypatch.setattr(computing, "_adapt_last", adapt_last)
     world.run_all()
     answers = [world.answers[number][0] for number in (leaver, stayer, both)]
     is_failure = not isinstance(error, torch.OutOfMemoryError)  # else the rest is computed in halves

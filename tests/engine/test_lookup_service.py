@@ -5,7 +5,6 @@ The service has no thread here. A turn is a step of a test, and so is the time.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from functools import partial
@@ -256,13 +255,10 @@ class Lookups(RuleBasedStateMachine):
         self.world.end()
 
 
+@pytest.mark.usefixtures("nothing_is_logged")
 def test_each_request_gets_one_right_answer_whatever_happens():
-    logging.disable(logging.CRITICAL)
-    try:
-        some = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-        run_state_machine_as_test(Lookups, settings=some)
-    finally:
-        logging.disable(logging.NOTSET)
+    some = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Lookups, settings=some)
 
 
 @pytest.fixture

@@ -58,17 +58,6 @@ def test_the_kernel_chooses_the_same_texts_as_numpy(seed, count, kinds, longest,
     assert by_kernel[1] == by_arrays[1]
 
 
-@needs_kernel
-def test_numpy_chooses_among_priorities():
-    texts = [
-        SimulatedText(tokens=9, arrival_ns=0, deadline_ns=0, priority=p, slot_key=0, tenant=0, number=p) for p in (0, -1, 3)
-    ]
-    columns, chooser = Columns(texts), Timely()
-    capacity = Capacity(9, 9, 9)
-    assert chooser.by_kernel(columns, capacity, Rules(0, 1.0, chooser.limits(capacity), chooser.late, 0)) is None
-    assert [text.priority for text in columns.remove(chooser.select(columns, 0, capacity, CostModel()))] == [3]
-
-
 def test_without_the_kernel_numpy_chooses_and_the_log_says_so(tmp_path, monkeypatch, caplog):
     kernels.kernel.cache_clear()
     monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernel.so")

@@ -79,43 +79,37 @@ def test_while_others_wait_no_tenant_gets_more_than_its_fair_share(counts, lengt
         assert got[tenant] >= min(demand[tenant], share) - max(lengths) or got[tenant] > 0
 
 
+def _serve_until(text, chooses, columns, arriving, batches):
+    """Fails if the text is not chosen within so many batches. `arriving` returns the texts that come before each."""
+    for number in range(batches):
+        for other in arriving(number):
+            columns.add([other])
+        if text in columns.remove(chooses.select(columns, number * FULL, ROOM, COST)):
+            return
+    raise AssertionError(f"still passed over after {batches} batches")
+
+
 def test_texts_without_deadlines_are_served_in_order_of_arrival():
     """Short ones arrive without end, and none of them overtakes the long one for more than the batch's rest."""
     long_text = _text(150)
     columns = Columns([_text(20) for _ in range(30)] + [long_text])
-    for _ in range(4):  # there are 600 tokens before it, and 200 in a batch
-        for _ in range(60):
-            columns.add([_text(5)])
-        if long_text in columns.remove(Timely(reserve=0.0).select(columns, 0, ROOM, COST)):
-            return
-    raise AssertionError("still waits")
+    few = 4  # there are 600 tokens before it, and 200 in a batch
+    _serve_until(long_text, Timely(reserve=0.0), columns, lambda _: [_text(5) for _ in range(60)], few)
 
 
 @settings(deadline=None, max_examples=30)
 @given(ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5))
 def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens):
     """Short texts arrive without end. The reserve serves the long text, and those before it, within this many batches."""
-    chooses = Timely(reserve=0.05)
     passed_over = [_text(length) for length in [*ahead, own]]
     columns = Columns(passed_over)
     bound = ceil(sum(text.tokens for text in passed_over) / (0.05 * ROOM.tokens)) + 1
-    for _ in range(bound):
-        for _ in range(300 - len(columns)):
-            columns.add([_text(tokens)])
-        if passed_over[-1] in columns.remove(chooses.select(columns, 0, ROOM, COST)):
-            return
-    raise AssertionError(f"still passed over after {bound} batches")
+    _serve_until(passed_over[-1], Timely(reserve=0.05), columns, lambda _: [_text(tokens)] * (300 - len(columns)), bound)
 
 
 def test_texts_with_deadlines_do_not_starve_texts_without():
-    chooses, columns, full = Timely(), Columns([_text(name="patient")]), FULL
-    for batch in range(10):
-        for _ in range(60):
-            columns.add([_text(10, deadline=(batch + 3) * full)])
-        served = columns.remove(chooses.select(columns, batch * full, ROOM, COST))
-        if any(text.number == "patient" for text in served):
-            return
-    raise AssertionError("still waits")
+    patient = _text(name="patient")
+    _serve_until(patient, Timely(), Columns([patient]), lambda batch: [_text(10, (batch + 3) * FULL)] * 60, 10)
 
 
 def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():

@@ -105,6 +105,7 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
     [
         ("nobody", {}, "no_tenant", []),
         ("keyed", {}, "no_tenant", []),
+        ("plain", {"timeout": 1}, "deadline", []),
         ("plain", {"sampling_parameters": {"temprature": 1}}, "invalid_input", ["temprature"]),
         ("plain", {"hplm_rung": -1}, "invalid_input", ["hplm_rung", -1]),
         ("plain", {"text_input": None}, "invalid_input", ["text_input", "messages"]),
@@ -116,8 +117,9 @@ def test_a_refusal_is_the_only_response(server, tenant, given, word, named):
     body = {"text_input": "a", "tenant": tenant, **given}
     inputs = {name: body.pop(name) for name in ("text_input", "messages", "sampling_parameters") if name in body}
     inputs = {name: own if isinstance(own, str) else json.dumps(own) for name, own in inputs.items() if own is not None}
+    others, timeout = {name: own for name, own in body.items() if name != "timeout"}, body.get("timeout")
     for stream in (True, False):
-        asked = Asked(server, None, parameters=body, sampling=None, stream=stream, **inputs)
+        asked = Asked(server, None, parameters=others, sampling=None, stream=stream, timeout=timeout, **inputs)
         with refused(word, *named):
             asked.piece()
     status, answer = post(server, "generate", **inputs, **body)
@@ -137,15 +139,6 @@ def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):
     assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
     with refused("invalid_input", "hplm-tenant"):
         Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
-
-
-def test_a_request_too_late_to_begin_is_refused(server):
-    with refused("deadline"):
-        Asked(server, "a", "plain", GREEDY, timeout=1).piece()
-    for way in ("generate", "generate_stream"):
-        answer = post(server, way, text_input="a", tenant="plain", timeout=1)[1]
-        assert "[deadline]" in json.dumps(answer)
-    assert post(server, "generate", text_input="a", tenant="plain", timeout=60_000_000)[0] == 200
 
 
 def test_a_chosen_token_is_told_before_the_likeliest(server):
