@@ -72,7 +72,10 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
     meters, own = [Meter(), Meter()], Quarantine(FOLDERS[1].parent)
     of_two, began, none = Separation(FOLDERS, meters), module.time.monotonic(), (frozenset(), frozenset())
     if harm is not None:
-        own._file("acme").mkdir()
+        own.put("acme")
+        (file,) = tmp_path.iterdir()
+        file.unlink()
+        file.mkdir()
     if harm == "has no folder":
         monkeypatch.setattr(quarantine, "FOLDER", tmp_path / "gone")
     of_two.ended([GUILTY])

@@ -71,9 +71,9 @@ def test_what_is_admitted_under_overload_is_in_time(promise, more, least):
 
 
 def test_only_admission_refuses_and_only_under_overload():
-    admitted, in_time = overloaded(0.6, Promise(8000 * MS, 2000 * MS), count=1500)
+    admitted, in_time = overloaded(0.6, Promise(8000 * MS, 2000 * MS), count=1000)
     assert admitted >= 0.97 and in_time >= 0.97
-    admitted, in_time = overloaded(2.0, LATE, count=1500, admission=False)
+    admitted, in_time = overloaded(2.0, LATE, count=1000, admission=False)
     assert admitted == 1 and in_time < 0.7
 
 
