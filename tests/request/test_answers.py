@@ -11,8 +11,6 @@ from hplm.request.answers import (
     OUTPUTS,
     End,
     Reply,
-    bits_of,
-    names_of,
     outputs_of,
     packed,
     replies_in,
@@ -76,8 +74,3 @@ def test_replies_are_read_as_they_were_written(written):
         for name, values in own.outputs.items():
             assert values.dtype == expected.outputs[name].dtype
             np.testing.assert_array_equal(values, expected.outputs[name])
-
-
-@given(st.sets(st.sampled_from(OUTPUTS)))
-def test_requested_outputs_are_bits(wanted):
-    assert names_of(bits_of(wanted)) == wanted

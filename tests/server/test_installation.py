@@ -1,8 +1,9 @@
-"""Finding a tritonserver and making the folders that it needs. test_triton.py starts a real one."""
+"""What a server is started with: a tritonserver, its folders, and a repository. test_triton.py starts a real one."""
 
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from hplm.errors import HplmError
 from hplm.server import discovery, embedded
 from hplm.server.installation import STUB, Installation
-from tests.server.plain_models import ECHO, add_backend
+from hplm.server.repository import model_names
+from tests.server.plain_models import ECHO, add_backend, add_model
 from tests.support.message import mentioning
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -118,3 +120,16 @@ def test_this_pythons_libpython_is_used_or_the_error_says_how_to_get_it(monkeypa
     monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
     with pytest.raises(HplmError, match=mentioning(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
         embedded.embedded()
+
+
+def test_all_models_are_found_and_a_folder_that_is_no_repository_is_refused_with_a_way_out(tmp_path):
+    for name in ("two", "one"):
+        add_model(tmp_path, name, ECHO)
+    (tmp_path / "README.md").write_text("not a model")
+    assert model_names(tmp_path) == ["one", "two"]
+    (tmp_path / "empty").mkdir()
+    for name in ("absent", "README.md", "empty"):
+        with pytest.raises(HplmError, match=mentioning(tmp_path / name, "hplm export")):
+            model_names(tmp_path / name)
+    with pytest.raises(HplmError, match=rf"{re.escape(str(tmp_path))}(?![\w/])"):  # the folder above
+        model_names(tmp_path / "one")
