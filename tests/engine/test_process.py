@@ -1,4 +1,4 @@
-"""The threads around an encoder: who does what for a lone request, and what goes on while a thread is kept."""
+"""The engine's process and its threads: what goes on while one is kept, what it is told, and how it ends."""
 
 import os
 import socket
@@ -10,20 +10,23 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from hplm.engine import host, process
+from hplm.engine import host, process, worker
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Apart, Beat, Begin, Channel, End, request_parts
+from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
+from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager
 from hplm.engine.threads import repeat
-from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from hplm.metrics.meter import Meter
 from hplm.request.answers import replies_in
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
+from tests.support.message import mentioning
 from tests.support.wait import PATIENCE, Hold, eventually
 
 NAMES = {"prepare": (Stager, "stage"), "compute": (Engine, "run")}
@@ -46,31 +49,15 @@ def hold(monkeypatch):
         one.open()
 
 
-@pytest.fixture
-def same_threads():
-    """Gives later tests the threads that they would have had."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("same_threads")
-def test_one_thread_does_everything_for_a_lone_request_and_divides_its_work_among_the_cores(toy, monkeypatch):
-    monkeypatch.setattr(process, "HELP_SECONDS", 600.0)  # whatever else the machine does
-    seen = set()
-    for owner, name in (*NAMES.values(), (Asker, "answered")):
-        whole = getattr(owner, name)
-
-        def noting(*given, whole=whole):
-            seen.add((threading.current_thread().name, torch.get_num_threads()))
-            return whole(*given)
-
-        monkeypatch.setattr(owner, name, noting)
+def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy, monkeypatch):
+    """Who does what for a lone request: `tests/test_way.py`."""
+    seen, run, before = [], Engine.run, torch.get_num_threads()
+    monkeypatch.setattr(Engine, "run", lambda *given: seen.append(torch.get_num_threads()) or run(*given))
     asker = Asker(toy.folder, threads="3")
-    for tenant in ("acme", "city"):
-        asker.wait(asker.ask(tenant, [WORDS[0]]))
-    assert seen == {("compute 1", 3)}
+    asker.wait(asker.ask("acme", [WORDS[0]]))
     asker.close()
+    torch.set_num_threads(before)  # as later tests would have had it
+    assert seen == [3]
 
 
 def test_a_thread_that_cannot_be_prepared_works_all_the_same(caplog):
@@ -222,3 +209,37 @@ def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled):
     modelled.ask(1, 2, 3, cut=(2,))
     failures = modelled.failures(3)
     assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
+
+
+def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(toy, monkeypatch):
+    """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    def run(engine, batch):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(Engine, "run", run)
+    modelled = Modelled(toy.folder)
+    modelled.ask(1)
+    eventually(lambda: codes)
+    modelled.end()
+    assert {*codes} == {DEVICE_FAILED}
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy, monkeypatch, tmp_path):
+    """Takes seconds: two processes start."""
+
+    def start(**changes):
+        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [Meter()])
+
+    with pytest.raises(Broken, match=mentioning("does not start", "'abacus'")):
+        start(device="abacus")
+    sleeps = tmp_path / "engine"
+    sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeps.chmod(0o755)
+    monkeypatch.setattr(worker, "_python", lambda: str(sleeps))
+    monkeypatch.setattr(worker, "START_SECONDS", 0.5)
+    with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
+        start()

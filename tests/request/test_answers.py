@@ -7,16 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hplm.request.answers import (
-    OUTPUTS,
-    End,
-    Reply,
-    outputs_of,
-    packed,
-    replies_in,
-    size_of,
-    strings,
-)
+from hplm.request.answers import OUTPUTS, End, Reply, outputs_of, packed, replies_in, size_of, strings
 from hplm.tasks import TASKS, TextAnswer
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)

@@ -159,6 +159,13 @@ def test_admission_knows_the_time_of_each_backbone_and_counts_the_whole_line():
         scheduler.offer([text(0, 100, now, now + 60 * MS)], now)
 
 
+def test_what_a_backbone_that_has_computed_nothing_would_need_is_not_guessed():
+    scheduler = scheduler_of(admission=True)
+    scheduler.offer([text(0)], 0)
+    scheduler.started(scheduler.choose(ROOM, 0), 0)
+    scheduler.offer([text(1, 4000, 1, 2)], 1)  # it may be in time for all that is known
+
+
 def test_batches_of_a_backbone_follow_each_other_more_slowly_while_another_one_is_busy():
     room, admitted = Capacity(100, 10, 10), []
     for others in (0, 50):
