@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from builder.store.store import TenantFile
-from hplm.metrics.names import CACHE_TOKENS, RUNNING_SEQUENCES, WAITING_SEQUENCES
+from hplm.tenants.arrival import CANCEL, PROMPT
 from testing.toy import make_chat
 from tests.support.configurations import DECODER
-from tests.support.fake_triton import Inputs, Request, Tensor, model_of
+from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, model_of
 from tests.support.servers import server_environment
 from tests.support.wait import Hold, eventually
 
@@ -21,17 +21,17 @@ LONG = 10_000  # tokens
 
 
 def to(decoder, forwarded):
-    """Returns the class of requests of one model to another. `forwarded` is called with the tenant of each prompt."""
+    """Returns the class of requests of one model to another. `forwarded` is called with the parameters of each prompt."""
 
     class Nested(Request):
         def __init__(self, request_id, model_name, inputs, requested_output_names, parameters, timeout):
             super().__init__({}, parameters)
             self.inputs, self.timeout = Inputs({one.name(): one for one in inputs}), lambda: timeout
-            self.tenant = parameters.get("tenant")
+            self.given = parameters
 
         def exec(self, decoupled):
-            if self.tenant:
-                forwarded(self.tenant)
+            if "tenant" in self.given:
+                forwarded(self.given)
             decoder.execute([self])
             found = self.next()
             failed = isinstance(found, str)
@@ -47,11 +47,14 @@ class Alias:
 
     def __init__(self, decoder):
         self.model: Any = None
-        self.decoder, self.tenants, self.hold = decoder, [], Hold()
+        self.decoder, self.prompts, self.hold = decoder, [], Hold()
 
-    def forwarded(self, tenant):
-        self.tenants.append(tenant)
+    def forwarded(self, parameters):
+        self.prompts.append(parameters)
         self.hold.pass_through()
+
+    def count(self, tenant):
+        return sum(own["tenant"] == tenant for own in self.prompts)
 
     def ask(self, tenant, most, timeout_us=0):
         inputs = {"text_input": "ab", "return_finish_reason": True}
@@ -60,11 +63,6 @@ class Alias:
         self.model.execute([request])
         return request
 
-    def levels(self):
-        """Returns what the decoder's process told last, or None: sequences that run, those that wait, tokens in the cache."""
-        levels = self.decoder._meter.take()[1]
-        return [levels.get((metric, ())) for metric in (RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS)]
-
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
@@ -72,7 +70,7 @@ def loaded(tmp_path_factory):
     with ExitStack() as stack:
         stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
         alias = Alias(stack.enter_context(model_of(repository, "chat", "hplm_generate")))
-        nested = to(alias.decoder, lambda tenant: alias.forwarded(tenant))
+        nested = to(alias.decoder, alias.forwarded)
         alias.model = stack.enter_context(model_of(repository, "hplm", "hplm_alias", InferenceRequest=nested))
         yield alias
 
@@ -80,7 +78,7 @@ def loaded(tmp_path_factory):
 @pytest.fixture
 def alias(loaded):
     loaded.hold = Hold()
-    loaded.tenants.clear()
+    loaded.prompts.clear()
     with loaded.hold:
         yield loaded
 
@@ -94,23 +92,23 @@ def test_tenants_take_turns_and_who_is_late_or_has_gone_is_not_forwarded(alias):
     for _ in range(2):
         alias.hold.let_one_go()
         alias.hold.until_reached()
-    assert alias.tenants.count("other") == 1
+    assert alias.count("other") == 1
     for one in flood[AT_ONCE + 1 :]:
         one.cancelled = True
     alias.hold.open()
     assert isinstance(other.next(), dict)
     assert [isinstance(one.next(), dict) for one in flood] == [True] * (AT_ONCE + 1) + [False] * 23
-    assert alias.tenants.count("plain") == AT_ONCE + 1
+    assert alias.count("plain") == AT_ONCE + 1
 
 
 def test_a_client_can_cancel_no_prompt_of_another(alias):
     """Not even if it knows the name."""
     alias.hold.open()
     running = alias.ask("plain", 500)
-    eventually(lambda: alias.model._prompts)
-    (name,) = alias.model._prompts
+    alias.hold.until_reached()
+    name = alias.prompts[0][PROMPT]
     for model in (alias.model, alias.decoder):
-        forged = Request({"text_input": "ab"}, {"tenant": "other", "max_tokens": 1, "hplm_cancel": name})
+        forged = Request({"text_input": "ab"}, {"tenant": "other", "max_tokens": 1, CANCEL: name})
         forged.requested_output_names = lambda: ["text_output"]
         model.execute([forged])
         assert isinstance(forged.next(), dict)
@@ -140,4 +138,4 @@ def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones
     assert len(waits) > 3 * MOST_WAITING and max(waits) - min(waits) <= 2 and max(grows) > 2 * max(waits), (waits, grows)
     for one in asked:
         one.cancelled = True
-    eventually(lambda: alias.levels() == [0, 0, 0])
+    eventually(lambda: all(FINAL in one.flags for one in asked))
