@@ -1,23 +1,31 @@
-"""Responses to requests, and as what they count, without a Triton: its part is played here."""
+"""Requests to models whose Triton is played here: who is refused at once, how each is answered, and as what it counts."""
 
+import os
 import threading
+import time
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
+from hplm.engine import lookup_service
+from hplm.engine.lookup import Lookup
+from hplm.engine.lookup_service import A_TEXT, AT_ONCE
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
 from hplm.request.answers import End, Reply, strings
+from hplm.request.form import Form
+from hplm.scheduling.limits import Limits
 from hplm.server.held import Held, holders
-from tests.support import fake_triton
-from tests.support.fake_triton import FINAL, fake_utilities, with_fake_triton
+from hplm.tenants.arrival import FORWARDED, Mark
+from testing.toy import WORDS
+from tests.support.fake_triton import FINAL, Request, fake_utilities, model_of, with_fake_triton
 from tests.support.servers import server_environment
-from tests.support.wait import PATIENCE
+from tests.support.wait import PATIENCE, Hold
 
 
-class Request(fake_triton.Request):
+class Freed(Request):
     """A request whose memory Triton frees with its last response. To ask about it then would end the server process."""
 
     def __init__(self):
@@ -40,7 +48,7 @@ class Request(fake_triton.Request):
 def test_a_request_is_not_asked_about_after_its_last_response():
     with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
         for _ in range(200):
-            request = Request()
+            request = Freed()
             sender, failures = replies.Sender(request, Held("toy")), []
 
             def ask(sender=sender, request=request, failures=failures):
@@ -63,7 +71,7 @@ def test_a_request_is_not_asked_about_after_its_last_response():
 
 def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many(monkeypatch):
     with server_environment(monkeypatch) as server, with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
-        requests, held = [fake_triton.Request({}, {}) for _ in range(6)], Held("toy")
+        requests, held = [Request({}, {}) for _ in range(6)], Held("toy")
         call, (shown,) = replies.Call(requests, held), holders(server)
         returned, deferred, large, half, second_half, refused = call.senders
         deferred.defer()
@@ -83,7 +91,7 @@ def answering():
     with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_generate.model") as (replies, model):
 
         def answer(fits=100):
-            request, counted, replies.SHARED_MEMORY = fake_triton.Request({}, {}), [], MagicMock()
+            request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
             return model.Answer(replies.Sender(request, Held("toy")), counted.append), request, counted
 
@@ -133,3 +141,34 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering, monk
     with pytest.raises(RuntimeError):
         answer.say(part(END))
     assert counted == [Internal.word] and answer.ended
+
+
+PLACES, REFUSED = 2, 4
+
+
+def test_forwarded_requests_are_refused_before_a_request_is_looked_up(toy, monkeypatch):
+    """Refusals to others are kept until requests are looked up: a client that asks again at once gains nothing."""
+    hold, read = Hold(), Lookup.read
+    monkeypatch.setattr(Lookup, "read", lambda *given: hold.pass_through() or read(*given))
+    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=PLACES, work=1 << 20))
+    for pause in ("LEAST_PAUSE", "LONGEST_PAUSE"):  # seconds until a kept refusal is sent although nothing was looked up
+        monkeypatch.setattr(lookup_service, pause, 1e6)
+    with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model, hold:
+
+        def ask(texts=1, **parameters):
+            request = Request({"TEXT": [WORDS[0]] * texts}, {"tenant": "acme", **parameters})
+            model.execute([request])
+            return request
+
+        served = [ask(texts=AT_ONCE // A_TEXT + 1)]  # too much for the thread that brings it
+        hold.until_reached()
+        served += [ask() for _ in range(PLACES)]
+        kept = [ask(**{FORWARDED: forged}) for forged in ("", "0" * 64, True)] + [ask() for _ in range(REFUSED)]
+        for forwarded in [ask(**Mark(os.getppid()).parameters(0)) for _ in range(REFUSED)]:
+            assert forwarded.next().startswith("[queue_full]")
+        assert not any(one.is_answered for one in served + kept)
+        asked_ns = time.monotonic_ns()
+        hold.open()
+        for one in served:  # deadlines count from when Triton handed it over, not from when lookup got round to it
+            assert Form(bytearray(one.next()["TICKET"])).head.arrival_ns < asked_ns
+        assert all(one.next().startswith("[queue_full]") for one in kept)
