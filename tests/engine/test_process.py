@@ -143,8 +143,8 @@ class Modelled:
 
     def __init__(self, folder):
         ours, its = socket.socketpair()
-        self.channel, shown = Channel(ours.detach()), os.memfd_create("batches")
-        self._engine = threading.Thread(target=Child(Channel(its.detach()), shown).run)
+        self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
+        self._engine = threading.Thread(target=Child(Channel(its.detach()), self._shown).run)
         self._engine.start()
         self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
         assert not self.channel.receive(PATIENCE).failure
@@ -171,6 +171,7 @@ class Modelled:
         self.channel.send(End())
         self._engine.join(PATIENCE)
         assert not self._engine.is_alive(), "it goes on"
+        os.close(self._shown)
 
 
 @pytest.fixture

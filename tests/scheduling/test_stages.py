@@ -27,12 +27,12 @@ def taught(stages_ns, texts=40, chooses=None):
     return scheduler
 
 
-def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free():
-    scheduler, capacity = taught([30 * MS, 10 * MS]), room(3)
-    first = scheduler.choose(capacity, 0)
-    scheduler.started(first, 0)
-    assert scheduler.choose_at(0) == pytest.approx(30 * MS, rel=0.02)
-    assert scheduler.choose_at(35 * MS) == 35 * MS
+@pytest.mark.parametrize(("in_flight", "free_ms"), [(3, 30), (1, 40)])
+def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free_and_another_may_be_in_flight(in_flight, free_ms):
+    scheduler, capacity = taught([30 * MS, 10 * MS]), room(in_flight)
+    scheduler.started(scheduler.choose(capacity, 0), 0)
+    assert scheduler.choose_at(0) == pytest.approx(free_ms * MS, rel=0.02)
+    assert scheduler.choose_at((free_ms + 5) * MS) == (free_ms + 5) * MS
 
 
 def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stages():
@@ -47,12 +47,6 @@ def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stag
     scheduler.finished(first, 50 * MS, stages_ns=[10 * MS, 30 * MS])
     assert scheduler.choose_at(50 * MS) == pytest.approx(70 * MS, rel=0.02)  # the second one has begun there at 50
     assert scheduler.choose_at(90 * MS) == 90 * MS
-
-
-def test_no_batch_is_chosen_before_there_may_be_another_in_flight():
-    scheduler, capacity = taught([30 * MS, 10 * MS]), room(1)
-    scheduler.started(scheduler.choose(capacity, 0), 0)
-    assert scheduler.choose_at(0) == pytest.approx(40 * MS, rel=0.02)
 
 
 def share_on_time(*stages_ms):
