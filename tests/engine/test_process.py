@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from queue import SimpleQueue
@@ -237,10 +238,10 @@ def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy, monkeypa
 
     with pytest.raises(Broken, match=mentioning("does not start", "'abacus'")):
         start(device="abacus")
-    sleeps = tmp_path / "engine"
+    sleeps = tmp_path / f"python{sys.version_info.major}"
     sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeps.chmod(0o755)
-    monkeypatch.setattr(worker, "_python", lambda: str(sleeps))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(worker, "START_SECONDS", 0.5)
     with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
         start()

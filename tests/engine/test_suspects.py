@@ -72,16 +72,18 @@ GUILTY = Mark(7, number_of(1, 3), "acme")
 @pytest.mark.parametrize("harm", [None, "cannot be written", "has no folder"])
 def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(tmp_path, monkeypatch, caplog, harm):
     """A quarantine that cannot be written holds all the same. No command can release it."""
-    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+    folder, gone = tmp_path / "shm", tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setattr(quarantine, "FOLDER", folder)
     meters, own = [Meter(), Meter()], Quarantine(FOLDERS[1].parent)
     of_two, began, none = Separation(FOLDERS, meters), module.time.monotonic(), (frozenset(), frozenset())
     if harm is not None:
         own.put("acme")
-        (file,) = tmp_path.iterdir()
+        (file,) = folder.iterdir()
         file.unlink()
         file.mkdir()
     if harm == "has no folder":
-        monkeypatch.setattr(quarantine, "FOLDER", tmp_path / "gone")
+        folder.rename(gone)
     of_two.ended([GUILTY])
     assert of_two.apart.quarantined == none
     of_two.ended([GUILTY])
@@ -96,7 +98,8 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
         monkeypatch.setattr(module, "time", now)
         of_two.look()
         assert of_two.apart.quarantined == (frozenset(), {"acme"})
-        monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+        if gone.exists():
+            gone.rename(folder)
         now.monotonic = lambda: began + 2 * SECONDS
     of_two.look()
     assert of_two.apart.quarantined == none
