@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "backends": (
         "tests/server tests/engine tests/refusals",
         "tests/answers tests/server/test_keys.py tests/refusals/test_wire.py "
-        "tests/server/test_metrics.py tests/server/test_probing.py tests/server/test_replies.py",
+        "tests/server/test_metrics.py tests/server/test_generation.py",
     ),
     "publish": ("tests/builder/publish", "tests/builder/publish"),
     "builder": (

@@ -8,9 +8,12 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,6 +212,14 @@ class World:
             raise error
 
         self.workers.current.channel.send_bytes = fail
+
+    @contextmanager
+    def later(self, module: ModuleType, seconds: float) -> Iterator[None]:
+        """Sets the clock of a module ahead."""
+        ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds, monotonic_ns=time.monotonic_ns)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "time", ahead)
+            yield
 
     def counts(self) -> Counter:
         """Returns what was counted, by the name of the metric and its last label."""

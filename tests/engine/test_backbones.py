@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from builder.store.store import TenantFile
-from hplm.engine.engine import Engine
-from hplm.engine.settings import read_all
 from hplm.errors import Draining, InvalidInput
 from hplm.metrics import names
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, make_chat, make_toy
 from tests.backbones import DEEP
-from tests.engine.asker import PARAMETERS, Asker, stages_of
+from tests.engine.asker import Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.message import mentioning
 
@@ -28,20 +24,12 @@ def deep(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "chosen", [{}, {"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
+    "chosen", [{"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
 )
 def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, monkeypatch, chosen):
     monkeypatch.setattr("hplm.engine.process.DRAIN_SECONDS", 300.0)
     first, second = chosen.get("stages", ((), ()))
-    both, ran = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first}), []
-    for name in ("run", "enter"):
-        whole = getattr(Engine, name)
-
-        def watched(engine, batch, *rest, whole=whole):
-            ran.append((engine, {text.backbone for text in batch.texts}))
-            return whole(engine, batch, *rest)
-
-        monkeypatch.setattr(Engine, name, watched)
+    both = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first})
     references = [Reference.open(toy.folder), Reference.open(deep.folder)]
     chance, comparison, asked = np.random.default_rng(0), Comparison(), []
     for _ in range(60):
@@ -57,29 +45,12 @@ def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine
             expected = references[backbone].forward(text, tenant).numpy()
             comparison.add(f"{backbone} {tenant}", found.logits[: len(expected)], expected)
     comparison.assert_equal("fp32")
-    engines = [served.engine for served in both.service.served]
-    assert ran and all(backbones == {engines.index(engine)} for engine, backbones in ran)
-    assert {engine for engine, _ in ran} == set(engines)
     counts = [served.instruments.meter.take()[0] for served in both.service.served]
     computed = [sum(len(texts) for _, backbone, _, texts in asked if backbone == own) for own in (0, 1)]
     assert [own[names.BATCH_TEXTS, ()] for own in counts] == computed
 
 
-def test_the_settings_of_several_backbones_differ_in_their_stages_alone(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    given = {**PARAMETERS, "backbone": "a", "backbones": "a b", "stages": "0-1@cpu:0 2-3@cpu:1; 0-4@cpu:0 5-5@cpu:1"}
-    found = read_all(given)
-    assert [[(stage.first, stage.last) for stage in own.stages] for own in found.values()] == [
-        [(0, 1), (2, 3)],
-        [(0, 4), (5, 5)],
-    ]
-    assert replace(found["a"], stages=()) == replace(found["b"], stages=())
-    assert [own.stages for own in read_all({**given, "stages": ""}).values()] == [(), ()]
-    assert list(read_all({**PARAMETERS, "backbone": "a"})) == ["a"]
-
-
-def test_a_decoder_is_refused_before_any_backbone_is_opened(toy, tmp_path, monkeypatch):
+def test_a_decoder_among_them_is_refused(toy, tmp_path):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
-    monkeypatch.setattr("hplm.engine.service.Served", lambda *_: pytest.fail("a backbone was opened"))
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
         Asker(toy.folder, others=[(chat.folder, ())])

@@ -1,11 +1,9 @@
 """The client of an engine's process: whatever that process does, each request gets one right answer, and nothing is held."""
 
 import gc
-import logging
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -22,17 +20,11 @@ from hplm.metrics import names
 from tests.engine.faked import World
 from tests.support.wait import eventually
 
+pytestmark = pytest.mark.usefixtures("nothing_is_logged")
+
 LATE = 1e-9  # seconds that a request allows which is late at once
 SENDS = [None, None, "gone", OutOfCapacity("no shared memory")]
 SOON = {"never waits": 0.0, "waits": 1e6}
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_logged(caplog):
-    """pytest keeps logged errors. Their tracebacks hold requests, which nothing may hold at the end."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def outcome_of(one):
@@ -148,7 +140,7 @@ class Clients(RuleBasedStateMachine):
 @pytest.mark.parametrize("soon", SOON)
 def test_each_request_gets_one_right_answer_whatever_the_engine_does(tmp_path, soon):
     few = settings(
-        max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
+        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
         phases=[Phase.reuse, Phase.generate],
     )  # fmt: skip
     run_state_machine_as_test(lambda: Clients(partial(World, tmp_path, SOON[soon])), settings=few)
@@ -163,11 +155,9 @@ def world(tmp_path):
     assert all(one.answers and one.kept() is None for one in world.asked)
 
 
-def test_nobody_waits_for_an_engine_that_has_lately_been_slow(world, monkeypatch):
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e8, monotonic_ns=time.monotonic_ns)
-    with monkeypatch.context() as patched:
-        world.ask(allowed_s=LATE).submitted()
-        patched.setattr(encoder_client, "time", later)
+def test_nobody_waits_for_an_engine_that_has_lately_been_slow(world):
+    world.ask(allowed_s=LATE).submitted()
+    with world.later(encoder_client, 1e8):
         world.engine.answer(*world.engine.has)
         assert world.asked[0].word is None
     one = world.ask()
@@ -184,10 +174,9 @@ def test_who_receives_sleeps_until_something_comes(world):
     assert polls == [(), ()]
 
 
-def test_a_pause_of_all_processes_ends_no_engine(world, monkeypatch):
+def test_a_pause_of_all_processes_ends_no_engine(world):
     """After it the clock is ahead, and the watching thread may be the first one that runs."""
-    with monkeypatch.context() as paused:
-        paused.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+    with world.later(worker, 1000):
         world.workers.look()
         world.workers.check()
     assert len(world.engines) == 1 and world.engine.returncode is None
@@ -220,17 +209,15 @@ def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again
     eventually(lambda: opened() == before)
 
 
-def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_closing_does_not_wait(world, monkeypatch):
+def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_closing_does_not_wait(world):
     world.workers.check()
     world.starts = False
     world.engine.end()
     eventually(lambda: world.workers.current is None and len(world.engines) == 2)
     with pytest.raises(Draining):
         world.workers.check()
-    with monkeypatch.context() as later:
-        later.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + worker.PATIENCE_SECONDS))
-        with pytest.raises(Internal):
-            world.workers.check()
+    with world.later(worker, worker.PATIENCE_SECONDS), pytest.raises(Internal):
+        world.workers.check()
     closing = threading.Thread(target=world.client.close)
     closing.start()
     eventually(lambda: not closing.is_alive())

@@ -1,12 +1,10 @@
 """Damaged tables and records fail only the tenants, or only the texts, that need what is damaged."""
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hplm.engine import views
 from hplm.engine.backbone import Backbone
 from hplm.engine.views import LONGEST_PAUSE
 from hplm.errors import Broken
@@ -16,6 +14,7 @@ from testing.random_store import SPECIAL
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.support.message import mentions
+from tests.support.wait import Clock
 
 pytestmark = pytest.mark.slow
 
@@ -31,17 +30,10 @@ def harm(file, how, at=200):
         file.write_bytes(data[:at] if how == "cut off" else data)
 
 
-@pytest.mark.parametrize(
-    "part, how",
-    [
-        ("record", "gone"),
-        ("record", "a folder"),
-        ("record", "cut off"),
-        ("record", "another byte"),
-        ("table", "another byte"),
-        ("table", "cut off"),
-    ],
-)
+HARMS = [("record", how) for how in ("gone", "a folder", "cut off", "another byte")]
+
+
+@pytest.mark.parametrize("part, how", [*HARMS, ("table", "another byte"), ("table", "cut off")])
 def test_only_the_tenants_and_texts_that_need_what_is_broken_fail(toy, tmp_path, reference, part, how):
     """A broken table is found when it is opened or a row of it is read, a broken record when it is brought."""
     folder, words, at = shutil.copytree(toy.folder, tmp_path / "1"), WORDS[7], 200
@@ -81,21 +73,23 @@ def test_a_broken_table_is_tried_again_after_pauses_that_grow(toy, tmp_path, mon
     whole = values.read_bytes()
     values.unlink()
     values.write_bytes(whole[:-2])
-    clock, tries, forest = SimpleNamespace(now=100.0), [], views.Forest
-    monkeypatch.setattr(views, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(views, "Forest", lambda *args: tries.append(clock.now) or forest(*args))
-
-    def look(times):
-        tries.clear()
-        for _ in range(times):
-            clock.now += SECONDS_BETWEEN_LOOKS
-            backbone.refresh()
-        return len(tries)
-
+    clock = Clock(100.0)
+    monkeypatch.setattr("hplm.engine.views.time", clock)
     backbone = Backbone(folder)
-    assert 5 < look(500) < 20 and len(backbone.view.forest.failures()) == 1
-    pauses = np.diff(tries)
+
+    def tries(looks):
+        """Returns when it was tried again, which gives a new view."""
+        found = []
+        for _ in range(looks):
+            before = backbone.view
+            clock.sleep(SECONDS_BETWEEN_LOOKS)
+            backbone.refresh()
+            found += [clock.seconds] * (backbone.view is not before)
+        return found
+
+    pauses = np.diff(tries(500))
+    assert 4 < len(pauses) < 19 and len(backbone.view.forest.failures()) == 1
     assert pauses[0] < 1 and (np.diff(pauses) > -SECONDS_BETWEEN_LOOKS).all() and pauses[-1] < LONGEST_PAUSE + 1
     values.write_bytes(whole)
-    assert look(int(LONGEST_PAUSE / SECONDS_BETWEEN_LOOKS) + 1) == 1 and not backbone.view.forest.failures()
-    assert look(100) == 0
+    assert len(tries(int(LONGEST_PAUSE / SECONDS_BETWEEN_LOOKS) + 1)) == 1 and not backbone.view.forest.failures()
+    assert not tries(100)

@@ -1,6 +1,5 @@
 """Any order of requests, steps, faults and closing: each request gets one right answer, and nothing is held at the end."""
 
-import logging
 from functools import partial
 
 import pytest
@@ -13,7 +12,7 @@ from tests.engine.asker import stages_of
 from tests.engine.stepped import FAULTS
 from tests.engine.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_logged")]
 
 TENANTS = st.sampled_from(["acme", "acme", "beta", "city", "echo", "flux"])
 TEXTS = st.lists(st.sampled_from([*WORDS[:4], " ".join(WORDS[5:15]), " ".join(WORDS[20:50])]), min_size=1, max_size=4)
@@ -65,14 +64,6 @@ class Encoders(RuleBasedStateMachine):
     def teardown(self):
         self.world.finish()
         self.world.end()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_logged():
-    """pytest keeps logged errors. Their tracebacks hold requests, which nothing may hold at the end."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import random
 import shutil
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,10 +15,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine import engine as computing
 from hplm.engine import exits as exits_module
-from hplm.engine.engine import Engine, resolve_precision
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
-from hplm.engine.packing import read_packing
-from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import Broken, HplmError, Internal
 from hplm.levels.calibration import INTERVAL, UNKNOWN, Calibration
 from hplm.levels.evidence import Evidence
@@ -28,12 +25,11 @@ from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_exits, random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS, Toy, random_text
-from tests.engine.asker import Asker, stages_of, texts_of
+from tests.engine.asker import Asker, stages_of
 from tests.engine.world import World
 from tests.support.answers import Comparison
 from tests.support.message import mentions
 
-CPU = torch.device("cpu")
 LAYERS = 3
 LABELS = ["x", "y", "z"]
 TENANTS = [
@@ -78,23 +74,14 @@ def expected(small):
     )
 
 
-@torch.inference_mode()
-def served_by(backbone, texts, cut=(LAYERS - 1,), packing="packed", dtype="fp32"):
-    """Returns the logits of each text, and the exit where it has left."""
-    stages, precision = stages_of(*cut), resolve_precision(dtype, CPU)
-    engine = Engine(backbone.upper(), CPU, precision.dtype, precision.eight_bits, stages=stages)
-    settings = StagingSettings(16, CPU, precision.dtype, packing=read_packing(packing, engine.seconds), stages=stages)
-    batch = Stager(backbone, settings).stage(texts, lambda text, error: pytest.fail(str(error)))
-    found = {}
-    for passed in (*(engine.enter(batch, stage) for stage in range(len(stages) - 1)), engine.run(batch)):
-        for done in passed:
-            assert not found.keys() & done.indexes
-            found.update(zip(done.indexes, zip(done.logits, [done.exit] * len(done.logits), strict=True), strict=True))
-    return [found[index] for index in range(len(texts))]
-
-
-def text_of(backbone, tenant, text, pair=None):
-    return texts_of(backbone, tenant, [text], truncate=True, pairs=None if pair is None else [pair])[0]
+def served_by(small, asked, **changes):
+    """Returns the answers to texts that may leave, each asked for by itself."""
+    asker = Asker(small.folder, slots="8", **changes)
+    pairs = [None if pair is None else [pair] for *_, pair in asked]
+    numbers = [asker.ask(tenant, [text], own, True, rung=1) for (tenant, text, _), own in zip(asked, pairs, strict=True)]
+    answers = [asker.wait(number)[0] for number in numbers]
+    asker.close()
+    return answers
 
 
 @pytest.mark.parametrize(
@@ -106,62 +93,41 @@ def text_of(backbone, tenant, text, pair=None):
     ids=str,
 )
 def test_texts_leave_with_the_reference_answers(small, given, expected, cut, packing, dtype):
-    backbone, rng, comparison = Reference.open(small.folder).backbone, random.Random(5), Comparison()
-    left = {tenant.id: set() for tenant in TENANTS}
-    order = rng.sample(given, len(given))
-    for batch in (order[:1], order[1:30], order[30:]):
-        texts = [text_of(backbone, *one) for one in batch]
-        for one, text, (logits, exit) in zip(batch, texts, served_by(backbone, texts, cut, packing, dtype), strict=True):
-            answer = expected(dtype, *one)[text.spans[:, 0] >= 0]
-            comparison.add(one[0], logits[:, : answer.shape[1]], answer)
-            left[one[0]].add(exit)
+    stages, comparison = stages_of(*cut) if len(cut) > 1 else (), Comparison()
+    order, levels = random.Random(5).sample(given, len(given)), {tenant.id: set() for tenant in TENANTS}
+    for one, rows in zip(order, served_by(small, order, stages=stages, packing=packing, dtype=dtype), strict=True):
+        comparison.add(one[0], rows.logits, expected(dtype, *one))
+        levels[one[0]].add(rows.level)
     comparison.assert_equal(dtype)
-    assert left.pop("echo") == {None}
-    assert set().union(*left.values()) == {None, *range(LAYERS)} and all(len(own) > 1 for own in left.values()), left
+    assert levels.pop("echo") == {1}
+    assert set().union(*levels.values()) == {*range(1, LAYERS + 2)} and all(len(own) > 1 for own in levels.values()), levels
 
 
 @pytest.fixture(scope="module")
 def pair_of_texts(small, given):
     """A text of tenant `one` that leaves early, and one that does not."""
-    backbone = Reference.open(small.folder).backbone
-    own = [text for tenant, text, pair in given if tenant == "one" and pair is None]
-    exits = [exit for _, exit in served_by(backbone, [text_of(backbone, "one", text) for text in own])]
-    return own[exits.index(0)], own[exits.index(None)]
+    own = [one for one in given if one[0] == "one" and one[2] is None]
+    levels = [rows.level for rows in served_by(small, own)]
+    return own[levels.index(1)][1], own[levels.index(1 + LAYERS)][1]
 
 
-def in_last_layer(monkeypatch, do):
-    """Does something while the last layer computes, once."""
-    adapt, done = computing._adapt_last, []
-    monkeypatch.setattr(computing, "_adapt_last", lambda *given: (done or done.append(do()), adapt(*given))[1])
-
-
-def world_of(small, expected, **changes):
-    return World(small.folder, lambda tenant, text: expected("fp32", tenant, text), policy="fcfs", **changes)
-
-
-@pytest.mark.parametrize("stages", [(), (0, 2)])
-def test_a_text_that_leaves_is_answered_before_the_others_are_computed(small, expected, pair_of_texts, monkeypatch, stages):
-    world = world_of(small, expected, stages=stages_of(*stages) if stages else ())
-    leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
-    seen = []
-    in_last_layer(monkeypatch, lambda: seen.append([len(world.answers[number]) for number in (leaver, stayer)]))
-    world.run_all()
-    assert seen == [[1, 0]]
-    world.finish()
-    world.end()
-
-
+@pytest.mark.parametrize("stages", [(), stages_of(0, 2)])
 @pytest.mark.parametrize("error", [RuntimeError("a kernel failed"), torch.OutOfMemoryError("CUDA out of memory")], ids=repr)
-def test_after_an_error_texts_that_have_left_keep_their_answers(small, expected, pair_of_texts, monkeypatch, error):
-    world, errors = world_of(small, expected), [error]
+def test_texts_that_leave_are_answered_before_the_others_and_keep_their_answers_after_an_error(
+    small, expected, pair_of_texts, monkeypatch, error, stages
+):
+    world, errors = World(small.folder, partial(expected, "fp32"), policy="fcfs", stages=stages), [error]
     leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
     both = world.offer("one", list(pair_of_texts))
 
-    def fail():
+    def adapt_last(*given):
         if errors:
+            assert [len(world.answers[number]) for number in (leaver, stayer)] == [1, 0]
             raise errors.pop()
+        return adapt(*given)
 
-    in_last_layer(monkeypatch, fail)
+    adapt = computing._adapt_last
+    monkeypatch.setattr(computing, "_adapt_last", adapt_last)
     world.run_all()
     answers = [world.answers[number][0] for number in (leaver, stayer, both)]
     is_failure = not isinstance(error, torch.OutOfMemoryError)  # else the rest is computed in halves
@@ -173,9 +139,6 @@ def test_after_an_error_texts_that_have_left_keep_their_answers(small, expected,
 
 
 def test_audited_texts_have_the_full_stacks_answer(small, expected, given, monkeypatch):
-    backbone = Reference.open(small.folder).backbone
-    some = text_of(backbone, "one", given[0][1]).addresses
-    assert is_audited(some) == is_audited(some.copy())
     monkeypatch.setattr(exits_module, "AUDITED", 1)
     own = [one for one in given if one[2] is None]
     asker, reference = Asker(small.folder), Reference.open(small.folder)
@@ -246,11 +209,8 @@ def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_
     path.unlink()
     path.write_bytes(content)
     asker = Asker(folder)
-    failed, others = (
-        asker.ask("head", [WORDS[0]]),
-        [asker.ask(tenant.id, [WORDS[3]]) for tenant in TENANTS if tenant.id != "head"],
-    )
-    assert isinstance(asker.wait(failed), Broken) and mentions(asker.wait(failed), "'head'", record.file)
-    for number in others:
-        assert isinstance(asker.wait(number), list)
+    answers = {one.id: asker.wait(asker.ask(one.id, [WORDS[3]])) for one in TENANTS}
     asker.close()
+    failed = answers.pop("head")
+    assert isinstance(failed, Broken) and mentions(failed, "'head'", record.file)
+    assert all(isinstance(answer, list) for answer in answers.values())

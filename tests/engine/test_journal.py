@@ -2,7 +2,6 @@
 
 import json
 import time
-from typing import Any, cast
 
 import pytest
 
@@ -63,10 +62,3 @@ def test_a_full_disk_ends_the_journal_but_no_answer(toy, caplog):
         assert asker.wait(number)[0].labels
     asker.close()
     assert sum("No space left" in record.message for record in caplog.records) == 1
-
-
-def test_nothing_is_read_for_a_journal_that_is_off():
-    off, unread = Journal("", "toy"), cast("Any", object())
-    off.request(unread, "answered", 0)
-    off.batch(1, unread)
-    off.close()

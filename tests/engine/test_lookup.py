@@ -11,9 +11,9 @@ from hplm.engine import lookup as lookup_module
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.errors import InvalidInput
+from hplm.model.tokenizer import Tokenizer
 from hplm.request.form import Form
 from testing.toy import WORDS
-from tests.support.message import mentioning
 
 LONG = " ".join(WORDS[i % 50] for i in range(100))  # the model takes 64 tokens
 TEXTS = st.lists(st.sampled_from([*WORDS[:9], "", ",", "日本", "[MASK]", "q" * 40, "\x00", "  "]), max_size=9).map(" ".join)
@@ -71,12 +71,6 @@ def test_pieces_give_what_the_whole_gives(backbone, lookup, texts, characters):
         assert not reading.characters_left and pieces <= len(texts) and (pieces == len(texts) or characters > 1)
 
 
-@pytest.mark.parametrize("texts, number", [([WORDS[0], "", LONG], 2), ([WORDS[0], WORDS[1], LONG], 3)])
-def test_the_first_text_that_cannot_be_read_is_named(backbone, lookup, texts, number):
-    with pytest.raises(InvalidInput, match=f"text {number} of 3"):
-        lookup.resolve(backbone.view, backbone.view.snapshot.find("acme"), texts)
-
-
 @pytest.mark.parametrize("tenant", ["acme", "beta"])
 @pytest.mark.parametrize("characters", [1, MOST_CHARACTERS])
 def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters, monkeypatch):
@@ -87,26 +81,17 @@ def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, 
     assert isinstance(found, InvalidInput) and "first 3 of 4 texts have 15 tokens" in str(found)
 
 
-@pytest.mark.parametrize("pairs", [None, [WORDS[0]] * 3])
-def test_a_text_of_too_many_characters_is_named(backbone, pairs):
-    view, texts = backbone.view, [WORDS[0], "a" * (lookup_module.LONGEST_TEXT + 1), WORDS[1]]
-    for one, other in ((texts, pairs), (pairs, texts)):
-        if one is not None:
-            with pytest.raises(InvalidInput, match=mentioning("text 2 of 3", f"{lookup_module.LONGEST_TEXT:,}")):
-                Reading(view, view.snapshot.find("acme"), one, other)
-
-
 @pytest.mark.parametrize("method", ["by_words", "encode_all"])
 def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch, method):
-    lookup, view = Lookup(backbone), backbone.view
-    tenant, own = view.snapshot.find("acme" if method == "by_words" else "beta"), getattr(lookup._tokenizer, method)
+    lookup, view, own = Lookup(backbone), backbone.view, getattr(Tokenizer, method)
+    tenant = view.snapshot.find("acme" if method == "by_words" else "beta")
 
-    def breaks(given):
+    def breaks(tokenizer, given):
         if any(WORDS[1] in one for one in given):  # a text, or one with its pair
             raise RuntimeError("a bug")
-        return own(given)
+        return own(tokenizer, given)
 
-    monkeypatch.setattr(lookup._tokenizer, method, breaks)
+    monkeypatch.setattr(Tokenizer, method, breaks)
     good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in (0, 1, 3)], MOST_CHARACTERS)
     assert isinstance(bad, RuntimeError)
     for found, word in ((good, WORDS[0]), (other, WORDS[3])):

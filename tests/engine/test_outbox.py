@@ -1,13 +1,20 @@
-"""Answers on their way from the engine's process: together where they can be, and each by itself where one is bad."""
+"""Answers on their way from the engine's process: together or each by itself, and in memory that is shared with Triton."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hplm.engine import outbox
+from hplm.engine import memory
+from hplm.engine.memory import SPARE, SharedMemory
 from hplm.engine.outbox import Outbox
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.request.answers import bits_of, replies_in
 from hplm.tasks import TextAnswer
+from tests.support.message import mentioning
+from tests.support.wait import PATIENCE, Hold
 
 WANTED = bits_of({"LABEL", "SCORE", "VERSION"})
 
@@ -74,24 +81,6 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     assert status == "INTERNAL" and "UnicodeEncodeError" in message
 
 
-@pytest.mark.parametrize("broken", ["_reply", "outputs_of", "packed"])
-def test_whatever_fails_while_answers_are_made_each_request_gets_one(sent, monkeypatch, broken):
-    """Otherwise they would wait until the engine ends."""
-    outbox_, whole, calls = Outbox(sent), getattr(outbox, broken), []
-
-    def fails_for_good_answers(given, *more):
-        calls.append(given)
-        if len(calls) <= 2:
-            raise RuntimeError("a bug")
-        return whole(given, *more)
-
-    monkeypatch.setattr(outbox, broken, fails_for_good_answers)
-    with outbox_.together():
-        outbox_.put(1, WANTED, 1, [answer("a")])
-        outbox_.put(2, WANTED, 1, [answer("b")])
-    assert sorted(number for replies in sent for (number,) in numbers_in(replies)) == [1, 2]
-
-
 def test_without_memory_a_short_failure_is_the_answer(sent, put):
     sent.full = 1
     put(1, WANTED, 1, [answer("a")])
@@ -109,3 +98,54 @@ def test_an_engine_that_can_send_nothing_ends(sent, put, monkeypatch, error):
     monkeypatch.setattr(sent, "send_bytes", fails)
     put(1, WANTED, 1, [answer("a")])
     assert not sent.is_open
+
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Lets a test set the number of free bytes of shared memory, which is 0 at first."""
+    left = SimpleNamespace(bytes=0)
+    monkeypatch.setattr(memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=left.bytes, f_frsize=1))
+    return left
+
+
+def test_an_answer_without_enough_shared_memory_is_an_error(shared):
+    room = SharedMemory()
+    with pytest.raises(OutOfCapacity, match=mentioning("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
+        pytest.fail("it was sent")
+
+
+def test_memory_of_one_large_answer_is_used_for_the_next(shared):
+    room, shared.bytes = SharedMemory(), 25 * MB + SPARE
+    with room.taken(25 * MB):
+        shared.bytes -= 25 * MB
+    with room.taken(25 * MB):
+        pass
+    with pytest.raises(OutOfCapacity), room.taken(26 * MB):
+        pytest.fail("it was sent")
+
+
+def test_large_answers_are_sent_one_at_a_time(shared):
+    """Memory that one answer is about to take still looks free to another."""
+    room, shared.bytes, hold = SharedMemory(), 25 * MB + SPARE, Hold()
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def send():
+        nonlocal inside, most
+        with room.taken(20 * MB):
+            with lock:
+                inside, most = inside + 1, max(most, inside + 1)
+            hold.pass_through()
+            with lock:
+                inside -= 1
+
+    with ThreadPoolExecutor(4) as others, hold:
+        sent = [others.submit(send) for _ in range(4)]
+        for _ in sent:
+            hold.until_reached()
+            hold.let_one_go()
+        for one in sent:
+            one.result(PATIENCE)
+    assert most == 1

@@ -1,30 +1,33 @@
-"""The threads around an encoder: who does what for a lone request, and what goes on while a thread is kept."""
+"""The engine's process and its threads: what goes on while one is kept, what it is told, and how it ends."""
 
+import os
 import socket
 import struct
+import sys
 import threading
 import time
 from queue import SimpleQueue
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from hplm.engine import process
-from hplm.engine.channel import Beat, Channel, End, request_parts
+from hplm.engine import host, process, worker
+from hplm.engine.backbone import Backbone
+from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
+from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.engine import Engine
-from hplm.engine.outbox import Outbox
+from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager
 from hplm.engine.threads import repeat
-from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from hplm.metrics.meter import Meter
 from hplm.request.answers import replies_in
-from hplm.request.form import Head, write
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
+from tests.support.message import mentioning
 from tests.support.wait import PATIENCE, Hold, eventually
 
 NAMES = {"prepare": (Stager, "stage"), "compute": (Engine, "run")}
@@ -47,31 +50,15 @@ def hold(monkeypatch):
         one.open()
 
 
-@pytest.fixture
-def same_threads():
-    """Gives later tests the threads that they would have had."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("same_threads")
-def test_one_thread_does_everything_for_a_lone_request_and_divides_its_work_among_the_cores(toy, monkeypatch):
-    monkeypatch.setattr(process, "HELP_SECONDS", 600.0)  # whatever else the machine does
-    seen = set()
-    for owner, name in (*NAMES.values(), (Asker, "answered")):
-        whole = getattr(owner, name)
-
-        def noting(*given, whole=whole):
-            seen.add((threading.current_thread().name, torch.get_num_threads()))
-            return whole(*given)
-
-        monkeypatch.setattr(owner, name, noting)
+def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy, monkeypatch):
+    """Who does what for a lone request: `tests/test_way.py`."""
+    seen, run, before = [], Engine.run, torch.get_num_threads()
+    monkeypatch.setattr(Engine, "run", lambda *given: seen.append(torch.get_num_threads()) or run(*given))
     asker = Asker(toy.folder, threads="3")
-    for tenant in ("acme", "city"):
-        asker.wait(asker.ask(tenant, [WORDS[0]]))
-    assert seen == {("compute 1", 3)}
+    asker.wait(asker.ask("acme", [WORDS[0]]))
     asker.close()
+    torch.set_num_threads(before)  # as later tests would have had it
+    assert seen == [3]
 
 
 def test_a_thread_that_cannot_be_prepared_works_all_the_same(caplog):
@@ -99,19 +86,6 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     held.open()
     assert asker.wait(first)[0].labels
     eventually(lambda: not asker.process.busy_s)
-    asker.close()
-
-
-def test_the_next_batch_is_prepared_while_one_computes(toy, hold):
-    held, asker = hold("compute"), Asker(toy.folder)
-    first = asker.ask("acme", [WORDS[0]])
-    held.until_reached()
-    prepare = hold("prepare")
-    second = asker.ask("city", [WORDS[1]])
-    prepare.until_reached()
-    prepare.open()
-    held.open()
-    assert asker.wait(first)[0].labels and asker.wait(second)[0].labels
     asker.close()
 
 
@@ -165,73 +139,109 @@ def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     ours.close()
 
 
-class Sent(list):
-    """A channel that keeps what is sent."""
+class Modelled:
+    """An engine in a thread of this process, and what its model process does with it."""
 
-    send = list.append
+    def __init__(self, folder):
+        ours, its = socket.socketpair()
+        self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
+        self._engine = threading.Thread(target=Child(Channel(its.detach()), self._shown).run)
+        self._engine.start()
+        self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
+        assert not self.channel.receive(PATIENCE).failure
+        self._backbone = Backbone(folder)
+
+    def ask(self, *numbers, cut=(), **more):
+        """Sends requests together. The forms of some are cut."""
+        view, parts = self._backbone.view, []
+        for number in numbers:
+            own = Reading(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns(), **more)
+            (form,) = Lookup(self._backbone).read([own], MOST_CHARACTERS)
+            parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
+        self.channel.send_bytes(parts)
+
+    def failures(self, count):
+        """Returns the failures of the next answers, by the number of their requests."""
+        found = {}
+        while len(found) < count:
+            if isinstance(frame := self.channel.receive(PATIENCE), bytearray):
+                found |= {number: reply.failure for reply in replies_in(frame) for number, _ in reply.requests}
+        return found
+
+    def end(self):
+        self.channel.send(End())
+        self._engine.join(PATIENCE)
+        assert not self._engine.is_alive(), "it goes on"
+        os.close(self._shown)
 
 
-def _child(**service):
-    child = Child(Sent(), -1)
-    child._service = SimpleNamespace(**service)
-    child._process = SimpleNamespace(busy_s=0.5, wake=lambda: None, close=lambda: None)
-    return child
+@pytest.fixture
+def modelled(toy, monkeypatch):
+    monkeypatch.setattr(host, "BEAT_SECONDS", 0.01)
+    modelled = Modelled(toy.folder)
+    yield modelled
+    modelled.end()
 
 
-def test_an_error_while_counting_changes_no_heartbeat(caplog):
-    def look(backbone):
-        if backbone == 0:
-            raise ZeroDivisionError
-
-    own = SimpleNamespace(instruments=SimpleNamespace(meter=SimpleNamespace(take=lambda: ({1: 1}, {2: 2}))))
-    child = _child(served=[own, own], look=look)
-    child._beat()
-    (beat,) = child._channel
-    assert isinstance(beat, Beat) and beat.computing_s == 0.5
-    assert [bool(beaten.counts) for beaten in beat.backbones] == [False, True]
-    assert "counted" in caplog.text
+def test_an_error_while_counting_changes_no_heartbeat(modelled, monkeypatch, caplog):
+    monkeypatch.setattr(Service, "look", lambda service, backbone: 1 / 0)
+    eventually(lambda: "counted" in caplog.text)
+    modelled.channel.arrived()
+    beat = modelled.channel.receive(PATIENCE)
+    assert isinstance(beat, Beat) and [beaten.counts for beaten in beat.backbones] == [{}]
 
 
-NONE = np.zeros(0, np.int64)
-
-
-def form_of(generation):
-    return write(b"", Head(0, generation, 0, 0, "law", "acme"), [0], [0], NONE, NONE, NONE)
-
-
-def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read():
-    reading, submitted = Hold(), []
-
-    def submit(form, *given):
-        if form.head.generation == 2:
-            reading.pass_through()
-        submitted.append(form.head.generation)
-
-    child = _child(has_open=lambda form, backbone: form.head.generation == 1, submit=submit)
+def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled, monkeypatch):
+    reading, submit = Hold(), Service.submit
+    monkeypatch.setattr(Service, "has_open", lambda service, form, backbone: not form.head.priority)
+    monkeypatch.setattr(
+        Service,
+        "submit",
+        lambda service, form, *given: (form.head.priority and reading.pass_through(), submit(service, form, *given)),
+    )
     with reading:
-        opener = threading.Thread(target=child._open_next)
-        opener.start()
-        child._take_in(bytearray().join(part for number in (2, 1) for part in request_parts(number, 0, 0, "", form_of(number))))
+        modelled.ask(2, priority=1)
         reading.until_reached()
-        assert submitted == [1]
-    opener.join()
-    assert submitted == [1, 2]
+        modelled.ask(1)
+        assert modelled.failures(1) == {1: None}
+    assert modelled.failures(1) == {2: None}
 
 
-def test_a_form_that_cannot_be_read_fails_only_its_own_request():
-    submitted, child = [], _child(has_open=lambda form, backbone: True, submit=lambda form, *given: submitted.append(form))
-    child._outbox = Outbox(child._channel)
-    child._channel.send_bytes = lambda parts: child._channel.append(bytearray().join(parts))
-    good = form_of(1)
-    requests = [(1, good), (2, good[:9]), (3, good)]
-    child._take_in(bytearray().join(part for number, form in requests for part in request_parts(number, 0, 0, "", form)))
-    ((reply,),) = [replies_in(frame) for frame in child._channel]
-    assert len(submitted) == 2 and reply.requests == [(2, 1)] and "[internal]" in reply.failure[1]
+def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled):
+    modelled.ask(1, 2, 3, cut=(2,))
+    failures = modelled.failures(3)
+    assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
 
 
-def test_the_model_process_ends_the_engine():
-    ended = []
-    child = _child()
-    child._process.close = lambda: ended.append(True)
-    child._take_in(End())
-    assert ended
+def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(toy, monkeypatch):
+    """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    def run(engine, batch):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(Engine, "run", run)
+    modelled = Modelled(toy.folder)
+    modelled.ask(1)
+    eventually(lambda: codes)
+    modelled.end()
+    assert {*codes} == {DEVICE_FAILED}
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy, monkeypatch, tmp_path):
+    """Takes seconds: two processes start."""
+
+    def start(**changes):
+        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [Meter()])
+
+    with pytest.raises(Broken, match=mentioning("does not start", "'abacus'")):
+        start(device="abacus")
+    sleeps = tmp_path / f"python{sys.version_info.major}"
+    sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeps.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(worker, "START_SECONDS", 0.5)
+    with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
+        start()

@@ -53,3 +53,9 @@ def test_the_windows_of_a_text_are_joined_in_their_order(make, order):
     assert joined[:-1] == [None] * 3
     logits, places = joined[-1]
     assert logits[:, 0].tolist() == places[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_passage_counts_for_the_memory_limit(make):
+    spans = np.zeros((1, 3), dtype=np.int32)
+    short, long = (Text(make(1), 0, NONE, NONE, spans, "水" * length).bytes for length in (1, 100_000))
+    assert long - short >= 199_000

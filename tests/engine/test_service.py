@@ -1,24 +1,20 @@
 """The upper half passes requests to the engine within its limits. `test_encoder_machine` tests random runs."""
 
-from types import SimpleNamespace
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine
-from hplm.engine.request import Text
-from hplm.errors import InvalidInput, OutOfCapacity
-from hplm.plot import rows as rows_module
-from hplm.plot.table import Table
-from hplm.tenants.snapshot import Tenant
+from hplm.engine.service import TICKET_SECONDS
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant, OutOfCapacity
 from research.papers.packings import Concat, Slotted
 from testing.toy import WORDS
-from tests.engine.asker import Asker, stages_of
-from tests.engine.world import World
+from tests.engine.asker import Asker
 from tests.support.message import mentioning, mentions
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -38,27 +34,6 @@ def test_the_rows_and_slots_of_a_policy_reach_the_packing(toy, monkeypatch, poli
     asker.wait(asker.ask("acme", [WORDS[0], WORDS[1]]))
     asker.close()
     assert seen and all(places is not None and (places.slot is not None) == (packing is Slotted) for places in seen)
-
-
-def test_a_batch_computes_in_the_first_stage_while_the_one_before_waits_for_the_second(toy):
-    world = World(toy.folder, len, stages=stages_of(0, 1), slots="3", policy="fcfs", admission="false")
-    for tenant in ("acme", "beta", "city", "echo"):  # a batch has one slot
-        world.offer(tenant, [WORDS[0]])
-    for _ in range(2):
-        assert world.step("prepare")
-        assert world.step("compute 1")
-    assert [len(batches) for batches in world.waiting] == [0, 2] and not any(world.answers)
-    world.run_all()
-    assert [len(answer) for (answer,) in world.answers] == [1] * 4
-    world.end()
-
-
-def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkeypatch):
-    monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
-    tables = [Table(path.parent) for path in (toy.folder / "plot").glob("*/*/meta.json")]
-    needed = sum(3 * table.meta.row_bytes for table in tables)
-    with pytest.raises(InvalidInput, match=mentioning(f"{needed:,}", "ulimit -l", "--ulimit memlock=-1", "plot_hot")):
-        Asker(toy.folder, plot_hot="3")
 
 
 def test_top_k_gives_the_best_labels_first(asker, reference):
@@ -96,25 +71,6 @@ def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(aske
     assert asker.wait(asker.ask("beta", [f"{WORDS[0]} a"]))[0].labels
 
 
-def test_a_passage_counts_for_the_memory_limit():
-    numbers = np.zeros((1, 3), dtype=np.int32)
-    tenant = Tenant(
-        "acme",
-        1,
-        1,
-        "root",
-        1,
-        "span",
-        ("start", "end"),
-        Record("one.safetensors", "head,,relu,fp16,16,32,1,0,0,0,0", 0, 0),
-        None,
-    )
-    of = {"tenant": tenant, "tenant_number": 1, "backbone": 0}
-    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, **of)
-    short, long = (Text(request, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
-    assert long - short >= 199_000
-
-
 @pytest.mark.parametrize("step", ["hplm.engine.encoder.read_answers", "hplm.engine.request.Request.joined"])
 def test_an_answer_for_which_there_is_no_memory_says_so(asker, monkeypatch, step):
     def fail(*_):
@@ -139,3 +95,27 @@ def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypat
     answers = [asker.wait(number) for number in [asker.ask(tenant, [WORDS[0]]) for tenant in ("acme", "city", "acme", "beta")]]
     assert [isinstance(answer, OutOfCapacity) for answer in answers] == [True, False, True, False]
     assert mentions(answers[0], "'acme'")
+
+
+FORMS = {  # its age, what is changed in its head, and why it is refused
+    "good": (TICKET_SECONDS - 5, lambda head: {}, None),
+    "too old: it would be a key that nobody can revoke": (TICKET_SECONDS + 5, lambda head: {}, DeadlineMissed),
+    "of an unknown tenant": (0, lambda head: {"uid": 999}, NoTenant),
+    "of another export, which one model may still have": (0, lambda head: {"export": head.export ^ 1}, Draining),
+}
+
+
+@pytest.mark.parametrize(("seconds", "changes", "error"), FORMS.values(), ids=FORMS)
+def test_only_a_form_that_may_be_answered_is_taken(asker, seconds, changes, error):
+    view, waited_ns, answers = asker.backbone.view, 10**12, []  # at the front door
+    arrival = {"arrival_ns": time.monotonic_ns() - seconds * 10**9 - waited_ns, "waited_ns": waited_ns}
+    form = asker.lookup.resolve(view, view.snapshot.find("acme"), [WORDS[0]], **arrival)
+    form.head = form.head._replace(**changes(form.head))
+    if error is None:
+        asker.service.submit(form, answers.append)
+        asker.wait(asker.ask("acme", [WORDS[0]]))
+        eventually(lambda: answers)
+    else:
+        with pytest.raises(error):
+            asker.service.submit(form, answers.append)
+        assert not answers

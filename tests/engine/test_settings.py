@@ -1,5 +1,7 @@
 """Settings of operators are checked, and errors name the parameter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,9 +30,13 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changed, named", REFUSED, ids=str)
-def test_parameters_that_make_no_sense_are_refused_by_name(monkeypatch, changed, named):
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+
+
+@pytest.mark.parametrize("changed, named", REFUSED, ids=str)
+def test_parameters_that_make_no_sense_are_refused_by_name(changed, named):
     name, value = next(iter(changed.items()))
     with pytest.raises(InvalidInput, match=mentioning(name, *(named or [f"'{value}'"]))):
         read_all({**PARAMETERS, "backbone": "a", **changed})
@@ -50,3 +56,15 @@ def test_eight_bits_are_refused_on_a_gpu():
     with pytest.raises(InvalidInput, match=mentioning("int8", "cuda")):
         resolve_precision("int8", torch.device("cuda"))
     assert not resolve_precision("bf16", torch.device("cuda"), auto_on_cpu="int8").eight_bits
+
+
+def test_the_settings_of_several_backbones_differ_in_their_stages_alone():
+    given = {**PARAMETERS, "backbone": "a", "backbones": "a b", "stages": "0-1@cpu:0 2-3@cpu:1; 0-4@cpu:0 5-5@cpu:1"}
+    found = read_all(given)
+    assert [[(stage.first, stage.last) for stage in own.stages] for own in found.values()] == [
+        [(0, 1), (2, 3)],
+        [(0, 4), (5, 5)],
+    ]
+    assert replace(found["a"], stages=()) == replace(found["b"], stages=())
+    assert [own.stages for own in read_all({**given, "stages": ""}).values()] == [(), ()]
+    assert list(read_all({**PARAMETERS, "backbone": "a"})) == ["a"]

@@ -1,12 +1,16 @@
-"""Which tenants run alone after the engine has ended, which one is guilty, and for how long it is refused."""
+"""What an engine's end tells: what was in its batches, who runs alone after it, and who is guilty, and for how long."""
 
+import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hplm.engine import suspects as module
-from hplm.engine.in_flight import Mark, number_of
+from hplm.engine.in_flight import LONGEST, InFlight, Mark, backbone_of, number_of, read
 from hplm.engine.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Separation, Suspects
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -68,13 +72,18 @@ GUILTY = Mark(7, number_of(1, 3), "acme")
 @pytest.mark.parametrize("harm", [None, "cannot be written", "has no folder"])
 def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(tmp_path, monkeypatch, caplog, harm):
     """A quarantine that cannot be written holds all the same. No command can release it."""
-    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+    folder, gone = tmp_path / "shm", tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setattr(quarantine, "FOLDER", folder)
     meters, own = [Meter(), Meter()], Quarantine(FOLDERS[1].parent)
     of_two, began, none = Separation(FOLDERS, meters), module.time.monotonic(), (frozenset(), frozenset())
     if harm is not None:
-        own._file("acme").mkdir()
+        own.put("acme")
+        (file,) = folder.iterdir()
+        file.unlink()
+        file.mkdir()
     if harm == "has no folder":
-        monkeypatch.setattr(quarantine, "FOLDER", tmp_path / "gone")
+        folder.rename(gone)
     of_two.ended([GUILTY])
     assert of_two.apart.quarantined == none
     of_two.ended([GUILTY])
@@ -82,13 +91,58 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
     assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
     assert mentions(caplog.text, "restart") == mentions(caplog.text, "no command") == (harm is not None)
     if harm is None:
+        assert Separation(FOLDERS, meters).apart.quarantined == (frozenset(), {"acme"}), "it does not outlive the process"
         assert own.release("acme")
     else:
         now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: began + SECONDS - 60)
         monkeypatch.setattr(module, "time", now)
         of_two.look()
         assert of_two.apart.quarantined == (frozenset(), {"acme"})
-        monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
+        if gone.exists():
+            gone.rename(folder)
         now.monotonic = lambda: began + 2 * SECONDS
     of_two.look()
     assert of_two.apart.quarantined == none
+
+
+PLACE = struct.Struct("<qq")
+KILLED = """
+import os, signal, sys
+from hplm.engine.in_flight import InFlight, Mark
+shown = InFlight(2, 3, int(sys.argv[1]))
+shown.enter("computed", [Mark(1, 1, "a").packed()])
+shown.enter("computing", [Mark(2, 2, "b").packed(), Mark(3, 2, "b").packed()])
+shown.leave("computed")
+shown.enter("staged", [Mark(4, 1 << 64 | 1, "c").packed()])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def memory():
+    descriptor = os.memfd_create("batches")
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_all_batches_of_a_killed_process_are_read(memory):
+    subprocess.run([sys.executable, "-c", KILLED, str(memory)], pass_fds=[memory], timeout=120)
+    assert sorted(read(memory)) == [Mark(2, 2, "b"), Mark(3, 2, "b"), Mark(4, number_of(1, 1), "c")]
+    assert [backbone_of(mark.tenant) for mark in sorted(read(memory))] == [0, 0, 1]
+
+
+def test_the_longest_marks_have_room(memory):
+    shown, longest = InFlight(2, 3, memory), Mark(2**63, number_of(2**10, 2**64 - 1), "x" * 64)
+    assert len(longest.packed()) <= LONGEST
+    for batch in range(2):
+        shown.enter(batch, [longest.packed()] * 4)  # one more than was said
+    assert list(read(memory)) == [longest] * 6
+
+
+@pytest.mark.parametrize("damage", [(-16, 0), (8, 0), (1 << 40, 0), (408, -1), (408, 1 << 40), (408, 393)])
+def test_damaged_memory_is_told_from_an_engine_that_had_nothing(memory, damage):
+    InFlight(2, 3, memory)
+    assert PLACE.unpack(os.pread(memory, PLACE.size, 400)) == (400, 0)
+    os.pwrite(memory, PLACE.pack(*damage), 400)
+    with pytest.raises(ValueError):
+        list(read(memory))

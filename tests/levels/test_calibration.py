@@ -67,12 +67,6 @@ def test_many_texts_at_once_get_what_each_would_get():
     assert confidences(calibrations, logits) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_a_fit_recovers_the_temperature(temperature):
-    cases = drawn(8000, 4, temperature)
-    assert fit_temperature(cases).temperature == pytest.approx(temperature, rel=0.08)
-
-
 def test_a_dirichlet_map_is_chosen_where_one_class_is_answered_too_seldom():
     cases = drawn(3000, 4, temperature=2.0, bias=6.0)
     found = fitted(cases)

@@ -71,17 +71,6 @@ def test_counts_are_taken_once_and_levels_stay():
     assert meter.take() == ({}, {(LEVEL, ()): 7})
 
 
-def test_a_histogram_counts_each_value_in_every_bucket_above_it():
-    meter, times = Meter(), Histogram("times", "how long", (0.1, 1.0))
-    meter.observe(times, [0.1, 0.05, 0.5, 3.0])
-    meter.observe(times, [])
-    bucket, total, count = times.parts
-    counts, _ = meter.take()
-    assert {labels[0]: value for (metric, labels), value in counts.items() if metric == bucket} == {"0.1": 2, "1": 3, "+Inf": 4}
-    assert counts[total, ()] == pytest.approx(3.65)
-    assert counts[count, ()] == 4
-
-
 def test_sums_of_signed_times_are_shown_and_those_of_engines_that_follow_each_other_add_up(family):
     """A counter cannot fall. An engine that is started again begins with nothing."""
     published = Meter()

@@ -7,18 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hplm.request.answers import (
-    OUTPUTS,
-    End,
-    Reply,
-    bits_of,
-    names_of,
-    outputs_of,
-    packed,
-    replies_in,
-    size_of,
-    strings,
-)
+from hplm.request.answers import OUTPUTS, End, Reply, outputs_of, packed, replies_in, size_of, strings
 from hplm.tasks import TASKS, TextAnswer
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
@@ -76,8 +65,3 @@ def test_replies_are_read_as_they_were_written(written):
         for name, values in own.outputs.items():
             assert values.dtype == expected.outputs[name].dtype
             np.testing.assert_array_equal(values, expected.outputs[name])
-
-
-@given(st.sets(st.sampled_from(OUTPUTS)))
-def test_requested_outputs_are_bits(wanted):
-    assert names_of(bits_of(wanted)) == wanted

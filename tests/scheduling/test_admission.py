@@ -1,5 +1,6 @@
 import random
 from contextlib import suppress
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -7,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
-from hplm.scheduling.admission import FIRST_PROMISED, Admission
-from hplm.scheduling.limits import Limits, Shares
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
-from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import beyond_share
 from hplm.scheduling.waiting import Capacity
@@ -76,16 +76,6 @@ def test_admission_admits_as_many_texts_as_fit_before_the_deadline_and_others_of
     scheduler, now = _busy(waiting=0)
     assert _admitted(scheduler, now + 4 * FULL, now, tenant=1)
     scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
-
-
-def test_texts_that_cannot_be_in_time_are_dropped_before_their_deadline():
-    scheduler, now = _busy(waiting=0)
-    text = _text(now + 3 * FULL, now=now)
-    scheduler.offer([text], now)
-    assert scheduler.expired(now) == []
-    late = scheduler.next_expiry(now)
-    assert now < late < text.deadline_ns
-    assert scheduler.expired(late) == [text]
 
 
 @pytest.mark.parametrize("tenants", [1, 16])
@@ -159,12 +149,9 @@ def test_a_batch_that_takes_long_counts_as_running():
         scheduler.offer([_text(now + 1_500_000_000 + 10**7, now=now + 1_500_000_000)], now + 1_500_000_000)
 
 
-@pytest.mark.parametrize("admission", [True, False])
-def test_the_next_expiry_is_that_of_the_texts_that_wait(admission):
-    """It is kept between requests. Texts come and leave, and predictions begin, change and end."""
-    rng = random.Random(0)
-    scheduler, now, running = Scheduler(policy("timely"), Limits(1000, 10**6), admission, answering_ns=1000), 0, []
-    kept = 0
+def test_at_the_next_expiry_a_text_expires_and_none_before():
+    """When that is, is kept between requests. Texts come and leave, and predictions begin, change and end."""
+    rng, scheduler, now, running, early = random.Random(0), _scheduler(answering_ns=1000), 0, [], []
     for _ in range(3000):
         now += rng.choice([1, FULL // 10, FULL, 2 * 10**9])
         if rng.random() < 0.6:
@@ -174,17 +161,37 @@ def test_the_next_expiry_is_that_of_the_texts_that_wait(admission):
         elif rng.random() < 0.3:
             scheduler.expired(now)
         elif running:
-            batch = running.pop()
-            scheduler.finished(batch, now, adapters=rng.randrange(3))
-            scheduler.next_expiry(now)
+            scheduler.finished(running.pop(), now, adapters=rng.randrange(3))
         elif batch := scheduler.choose(ROOM, now):
             scheduler.started(batch, now)
             running.append(batch)
-        before = scheduler.next_expiry(now)
-        scheduler._queues[0]._forget_earliest()
-        kept += before == scheduler.next_expiry(now) < 2**62
-        assert before == scheduler.next_expiry(now)
-    assert kept > 500
+        expiry = scheduler.next_expiry(now)
+        if running and now < expiry < NEVER:
+            later = deepcopy(scheduler)
+            assert not later.expired(expiry - 1)
+            gone = later.expired(expiry)
+            assert gone
+            early.append(all(text.deadline_ns > expiry for text in gone))
+    assert len(early) > 100 and sum(early) > 10, "none is dropped before its deadline, though it cannot be in time"
+
+
+@pytest.mark.parametrize("answering_ns", [0, 700])
+def test_less_is_promised_the_more_of_the_admitted_texts_are_late(answering_ns):
+    """Whether they are in time is known when their batch has ended, and counts the time of the answer."""
+    admitted = []
+    for late in (0, 1, 10):  # texts of each batch
+        scheduler, now = _scheduler(answering_ns=answering_ns), 0
+        for _ in range(30):
+            now = _full_batch(scheduler, now)
+        for _ in range(20):
+            told = now + 3 * FULL + answering_ns  # when clients have their answers
+            scheduler.offer([_text(told - (number < late), now=now) for number in range(10)], now)
+            batch = scheduler.choose(ROOM, now)
+            scheduler.started(batch, now)
+            now += 3 * FULL
+            scheduler.finished(batch, now, stages_ns=[FULL])
+        admitted.append(_admitted(scheduler, now + answering_ns + 4 * FULL + FULL // 2, now))
+    assert admitted[0] > admitted[1] + 10 and admitted[1] > admitted[2] + 2, admitted
 
 
 texts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(1, 50)), max_size=60)  # tenant, batch, tokens
@@ -197,27 +204,3 @@ def test_what_tenants_have_beyond_their_share(texts, first, grows):
     for batch, most in enumerate(allowed):
         due = [sum(tokens for owner, at, tokens in texts if owner == tenant and at <= batch) for tenant in range(5)]
         assert beyond[batch] == sum(max(0, has - most) for has in due)
-
-
-def test_admission_learns_from_texts_however_many_come_in_one_call():
-    def promised(*results):
-        admission = Admission(Queue(0, policy("timely"), Shares(), 0), ())
-        admission.chosen(600, 60, 0)
-        for on_time, late in results:
-            admission.done(on_time, late)
-        return admission._promised
-
-    assert promised((60, 0), (0, 1)) > FIRST_PROMISED  # one late text among 61
-    assert promised((60, 0), (0, 2)) > promised((57, 0), (0, 3)) < FIRST_PROMISED
-    assert promised((30, 10)) == pytest.approx(promised(*[(3, 1)] * 10)) == pytest.approx(promised((30, 0), (0, 10)))
-
-
-def test_promised_texts_are_judged_when_their_batch_has_ended(monkeypatch):
-    found = []
-    monkeypatch.setattr(Admission, "done", lambda admission, on_time, late: found.append((on_time, late)))
-    scheduler = _scheduler(answering_ns=500)
-    scheduler.offer([_text(deadline) for deadline in (1500, 1501, 900, 2500, 0)], 0)
-    batch = scheduler.choose(ROOM, 0)
-    scheduler.started(batch, 0)
-    scheduler.finished(batch, 1001)
-    assert found == [(2, 2)]

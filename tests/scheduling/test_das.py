@@ -96,22 +96,6 @@ def test_on_a_slow_machine_rows_become_fewer_and_still_hold_the_texts(caplog):
 
 
 @pytest.mark.parametrize("name", ["das", "slotted_das"])
-def test_a_long_text_changes_no_row_and_takes_as_many_as_it_needs(name):
-    chooses, capacity = policy(f"{name}:rows=16,row_tokens=100"), Capacity(1600, 1600, 1600)
-    columns = Columns([*[_text(10)] * 200, _text(512)])
-    chosen = chooses.select(columns, 0, capacity, COST)
-    rows = _boxes(chosen, chosen.places.row, columns.tokens)
-    assert len(rows) == 16 and all(sum(row) <= 100 for row in rows.values())  # it came last, and no row is left for it
-    columns = Columns([*[_text(10)] * 90, _text(512)])
-    chosen = chooses.select(columns, 0, capacity, COST)
-    rows = _boxes(chosen, chosen.places.row, columns.tokens)
-    assert rows.pop(OUTSIDE) == [512] and all(sum(row) <= 100 for row in rows.values()) and len(rows) == 9
-    columns = Columns([_text(512), *[_text(10)] * 200])
-    rows = _boxes(chosen := chooses.select(columns, 0, capacity, COST), chosen.places.row, columns.tokens)
-    assert rows.pop(OUTSIDE) == [512] and len(rows) == 16 - 6  # it came first
-
-
-@pytest.mark.parametrize("name", ["das", "slotted_das"])
 @pytest.mark.parametrize("long", [60, 95, 130])
 def test_a_text_longer_than_a_row_is_not_passed_over_for_ever(name, long):
     """New and shorter texts fill all rows of every batch, and the texts that came before it wait as well."""

@@ -18,21 +18,21 @@ def room(in_flight):
     return Capacity(tokens=10, texts=10, tenants=10, in_flight=in_flight)
 
 
-def taught(stages_ns, texts=40):
+def taught(stages_ns, texts=40, chooses=None):
     """Returns a scheduler with waiting texts, which has seen many batches that took so long in each stage."""
-    scheduler = Scheduler(policy("fcfs"), Limits(1000, 10**9), commit_ns=0)
+    scheduler = Scheduler(chooses or policy("fcfs"), Limits(1000, 10**9), commit_ns=0)
     for _ in range(20):
         scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
     scheduler.offer([SimulatedText(tokens=10, arrival_ns=0) for _ in range(texts)], 0)
     return scheduler
 
 
-def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free():
-    scheduler, capacity = taught([30 * MS, 10 * MS]), room(3)
-    first = scheduler.choose(capacity, 0)
-    scheduler.started(first, 0)
-    assert scheduler.choose_at(0) == pytest.approx(30 * MS, rel=0.02)
-    assert scheduler.choose_at(35 * MS) == 35 * MS
+@pytest.mark.parametrize(("in_flight", "free_ms"), [(3, 30), (1, 40)])
+def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free_and_another_may_be_in_flight(in_flight, free_ms):
+    scheduler, capacity = taught([30 * MS, 10 * MS]), room(in_flight)
+    scheduler.started(scheduler.choose(capacity, 0), 0)
+    assert scheduler.choose_at(0) == pytest.approx(free_ms * MS, rel=0.02)
+    assert scheduler.choose_at((free_ms + 5) * MS) == (free_ms + 5) * MS
 
 
 def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stages():
@@ -47,12 +47,6 @@ def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stag
     scheduler.finished(first, 50 * MS, stages_ns=[10 * MS, 30 * MS])
     assert scheduler.choose_at(50 * MS) == pytest.approx(70 * MS, rel=0.02)  # the second one has begun there at 50
     assert scheduler.choose_at(90 * MS) == 90 * MS
-
-
-def test_no_batch_is_chosen_before_there_may_be_another_in_flight():
-    scheduler, capacity = taught([30 * MS, 10 * MS]), room(1)
-    scheduler.started(scheduler.choose(capacity, 0), 0)
-    assert scheduler.choose_at(0) == pytest.approx(40 * MS, rel=0.02)
 
 
 def share_on_time(*stages_ms):
@@ -83,11 +77,9 @@ def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them(
         scheduler.started(batch, now)
         now += 500 * MS
         scheduler.finished(batch, now, stages_ns=[10 * MS, 30 * MS])
-    assert float(scheduler.costs[0].predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
-    assert (
-        scheduler.costs[0].shares == pytest.approx([0.25, 0.75], rel=0.02)
-        and scheduler.costs[0].slowest == scheduler.costs[0].shares[1]
-    )
+    (cost,) = scheduler.costs
+    assert float(cost.predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
+    assert cost.shares == pytest.approx([0.25, 0.75], rel=0.02) and cost.slowest == cost.shares[1]
 
 
 def test_policies_count_batches_by_the_slowest_stage():
@@ -98,9 +90,7 @@ def test_policies_count_batches_by_the_slowest_stage():
             seen.append((start_ns, float(cost.predict(10, 1))))
             return policy("fcfs").select(columns, start_ns, capacity, cost)
 
-    scheduler = taught([10 * MS, 30 * MS])
-    scheduler._queues[0]._policy = Watching()
-    scheduler.choose(room(3), 0)
+    taught([10 * MS, 30 * MS], chooses=Watching()).choose(room(3), 0)
     ((start_ns, batch_ns),) = seen
     assert batch_ns == pytest.approx(30 * MS, rel=0.02) and start_ns == pytest.approx(10 * MS, rel=0.02)
 

@@ -1,12 +1,17 @@
+"""The default policy: what a batch takes, and that nobody is passed over for ever. The compiled kernel against numpy."""
+
+import logging
 from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hplm.scheduling import kernel as kernels
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.kernel import Rules
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import fair_share
@@ -79,43 +84,37 @@ def test_while_others_wait_no_tenant_gets_more_than_its_fair_share(counts, lengt
         assert got[tenant] >= min(demand[tenant], share) - max(lengths) or got[tenant] > 0
 
 
+def _serve_until(text, chooses, columns, arriving, batches):
+    """Fails if the text is not chosen within so many batches. `arriving` returns the texts that come before each."""
+    for number in range(batches):
+        for other in arriving(number):
+            columns.add([other])
+        if text in columns.remove(chooses.select(columns, number * FULL, ROOM, COST)):
+            return
+    raise AssertionError(f"still passed over after {batches} batches")
+
+
 def test_texts_without_deadlines_are_served_in_order_of_arrival():
     """Short ones arrive without end, and none of them overtakes the long one for more than the batch's rest."""
     long_text = _text(150)
     columns = Columns([_text(20) for _ in range(30)] + [long_text])
-    for _ in range(4):  # there are 600 tokens before it, and 200 in a batch
-        for _ in range(60):
-            columns.add([_text(5)])
-        if long_text in columns.remove(Timely(reserve=0.0).select(columns, 0, ROOM, COST)):
-            return
-    raise AssertionError("still waits")
+    few = 4  # there are 600 tokens before it, and 200 in a batch
+    _serve_until(long_text, Timely(reserve=0.0), columns, lambda _: [_text(5) for _ in range(60)], few)
 
 
 @settings(deadline=None, max_examples=30)
 @given(ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5))
 def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens):
     """Short texts arrive without end. The reserve serves the long text, and those before it, within this many batches."""
-    chooses = Timely(reserve=0.05)
     passed_over = [_text(length) for length in [*ahead, own]]
     columns = Columns(passed_over)
     bound = ceil(sum(text.tokens for text in passed_over) / (0.05 * ROOM.tokens)) + 1
-    for _ in range(bound):
-        for _ in range(300 - len(columns)):
-            columns.add([_text(tokens)])
-        if passed_over[-1] in columns.remove(chooses.select(columns, 0, ROOM, COST)):
-            return
-    raise AssertionError(f"still passed over after {bound} batches")
+    _serve_until(passed_over[-1], Timely(reserve=0.05), columns, lambda _: [_text(tokens)] * (300 - len(columns)), bound)
 
 
 def test_texts_with_deadlines_do_not_starve_texts_without():
-    chooses, columns, full = Timely(), Columns([_text(name="patient")]), FULL
-    for batch in range(10):
-        for _ in range(60):
-            columns.add([_text(10, deadline=(batch + 3) * full)])
-        served = columns.remove(chooses.select(columns, batch * full, ROOM, COST))
-        if any(text.number == "patient" for text in served):
-            return
-    raise AssertionError("still waits")
+    patient = _text(name="patient")
+    _serve_until(patient, Timely(), Columns([patient]), lambda batch: [_text(10, (batch + 3) * FULL)] * 60, 10)
 
 
 def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():
@@ -132,3 +131,59 @@ def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():
         scheduler.offer([_text()], 1000)
         assert scheduler.choose(ROOM, 1000) is not None
     assert starts == [1000, 1700]
+
+
+needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
+
+
+def _texts(seed, count, kinds, longest):
+    generator = np.random.default_rng(seed)
+    tokens, deadline = generator.integers(1, longest + 1, count), generator.integers(0, 900, count)
+    deadline[generator.random(count) < 0.2] = 0
+    slot_key, tenant = generator.integers(0, kinds, (2, count))
+    numbers = zip(tokens.tolist(), deadline.tolist(), slot_key.tolist(), tenant.tolist(), strict=True)
+    return [
+        SimulatedText(tokens=tokens, arrival_ns=i, deadline_ns=deadline, priority=0, slot_key=slot_key, tenant=tenant, number=i)
+        for i, (tokens, deadline, slot_key, tenant) in enumerate(numbers)
+    ]
+
+
+capacities = st.builds(Capacity, st.integers(1, 400), st.integers(1, 60), st.integers(1, 12))
+choosers = st.builds(
+    Timely, st.integers(1, 12), st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.sampled_from([0.5, 1, 2.0, 3.7]), st.just(0.01)
+)
+
+
+@needs_kernel
+@settings(deadline=None, max_examples=300)
+@given(
+    seed=st.integers(0, 999),
+    count=st.integers(1, 300),
+    kinds=st.sampled_from([1, 2, 5, 40]),
+    longest=st.sampled_from([1, 30, 300, 90_000]),
+    capacity=capacities,
+    chooser=choosers,
+    batch_ns=st.sampled_from([7.0, 50.0, 333.3]),
+    reserved=st.integers(0, 100),
+)
+@example(0, 3000, 3000, 30, Capacity(400, 60, 12), Timely(), 50.0, 4)  # more texts and tenants than there was room for
+def test_the_kernel_chooses_the_same_texts_as_numpy(seed, count, kinds, longest, capacity, chooser, batch_ns, reserved):
+    columns = Columns(_texts(seed, count, kinds, longest))
+    rules = Rules(100, batch_ns, chooser.limits(capacity), chooser.late, reserved)
+    by_kernel, by_arrays = chooser.by_kernel(columns, capacity, rules), chooser.by_arrays(columns, capacity, rules)
+    assert by_kernel is not None
+    assert by_kernel[0].tolist() == by_arrays[0].tolist()
+    assert by_kernel[1] == by_arrays[1]
+
+
+def test_without_the_kernel_numpy_chooses_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    kernels.kernel.cache_clear()
+    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernel.so")
+    try:
+        columns = Columns(_texts(0, 50, 3, 20))
+        chosen = Timely().select(columns, 100, Capacity(100, 10, 3), CostModel())
+        assert 0 < len(columns.remove(chosen)) <= 10
+    finally:
+        kernels.kernel.cache_clear()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert str(tmp_path) in caplog.text

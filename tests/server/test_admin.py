@@ -1,7 +1,6 @@
 """Remote management on a real Triton: tenants are added, changed and deleted while they and others are asked all the time."""
 
 import base64
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,16 +9,12 @@ from safetensors.torch import load, save
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
-from hplm.registry.folder import Folder
-from hplm.server import probing
-from hplm.server.held import holders
 from testing.generative import GenerativeReference
 from testing.toy import WORDS
 from tests.server.admin import Admin
 from tests.server.asking import Asking
 from tests.server.generating import GREEDY, RETURN, Asked, ids_of
 from tests.server.stock import refused
-from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 on_toy = pytest.mark.server("toy")
@@ -64,20 +59,6 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
     assert not load.failures(), load.failures()[:3]
 
 
-@on_toy
-def test_a_probe_is_answered_while_a_command_waits_for_another_manager(server, acme):
-    admin, control = Admin(server), server.server.control()
-    assert admin("tenant.add", **admin.trained(acme))["after"] == 1
-    with ThreadPoolExecutor(1) as pool:
-        with Folder(server.state / "toy").alone():
-            deleted = pool.submit(lambda: Admin(server)("tenant.delete", id=acme.id))  # a client belongs to one thread
-            eventually(lambda: [one.held for one in holders(server.server.id) if one.model == "toy-admin"] == [1])
-            probe = control.probes(["toy-admin"])["toy-admin"]
-            assert control.probe("toy-admin", probe, PATIENCE).state is probing.State.WORKS
-            assert not deleted.done()
-        assert deleted.result(PATIENCE)["after"] is None
-
-
 def with_number(given, number):
     """Returns the same tenant with another number in its head, in 32 bits."""
     tensors = load(base64.b64decode(given["tensors"]))
@@ -104,7 +85,6 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
         ("tenant.add", with_number(good, float("nan")), ["'head.weight'", "fp16"]),
         ("tenant.add", with_number(good, 1e6), ["'head.weight'", "fp16"]),
         ("tenant.add", {**good, "domain": "med"}, ["'med'"]),
-        ("tenant.limit", {"id": "echo", "rate": -1}, ["'rate'"]),
         ("tenant.limit", {"id": "echo", "rate": True}, ["'rate'", "'burst'", "'in_flight'", "'deadline_us'"]),
         ("tenant.limit", {"id": "echo", "token_us": 5000}, ["'echo'", "classify", "'token_us'"]),
         ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
@@ -117,9 +97,8 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
 
 @pytest.mark.server("chat")
 def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams(server):
-    """The streams are long, so that they still run when their tenant is changed."""
-    places = ("query", "value", "ffn_out")
-    luna = TenantFile(server.named("luna", "chat"), 1, "law", 1, "generate", [], 4, "lora", places)
+    """A stream is so long that it still runs when its tenant is changed."""
+    luna = TenantFile(server.named("luna", "chat"), 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_out"))
     admin, prompt = Admin(server, backbone="chat"), "some words"
 
     def expected():
@@ -134,33 +113,23 @@ def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams
     def answer(**more):
         return ids_of(ask(**more).pieces())
 
-    def begun(most):
-        """Returns a stream of so many tokens, and its first part."""
-        asked = ask(most)
-        return asked, asked.piece()
-
     with refused("no_tenant"):
         answer()
     added = admin("tenant.add", **admin.trained(luna, seed=1))
     assert (added["after"], added["late"]) == (1, [])
-    first, before = expected(), begun(5000)
+    first, stream = expected(), ask(5000)
+    begins = stream.piece()
     assert first.agrees(answer())
     assert admin("tenant.update", **admin.trained(luna, seed=2))["after"] == 2
     assert server.held, "the stream has ended before its tenant was changed"
-    second, between = expected(), begun(1500)
+    second = expected()
     assert second.agrees(answer()) and second.tokens != first.tokens
     assert admin("tenant.limit", id=luna.id, first_token_us=1, token_us=60_000_000)["late"] == []
     with refused("deadline"):
         answer()
     assert len(answer(parameters={"first_token_ms": 60_000})) == 24  # a request's own time wins
-    admin("tenant.limit", id=luna.id, first_token_us=0)
-    secret = admin("tenant.key.add", id=luna.id)["secret"]
-    with refused("no_tenant"):
-        answer()
-    assert len(answer(headers={"authorization": f"Bearer {secret}"})) == 24
     assert admin("tenant.delete", id=luna.id)["after"] is None
     with refused("no_tenant"):
         answer()
-    for (stream, piece), version in ((before, first), (between, second)):
-        assert version.agrees(ids_of([piece, *(stream.piece() for _ in range(23))]))
-        stream.client.stop_stream(cancel_requests=True)
+    assert first.agrees(ids_of([begins, *(stream.piece() for _ in range(23))]))
+    stream.client.stop_stream(cancel_requests=True)

@@ -1,4 +1,4 @@
-"""The model for management: commands run, wait and fail. They are played here, and so is Triton. Probes: `test_admin.py`."""
+"""The model for management: commands run, wait and fail. They are played here, and so is Triton."""
 
 import threading
 
@@ -74,8 +74,10 @@ def test_commands_are_answered_in_turn_whatever_becomes_of_those_before_them(mod
     assert words == ["[invalid_input", "done first", "[no_tenant", "done third"]
 
 
-def test_only_so_many_commands_wait(model, hold):
+def test_only_so_many_commands_wait_and_probes_do_not(model, hold):
     run_first(model, hold, "running")
+    model.execute([probe := Request({}, {"hplm_probe": True})])
+    assert answer(probe) == "{}"
     asked = [request(str(number)) for number in range(200)]
     model.execute(asked)
     eventually(lambda: any(one.is_answered for one in asked))

@@ -22,25 +22,6 @@ def stock(request, server):
     return server.stock(request.param)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "question"),
-    [
-        ("toy", {"tenant": "acme", "truncate": True, "hplm_priority": 3, "hplm_rung": 1, "unknown": "ü", "timeout": 10**8}),
-        ("tasks", {"tenant": "pair", "pairs": [WORDS[1]]}),
-        ("toy", {"tenant": "flux", "top_k": 2}),
-    ],
-)
-def test_parameters_and_pairs_go_on_to_the_backbone(stock, backbone, question):
-    """Without them `tests/answers/test_ways.py` compares all tenants."""
-    direct, alias = (stock.ask([WORDS[0]], model=model, **question) for model in (backbone, ALIAS))
-    assert direct.keys() == alias.keys()
-    for name, values in direct.items():
-        if name in ("SCORE", "LOGITS"):
-            np.testing.assert_allclose(alias[name], values, atol=1e-3)
-        else:
-            np.testing.assert_array_equal(alias[name], values)
-
-
 @pytest.mark.parametrize("outputs", [["SCORE"], ["LABEL", "VERSION"], []])
 def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock, outputs):
     text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))

@@ -3,13 +3,11 @@
 import json
 import queue
 import time
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from builder.publish.model_configs import ALIAS
-from hplm_client import HplmClient
 from testing.toy import WORDS
 from tests.server.generating import GREEDY, RETURN, Asked, post
 from tests.server.stock import LIBRARIES, names_in, refused
@@ -80,14 +78,6 @@ def test_generate_gives_what_the_decoder_gives(server, body):
     )
     assert own_status == status
     assert {**answer, "model_name": ""} == {**direct, "model_name": ""}
-
-
-def test_our_client_may_ask_the_alias(server):
-    talk = {"messages": json.loads(TALK), "tenant": "plain", **GREEDY, "n": 2}
-    ways = ((server.http_url, "http", None), (server.http_url, "http", ALIAS), (server.grpc_url, "grpc", ALIAS))
-    with ExitStack() as stack:
-        chat, *aliases = (stack.enter_context(HplmClient(*way)) for way in ways)
-        assert [alias.generate(**talk) for alias in aliases] == [chat.generate(**talk)] * 2
 
 
 @pytest.mark.parametrize(

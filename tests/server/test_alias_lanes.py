@@ -1,4 +1,4 @@
-"""Prompts through the model `hplm` in one process: who is forwarded next, and what a client that has gone leaves behind."""
+"""Prompts through the model `hplm` in one process: who is forwarded next, and who may cancel them."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -7,31 +7,31 @@ from typing import Any
 import pytest
 
 from builder.store.store import TenantFile
-from hplm.metrics.names import CACHE_TOKENS, RUNNING_SEQUENCES, WAITING_SEQUENCES
+from hplm.tenants.arrival import CANCEL, PROMPT
 from testing.toy import make_chat
 from tests.support.configurations import DECODER
-from tests.support.fake_triton import Inputs, Request, Tensor, model_of
+from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, model_of
 from tests.support.servers import server_environment
 from tests.support.wait import Hold, eventually
 
 AT_ONCE = 16  # prompts that the alias forwards
 MOST_WAITING = 20  # clients of the decoder's waiting prompts that are looked for at once
-TENANTS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other", "single")]
+TENANTS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other")]
 LONG = 10_000  # tokens
 
 
 def to(decoder, forwarded):
-    """Returns the class of requests of one model to another. `forwarded` is called with the tenant of each prompt."""
+    """Returns the class of requests of one model to another. `forwarded` is called with the parameters of each prompt."""
 
     class Nested(Request):
         def __init__(self, request_id, model_name, inputs, requested_output_names, parameters, timeout):
             super().__init__({}, parameters)
             self.inputs, self.timeout = Inputs({one.name(): one for one in inputs}), lambda: timeout
-            self.tenant = parameters.get("tenant")
+            self.given = parameters
 
         def exec(self, decoupled):
-            if self.tenant:
-                forwarded(self.tenant)
+            if "tenant" in self.given:
+                forwarded(self.given)
             decoder.execute([self])
             found = self.next()
             failed = isinstance(found, str)
@@ -47,11 +47,14 @@ class Alias:
 
     def __init__(self, decoder):
         self.model: Any = None
-        self.decoder, self.tenants, self.hold = decoder, [], Hold()
+        self.decoder, self.prompts, self.hold = decoder, [], Hold()
 
-    def forwarded(self, tenant):
-        self.tenants.append(tenant)
+    def forwarded(self, parameters):
+        self.prompts.append(parameters)
         self.hold.pass_through()
+
+    def count(self, tenant):
+        return sum(own["tenant"] == tenant for own in self.prompts)
 
     def ask(self, tenant, most, timeout_us=0):
         inputs = {"text_input": "ab", "return_finish_reason": True}
@@ -60,24 +63,14 @@ class Alias:
         self.model.execute([request])
         return request
 
-    @property
-    def computing(self):
-        return len(self.decoder._client._held)
-
-    def levels(self):
-        """Returns what the decoder's process told last, or None: sequences that run, those that wait, tokens in the cache."""
-        levels = self.decoder._meter.take()[1]
-        return [levels.get((metric, ())) for metric in (RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS)]
-
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    settings = {"single": {"in_flight": 1}}
-    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, settings=settings, options=DECODER).repository
+    repository = make_chat(tmp_path_factory.mktemp("lanes"), TENANTS, options=DECODER).repository
     with ExitStack() as stack:
         stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
         alias = Alias(stack.enter_context(model_of(repository, "chat", "hplm_generate")))
-        nested = to(alias.decoder, lambda tenant: alias.forwarded(tenant))
+        nested = to(alias.decoder, alias.forwarded)
         alias.model = stack.enter_context(model_of(repository, "hplm", "hplm_alias", InferenceRequest=nested))
         yield alias
 
@@ -85,7 +78,7 @@ def loaded(tmp_path_factory):
 @pytest.fixture
 def alias(loaded):
     loaded.hold = Hold()
-    loaded.tenants.clear()
+    loaded.prompts.clear()
     with loaded.hold:
         yield loaded
 
@@ -99,42 +92,23 @@ def test_tenants_take_turns_and_who_is_late_or_has_gone_is_not_forwarded(alias):
     for _ in range(2):
         alias.hold.let_one_go()
         alias.hold.until_reached()
-    assert alias.tenants.count("other") == 1
+    assert alias.count("other") == 1
     for one in flood[AT_ONCE + 1 :]:
         one.cancelled = True
     alias.hold.open()
     assert isinstance(other.next(), dict)
     assert [isinstance(one.next(), dict) for one in flood] == [True] * (AT_ONCE + 1) + [False] * 23
-    assert alias.tenants.count("plain") == AT_ONCE + 1
-
-
-def test_prompts_whose_clients_have_gone_free_their_places_and_what_they_held(alias):
-    """Triton tells only the alias that a client has gone."""
-    alias.hold.open()
-    flood = [alias.ask("plain", LONG) for _ in range(AT_ONCE + 24)]
-    eventually(lambda: alias.computing == AT_ONCE)
-    for one in flood:
-        one.cancelled = True
-    assert isinstance(alias.ask("other", 2).next(), dict)
-    for one in flood:
-        one.next()
-    single = alias.ask("single", LONG)
-    eventually(lambda: alias.computing)
-    assert alias.ask("single", 2).next().startswith("[quota]")
-    single.cancelled = True
-    single.next()
-    assert isinstance(alias.ask("single", 2).next(), dict)
-    eventually(lambda: alias.levels() == [0, 0, 0])
+    assert alias.count("plain") == AT_ONCE + 1
 
 
 def test_a_client_can_cancel_no_prompt_of_another(alias):
     """Not even if it knows the name."""
     alias.hold.open()
     running = alias.ask("plain", 500)
-    eventually(lambda: alias.model._prompts)
-    (name,) = alias.model._prompts
+    alias.hold.until_reached()
+    name = alias.prompts[0][PROMPT]
     for model in (alias.model, alias.decoder):
-        forged = Request({"text_input": "ab"}, {"tenant": "other", "max_tokens": 1, "hplm_cancel": name})
+        forged = Request({"text_input": "ab"}, {"tenant": "other", "max_tokens": 1, CANCEL: name})
         forged.requested_output_names = lambda: ["text_output"]
         model.execute([forged])
         assert isinstance(forged.next(), dict)
@@ -164,4 +138,4 @@ def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones
     assert len(waits) > 3 * MOST_WAITING and max(waits) - min(waits) <= 2 and max(grows) > 2 * max(waits), (waits, grows)
     for one in asked:
         one.cancelled = True
-    eventually(lambda: alias.levels() == [0, 0, 0])
+    eventually(lambda: all(FINAL in one.flags for one in asked))

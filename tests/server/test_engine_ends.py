@@ -1,4 +1,4 @@
-"""The engine's process ends under a real server: every open request is answered, and a new engine serves."""
+"""The engine of a group on a real Triton: it serves two backbones. When it ends, every open request is answered."""
 
 import os
 import signal
@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from builder.store.store import TenantFile
 from hplm.cli.main import main
 from hplm.errors import error_in
 from hplm.plot.table import Table
 from hplm.server import process_group
 from hplm.server.stubs import stubs
+from hplm_client import HplmClient
 from testing.random_store import SPECIAL
-from testing.toy import WORDS
+from testing.toy import TENANTS, WORDS
+from tests.backbones import NAMES
 from tests.server.asking import Asking
-from tests.server.stock import LIBRARIES
+from tests.server.stock import LIBRARIES, refused
+from tests.support.answers import Comparison
 from tests.support.servers import published
 from tests.support.wait import PATIENCE, eventually, stop
 
@@ -116,3 +120,30 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
     finally:
         main(release)
     eventually(lambda: said_to("acme") is None)
+
+
+def test_one_engine_serves_both_backbones_and_no_tenant_of_another_group(server):
+    assert sum(stub.model.endswith("-upper") for stub in stubs(server.server.pid)) == 1
+    with HplmClient(server.http_url) as client:
+        assert client.backbones() == sorted(NAMES)
+    for tenant in (tenant.id for tenant in TENANTS if tenant.domain == "law"):
+        for model in (*NAMES, "hplm"):
+            with refused("no_tenant"):
+                server.stock().ask([TEXT], tenant, model=model)
+
+
+def test_a_tenant_is_added_to_one_while_the_other_is_asked(server):
+    stock, comparison = server.stock(), Comparison()
+
+    def compare(backbone, tenant, answers):
+        expected = server.reference(backbone).forward(TEXT, tenant).numpy()
+        for answer in answers:
+            comparison.add(f"{backbone}/{tenant}", answer["LOGITS"][0][: len(expected)], expected)
+
+    with Asking(server.stock, ["gaia"], [TEXT], clients=1) as load:
+        new = server.tenant("deep", file=TenantFile("new", 1, "root", 1, "classify", ["x", "y"], 4)).id
+        compare("deep", new, [stock.ask([TEXT], new, model=model) for model in ("deep", "hplm")])
+        load.wait_for(lambda *answer: True, 3)
+    assert not load.failures()
+    compare("toy", "gaia", [answer for _, _, answer in load.answers])
+    comparison.assert_equal("fp32")

@@ -5,9 +5,7 @@ import json
 import os
 import re
 import signal
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -17,8 +15,8 @@ from hplm.metrics.names import METRICS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited, process_group
 from hplm.server.process_group import SHARED_MEMORY
-from hplm.server.supervisor import Supervisor
 from testing.generative import GenerativeReference
+from testing.toy import WORDS
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
 from tests.server.stock import refused
 from tests.support.message import mentions
@@ -107,6 +105,7 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
     [
         ("nobody", {}, "no_tenant", []),
         ("keyed", {}, "no_tenant", []),
+        ("plain", {"timeout": 1}, "deadline", []),
         ("plain", {"sampling_parameters": {"temprature": 1}}, "invalid_input", ["temprature"]),
         ("plain", {"hplm_rung": -1}, "invalid_input", ["hplm_rung", -1]),
         ("plain", {"text_input": None}, "invalid_input", ["text_input", "messages"]),
@@ -118,8 +117,9 @@ def test_a_refusal_is_the_only_response(server, tenant, given, word, named):
     body = {"text_input": "a", "tenant": tenant, **given}
     inputs = {name: body.pop(name) for name in ("text_input", "messages", "sampling_parameters") if name in body}
     inputs = {name: own if isinstance(own, str) else json.dumps(own) for name, own in inputs.items() if own is not None}
+    others, timeout = {name: own for name, own in body.items() if name != "timeout"}, body.get("timeout")
     for stream in (True, False):
-        asked = Asked(server, None, parameters=body, sampling=None, stream=stream, **inputs)
+        asked = Asked(server, None, parameters=others, sampling=None, stream=stream, timeout=timeout, **inputs)
         with refused(word, *named):
             asked.piece()
     status, answer = post(server, "generate", **inputs, **body)
@@ -139,28 +139,6 @@ def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):
     assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
     with refused("invalid_input", "hplm-tenant"):
         Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
-
-
-@pytest.mark.parametrize("bounds", [{"parameters": {"first_token_ms": 15_000}}, {"timeout": 15_000_000}])
-def test_times_count_from_the_arrival_at_the_front_door(server, bounds):
-    def ask(arrived):
-        return Asked(server, "a", "plain", headers={"hplm-arrived": str(arrived)}, **bounds).pieces()
-
-    now_us = time.time_ns() // 1000
-    with refused("deadline"):
-        ask(now_us - 20_000_000)
-    assert ask(now_us + 20_000_000)
-    with refused("invalid_input"):
-        ask("soon")
-
-
-def test_a_request_too_late_to_begin_is_refused(server):
-    with refused("deadline"):
-        Asked(server, "a", "plain", GREEDY, timeout=1).piece()
-    for way in ("generate", "generate_stream"):
-        answer = post(server, way, text_input="a", tenant="plain", timeout=1)[1]
-        assert "[deadline]" in json.dumps(answer)
-    assert post(server, "generate", text_input="a", tenant="plain", timeout=60_000_000)[0] == 200
 
 
 def test_a_chosen_token_is_told_before_the_likeliest(server):
@@ -191,39 +169,25 @@ def test_a_stream_whose_client_has_gone_frees_what_it_held(server, way):
     assert len(Asked(server, "a", "single").pieces()) == 1
 
 
-def test_a_model_that_drains_refuses_and_ends_what_it_has(server):
+def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(server):
+    before, control = settled(server, {"hplm_running_sequences": 0}), server.server.control()
     asked = Asked(server, "a", "plain", {**GREEDY, "max_tokens": 400}, stream=True, return_finish_reason=True)
     asked.piece()
     inherited.start_to_drain(server.server.id)
     try:
         with refused("draining"):
             Asked(server, "a", "plain").piece()
+        with refused("draining"):
+            server.stock().ask([WORDS[0]], "acme")
+        for model, probe in control.probes(["chat", "toy-lookup"]).items():
+            assert "[draining]" in control.probe(model, probe, PATIENCE).said
         assert asked.pieces()[-1]["finish_reason"][0] == b"length"
+        counts = settled(server, {"hplm_generations_total": 2, "hplm_lookup_requests_total": 1}, before)
+        for name in ("hplm_generations_total", "hplm_lookup_requests_total"):
+            assert counts.of(name, outcome="draining") == 1, name
     finally:
         (SHARED_MEMORY / f"{server.server.id}-draining").unlink()
         eventually(lambda: serves(server))  # it looks for the file now and then
-
-
-def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(server):
-    """Streams and whole answers, those that run and those that wait for room, over gRPC and HTTP."""
-    ways = ("generate", {}), ("generate_stream", {"stream": True})
-    with ThreadPoolExecutor(2) as pool:
-        asked = [Asked(server, "a", "plain", LONG, stream=stream) for stream in (True, False)]
-        asked[0].piece()
-        body = {"text_input": "a", "tenant": "plain", "sampling_parameters": json.dumps(LONG)}
-        posted = [pool.submit(post, server, way, **body, **more) for way, more in ways]
-        eventually(lambda: server.held == 4)
-        restarts = server.server.restarts
-        server.kill("chat")
-        supervisor = Supervisor(server.server, lambda said: None)
-        eventually(lambda: supervisor.look() or server.server.restarts == restarts + 1)
-        assert all(one.error() for one in asked)
-        for answer in posted:
-            with pytest.raises((http.client.HTTPException, OSError)):
-                answer.result(PATIENCE)
-        assert len(Asked(server, "a", "plain").pieces()) == 1
-        for way, more in ways:
-            assert post(server, way, text_input="a", tenant="plain", max_tokens=4, **more)[0] == 200
 
 
 def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(server):

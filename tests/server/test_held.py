@@ -7,7 +7,6 @@ import pytest
 
 from hplm.server import held
 from hplm.server.held import Held, HeldBy, holders
-from hplm.server.inherited import environment
 from hplm.server.process_group import SHARED_MEMORY
 from tests.support.servers import server_environment
 
@@ -66,9 +65,3 @@ def test_a_process_that_has_not_written_yet_holds_nothing(server):
     (SHARED_MEMORY / f"{server}-held-{os.getpid()}@toy-upper").touch()
     (holder,) = holders(server)
     assert holder.held == 0
-
-
-def test_without_a_server_of_ours_nothing_is_counted(monkeypatch):
-    for variable in environment("", 0):
-        monkeypatch.delenv(variable, raising=False)
-    assert HeldBy("toy-upper").count == 0

@@ -1,21 +1,31 @@
-"""Responses and probes that fail, without a Triton: its part is played here."""
+"""Requests to models whose Triton is played here: who is refused at once, how each is answered, and as what it counts."""
 
+import os
 import threading
-from collections import Counter
-from types import SimpleNamespace
+import time
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
+from hplm.engine import lookup_service
+from hplm.engine.lookup import Lookup
+from hplm.engine.lookup_service import A_TEXT, AT_ONCE
 from hplm.engine.memory import LARGE
-from hplm.errors import Draining, Internal
-from hplm.server.held import Held
-from tests.support import fake_triton
-from tests.support.fake_triton import FINAL, fake_utilities, with_fake_triton
-from tests.support.wait import PATIENCE
+from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
+from hplm.generation.request import LENGTH
+from hplm.request.answers import End, Reply, strings
+from hplm.request.form import Form
+from hplm.scheduling.limits import Limits
+from hplm.server.held import Held, holders
+from hplm.tenants.arrival import FORWARDED, Mark
+from testing.toy import WORDS
+from tests.support.fake_triton import FINAL, Request, fake_utilities, model_of, with_fake_triton
+from tests.support.servers import server_environment
+from tests.support.wait import PATIENCE, Hold
 
 
-class Request(fake_triton.Request):
+class Freed(Request):
     """A request whose memory Triton frees with its last response. To ask about it then would end the server process."""
 
     def __init__(self):
@@ -38,7 +48,7 @@ class Request(fake_triton.Request):
 def test_a_request_is_not_asked_about_after_its_last_response():
     with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
         for _ in range(200):
-            request = Request()
+            request = Freed()
             sender, failures = replies.Sender(request, Held("toy")), []
 
             def ask(sender=sender, request=request, failures=failures):
@@ -59,60 +69,106 @@ def test_a_request_is_not_asked_about_after_its_last_response():
             assert sender.is_cancelled is False and request.asked == asked
 
 
-def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many():
-    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
-        requests, held = [fake_triton.Request({}, {}) for _ in range(6)], Held("toy")
-        call = replies.Call(requests, held)
+def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many(monkeypatch):
+    with server_environment(monkeypatch) as server, with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+        requests, held = [Request({}, {}) for _ in range(6)], Held("toy")
+        call, (shown,) = replies.Call(requests, held), holders(server)
         returned, deferred, large, half, second_half, refused = call.senders
         deferred.defer()
         for sender, count in ((returned, 1), (deferred, 1), (large, LARGE), (half, LARGE // 2), (second_half, LARGE // 2)):
-            assert held._count
+            assert shown.held
             replies.send_outputs(sender, {"SCORE": np.zeros(count, dtype=np.uint8)})
         refusals = replies.Refusals("testing")
         refusals.put(refused, Draining("soon"))
         assert [response is not None for response in call.responses()] == [True, False, False, True, False, True]
-        assert all(requests[number].next() for number in (1, 2, 4)) and not held._count
+        assert all(requests[number].next() for number in (1, 2, 4)) and not shown.held
         refusals.close()
 
 
-class Refusals:
-    def __init__(self):
-        self.errors = []
+@pytest.fixture
+def answering():
+    """Returns an answer of a decoder, its request and what is counted of it. Its first `fits` pieces find shared memory."""
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_generate.model") as (replies, model):
 
-    def put(self, sender, error):
-        self.errors.append(error)
+        def answer(fits=100):
+            request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
+            replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
+            return model.Answer(replies.Sender(request, Held("toy")), counted.append), request, counted
+
+        replies.LARGE = 0  # of a module that is forgotten
+        yield answer
 
 
-@pytest.fixture(params=["hplm_lookup", "hplm_generate"])
-def model(request):
-    """Returns a model without what serves, and what it has counted."""
+def part(end=None):
+    return Reply([(1, 1)], {"text_output": strings([b"a"])}, end=end)
 
-    def fails():
-        raise Internal("it does not move")
 
-    with with_fake_triton(fake_utilities(), "backends.replies", f"backends.{request.param}.model") as (_, module):
-        model, counted = module.TritonPythonModel.__new__(module.TritonPythonModel), Counter()
-        model._held, model._refusals = Held("toy"), Refusals()
-        model._service = SimpleNamespace(
-            check=fails, count=lambda outcome: counted.update([outcome]), submit=lambda requests: None
-        )
-        model._client = SimpleNamespace(workers=model._service, submit=lambda requests: None)
-        model._count = lambda outcome: counted.update([outcome])
-        model.replies = module.replies
-        yield model, counted
+END = End(LENGTH, 2, 1, 0)
+LATE = DeadlineMissed("late").failure()
 
 
 @pytest.mark.parametrize(
-    ("asked", "drains", "kind", "counts"),
+    ("said", "fits", "counted", "flags"),
     [
-        ({"hplm_probe": True}, False, Internal, {}),
-        ({"hplm_probe": True}, True, Draining, {}),
-        ({"tenant": "acme"}, True, Draining, {"draining": 1}),
+        ([part(), part(END)], 100, END, [0, FINAL]),
+        ([Reply([(1, 1)], {}, LATE)], 100, DeadlineMissed.word, [FINAL]),
+        ([part(), Crashed("the engine has ended").failure()], 100, Crashed.word, [0, FINAL]),
+        ([part()], 0, OutOfCapacity.word, [FINAL]),
+        ([part(), part(END)], 1, OutOfCapacity.word, [0, FINAL]),
     ],
 )
-def test_a_request_that_is_refused_counts_and_a_probe_counts_nowhere(model, monkeypatch, asked, drains, kind, counts):
-    model, counted = model
-    monkeypatch.setattr(model.replies, "DRAIN", SimpleNamespace(begun=drains))
-    model.execute([fake_triton.Request({}, asked)])
-    assert [type(error) for error in model._refusals.errors] == [kind]
-    assert counted == counts and model._held._count == sum(counts.values())
+def test_an_answer_of_a_decoder_is_counted_once_by_the_end_that_its_client_got(answering, said, fits, counted, flags):
+    answer, request, found = answering(fits)
+    for one in said[:-1]:
+        answer.say(one)
+    if counted == OutOfCapacity.word:
+        with pytest.raises(OutOfCapacity):
+            answer.say(said[-1])
+        answer.say(part(END._replace(reason="cancelled")))  # what cannot be sent is cancelled
+    else:
+        answer.say(said[-1])
+    last = [request.next() for _ in flags][-1]
+    assert found == [counted] and request.flags == flags and answer.ended
+    assert isinstance(last, str) == (counted is not END), "an error is its message"
+
+
+def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering, monkeypatch):
+    answer, request, counted = answering()
+    monkeypatch.setattr(request, "send", MagicMock(side_effect=RuntimeError("Triton does not take it")))
+    with pytest.raises(RuntimeError):
+        answer.say(part())
+    assert not counted and not answer.ended  # its end is still to come
+    with pytest.raises(RuntimeError):
+        answer.say(part(END))
+    assert counted == [Internal.word] and answer.ended
+
+
+PLACES, REFUSED = 2, 4
+
+
+def test_forwarded_requests_are_refused_before_a_request_is_looked_up(toy, monkeypatch):
+    """Refusals to others are kept until requests are looked up: a client that asks again at once gains nothing."""
+    hold, read = Hold(), Lookup.read
+    monkeypatch.setattr(Lookup, "read", lambda *given: hold.pass_through() or read(*given))
+    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=PLACES, work=1 << 20))
+    for pause in ("LEAST_PAUSE", "LONGEST_PAUSE"):  # seconds until a kept refusal is sent although nothing was looked up
+        monkeypatch.setattr(lookup_service, pause, 1e6)
+    with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model, hold:
+
+        def ask(texts=1, **parameters):
+            request = Request({"TEXT": [WORDS[0]] * texts}, {"tenant": "acme", **parameters})
+            model.execute([request])
+            return request
+
+        served = [ask(texts=AT_ONCE // A_TEXT + 1)]  # too much for the thread that brings it
+        hold.until_reached()
+        served += [ask() for _ in range(PLACES)]
+        kept = [ask(**{FORWARDED: forged}) for forged in ("", "0" * 64, True)] + [ask() for _ in range(REFUSED)]
+        for forwarded in [ask(**Mark(os.getppid()).parameters(0)) for _ in range(REFUSED)]:
+            assert forwarded.next().startswith("[queue_full]")
+        assert not any(one.is_answered for one in served + kept)
+        asked_ns = time.monotonic_ns()
+        hold.open()
+        for one in served:  # deadlines count from when Triton handed it over, not from when lookup got round to it
+            assert Form(bytearray(one.next()["TICKET"])).head.arrival_ns < asked_ns
+        assert all(one.next().startswith("[queue_full]") for one in kept)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.cli.main import main
 from hplm.cli.serve import has_decoder, open_tenants
-from hplm.errors import HplmError
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.server import process_group
@@ -27,8 +25,7 @@ from hplm.tenants.manager import Manager
 from testing.toy import TENANTS
 from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
-from tests.support.fake_triton import model_of
-from tests.support.message import mentioning, mentions
+from tests.support.message import mentions
 from tests.support.servers import until_ready
 from tests.support.wait import PATIENCE, eventually
 
@@ -61,15 +58,15 @@ def running(command, folder):
             process.kill()
 
 
-def the_child(process, condition):
-    """Returns the id of a process's child. Where other processes end, the list of children may be short for a moment."""
+def the_child(process, word):
+    """Returns the id of the child with this word in its command. The list may be short for a moment: others end."""
     found = []
 
     def look():
         listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # of each of its threads
-        found.clear()
         with suppress(OSError):  # a thread has just ended
-            found[:] = [int(pid) for listing in listings for pid in listing.read_text().split() if condition(int(pid))]
+            children = [int(pid) for listing in listings for pid in listing.read_text().split()]
+            found[:] = [child for child in children if word in " ".join(process_group.arguments(child))]
         return found
 
     eventually(look)
@@ -79,11 +76,11 @@ def the_child(process, condition):
 
 def triton_of(process):
     """Returns the id of the tritonserver, which leads its process group."""
-    return the_child(process, lambda child: any("--model-repository" in word for word in process_group.arguments(child)))
+    return the_child(process, "--model-repository")
 
 
 def gateway_of(process):
-    return the_child(process, lambda child: "hplm_openai" in process_group.arguments(child))
+    return the_child(process, "hplm_openai")
 
 
 def identity_of(triton):
@@ -184,19 +181,6 @@ def left_by(identity):
     return [*process_group.SHARED_MEMORY.glob(f"{identity}*"), *Path(tempfile.gettempdir()).glob(f"{identity}*")]
 
 
-@pytest.mark.parametrize("model", ["lookup", "upper"])
-def test_models_do_not_load_without_the_state_that_they_are_given(toy, tmp_path, monkeypatch, model):
-    """The export knows of no key and no deletion, so nobody may be answered from it."""
-    monkeypatch.setenv("HPLM_STATE", str(tmp_path))
-    repository = shutil.copytree(toy.repository, tmp_path / "repository")
-    opened = model_of(repository, f"toy-{model}", f"hplm_{model}")
-    with pytest.raises(HplmError, match=mentioning("CURRENT", "hplm begin")), opened:
-        raise AssertionError("loaded")
-    begin(Folder(tmp_path / "toy"))
-    with model_of(repository, f"toy-{model}", f"hplm_{model}"):
-        pass
-
-
 @pytest.mark.parametrize("said_by", ["--state-must-exist", "HPLM_STATE_MUST_EXIST"])
 def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monkeypatch, capsys, said_by):
     options = ["--state-must-exist"] if said_by.startswith("--") else []
@@ -219,9 +203,3 @@ def test_tenants_without_keys_and_decoders_are_found(toy, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "{backend}"\n')
     assert has_decoder(tmp_path) and open_tenants(tmp_path, None) == []
-
-
-def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path, capsys):
-    assert main(["serve", "--repository", str(tmp_path / "absent")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("hplm serve: ") and mentions(said, tmp_path / "absent") and said.count("\n") == 1

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
@@ -21,12 +19,12 @@ from hplm.plot.table import Table
 from hplm.server import TritonServer, process_group
 from hplm.server.stubs import stubs
 from tests.server.plain_models import ECHO, PORT_TAKEN_ONCE, REFUSES, SLOW, add_backend, add_config, add_model
+from tests.server.stock import LIBRARIES, Stock
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
-LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 KILOBYTES = 16
 HEADERS = ("authorization", "Authorization", "AUTHORIZATION", "Hplm-Tenant", "hplm-arrived")
 
@@ -92,15 +90,9 @@ def protocol(request) -> str:
     return request.param
 
 
-def connect(server: TritonServer, protocol: str):
-    return LIBRARIES[protocol].InferenceServerClient(getattr(server, f"{protocol}_url"))
-
-
-def ask(client, model: str = "echo", **options) -> str:
-    library = tritonclient.http if isinstance(client, tritonclient.http.InferenceServerClient) else tritonclient.grpc
-    text = library.InferInput("TEXT", [1], "BYTES")
-    text.set_data_from_numpy(np.array([b"hello"], dtype=object))
-    return client.infer(model, [text], **options).as_numpy("SAID")[0].decode()
+def ask(stock: Stock, model: str = "echo", **options) -> str:
+    text = stock.tensor("TEXT", np.array([b"hello"], dtype=object))
+    return stock.client.infer(model, [text], **options).as_numpy("SAID")[0].decode()
 
 
 def leftovers(server: TritonServer, group: int = -1) -> list[str]:
@@ -111,21 +103,16 @@ def leftovers(server: TritonServer, group: int = -1) -> list[str]:
 
 def test_it_was_started_again_because_it_stood_still_and_because_another_process_took_its_port(served):
     assert Path(f"{served.installation.binary}.once").exists()
-    assert (served.repository / "taker/1/once").exists() and ask(connect(served, "http"), "taker")
-
-
-def test_a_backend_of_ours_answers_with_parameters_and_state(served, protocol):
-    said = json.loads(ask(connect(served, protocol), parameters={"tenant": "acme"}))
-    assert said["parameters"] == {"tenant": "acme"}
-    assert said["state"].endswith("/state")
+    assert (served.repository / "taker/1/once").exists() and ask(Stock(served, "http"), "taker")
 
 
 def test_key_and_tenant_reach_the_model_in_any_case_of_the_header(served):
     for name in HEADERS:
         headers = {name: "Bearer K", f"x-{name}": "no", f"{name}-x": "no"}
-        assert json.loads(ask(connect(served, "http"), headers=headers))["parameters"] == {name: "Bearer K"}
+        said = json.loads(ask(Stock(served, "http"), headers=headers, parameters={"tenant": "acme"}))
+        assert said["parameters"] == {name: "Bearer K", "tenant": "acme"} and said["state"].endswith("/state")
     headers = {"authorization": "Bearer K", "hplm-arrived": "1", "hplm-tenant": "acme", "x-authorization": "no"}
-    said = json.loads(ask(connect(served, "grpc"), headers=headers))
+    said = json.loads(ask(Stock(served, "grpc"), headers=headers))
     assert said["parameters"] == {"authorization": "Bearer K", "hplm-arrived": "1", "hplm-tenant": "acme"}
 
 
@@ -139,7 +126,7 @@ RESTRICTED = {
 
 @pytest.mark.parametrize("api", RESTRICTED)
 def test_calls_that_could_run_code_or_read_memory_need_the_secret(served, protocol, api):
-    client, call = connect(served, protocol), RESTRICTED[api]
+    client, call = Stock(served, protocol).client, RESTRICTED[api]
     name, secret = served.admin_header
     prefix = "triton-grpc-protocol-" if protocol == "grpc" else ""
     for headers in ({}, {prefix + name: "guess"}):
@@ -156,25 +143,17 @@ def test_it_listens_on_loopback_only(served):
     assert {address[-8:] for address, port in listening if port in wanted} == {"0100007F"}
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(served, unstarted):
-    port = int(served.grpc_url.rpartition(":")[2])
-    server = unstarted(grpc_port=port)
-    with pytest.raises(HplmError, match=mentioning(port, "127.0.0.1", "--grpc-port")):
-        server.start()
-    assert server.pid is None
-
-
 def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, repository):
     """A client keeps an idle connection, and a stub was killed: each of these makes Triton wait for its exit timeout.
 
     Takes long: Triton's slow end.
     """
-    group, idle = served.pid, connect(served, "http")
+    group, idle = served.pid, Stock(served, "http")
     with ThreadPoolExecutor(3) as pool:
         try:
             assert ask(idle)
             os.kill(next(stub.pid for stub in stubs(group) if stub.model == "echo"), signal.SIGKILL)
-            answers = [pool.submit(ask, connect(served, protocol), "both") for protocol in LIBRARIES]
+            answers = [pool.submit(ask, Stock(served, protocol), "both") for protocol in LIBRARIES]
             eventually(lambda: len(list((repository / "slow").glob("asked-*"))) == len(LIBRARIES))
             control = served.control()
             stopping = pool.submit(served.stop, drain=PATIENCE)
@@ -187,7 +166,7 @@ def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, reposit
             served.stop(drain=0)
     assert leftovers(served, group) == []
     assert "Started HTTPService" in served.log_file.read_text()
-    idle.close()
+    idle.client.close()
 
 
 class WithLittleLockedMemory(TritonServer):
