@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hplm.errors import Broken, Internal, error_in
+from hplm.errors import Broken, Draining, Internal, error_in
 
 PROBE = "hplm_probe"
 _TYPES = {"TYPE_STRING": "BYTES", "TYPE_BOOL": "BOOL"}  # the names of others differ from those on the wire only in the prefix
@@ -82,7 +82,8 @@ def health(status: int, answer: bytes) -> Health:
         return Health(State.DEAD, said or f"status {status} without a word")
     if error_in(said) in (Broken, Internal):
         return Health(State.BROKEN, said)
-    return Health(State.BUSY if status == 503 else State.WORKS, said)
+    passes = status == 503 or error_in(said) is Draining  # Triton's `generate` has one status for all errors
+    return Health(State.BUSY if passes else State.WORKS, said)
 
 
 def silent(error: Exception) -> Health:

@@ -191,6 +191,7 @@ def test_a_probe_has_every_required_input_with_the_least_values():
         (404, "[no_tenant] no such tenant", State.WORKS),
         (500, "Failed to process the request(s): a model's own exception", State.WORKS),
         (503, "[draining] the engine is being started again", State.BUSY),
+        (400, "[draining] the server is shutting down", State.BUSY),  # of `generate`
         (500, "[internal] the loop has failed 100 times in a row", State.BROKEN),
         (500, "[broken] a table does not match its checksum", State.BROKEN),
         (503, "[capacity] the device has no memory", State.BUSY),
