@@ -125,6 +125,27 @@ def test_long_prompts_of_others_hold_up_no_token_for_long(promise, prompt, most)
     assert simulation.now_ns - start < 2.1 * alone_ns, "prompts have at least half of the time"
 
 
+@pytest.mark.parametrize(("admission", "taken"), [(True, 1), (False, 3)])
+def test_targets_for_single_tokens_take_nobody_elses_time(admission, taken):
+    """Each step of two sequences takes longer than the targets allow. Long answers with targets come first."""
+    simulation, chance = warm(admission=admission), np.random.default_rng(0)
+    hurried = []
+    for tenant in range(3):
+        with suppress(DeadlineMissed):
+            hurried.append(simulation.ask(20, 600, 600, Promise(token_ns=21_900_000), tenant=1000 + tenant))
+        simulation.step()
+    assert len(hurried) == taken
+    asked = []
+    for _ in range(100):
+        simulation.until(simulation.now_ns + int(chance.exponential(150 * MS)))
+        wanted = int(chance.integers(20, 60))
+        asked.append(simulation.ask(int(chance.integers(10, 60)), wanted, wanted, Promise(whole_ns=8000 * MS)))
+    simulation.finish()
+    assert all(answer.on_time for answer in asked) and all(answer.error is None for answer in hurried)
+    counts, _ = simulation.meter.take()
+    assert counts[LATE_TOKENS, ()] > 300, "targets that were missed are counted"
+
+
 def warm(**settings):
     """Returns a simulation whose loop knows what a step costs."""
     simulation = simulated(**settings)
