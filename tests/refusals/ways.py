@@ -32,6 +32,7 @@ TAKEN = ("deadline", "queue_full")  # the value was read, and cannot be met
 ENCODER = {"tenant": "city"}
 PROMPT = {"text_input": "ab", "stream": True}
 FEW = {"max_tokens": 8, "temperature": 0}
+LOOP = asyncio.new_event_loop()
 
 
 class Models:
@@ -103,7 +104,7 @@ def _asked(path: str, body: bytes) -> Asked:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
-    read = asyncio.run(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
+    read = LOOP.run_until_complete(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
     return read_completion(read, None) if path == "completions" else read_chat(read, None, 16)
 
 
