@@ -18,21 +18,18 @@ from tests.support.message import mentions
 Capture = pytest.CaptureFixture[str]
 
 
-def run(capsys: Capture, *arguments: object) -> dict[str, Any]:
+def run(capsys: Capture, *arguments: object, status: int = 0) -> dict[str, Any]:
     """Returns what a command says under --json: one line."""
-    capsys.readouterr()
-    status, printed = main([*map(str, arguments), "--json"]), capsys.readouterr()
-    assert status == 0, f"{words(arguments)} ended with {status}: {printed.err}"
-    (line,) = printed.out.strip().splitlines()
+    (line,) = printed(capsys, *arguments, "--json", status=status).strip().splitlines()
     return json.loads(line)
 
 
-def printed(capsys: Capture, *arguments: object) -> str:
+def printed(capsys: Capture, *arguments: object, status: int = 0) -> str:
     """Returns what a command prints for people."""
     capsys.readouterr()
-    status, printed = main([*map(str, arguments)]), capsys.readouterr()
-    assert status == 0, f"{words(arguments)} ended with {status}: {printed.err}"
-    return printed.out
+    found, said = main([*map(str, arguments)]), capsys.readouterr()
+    assert found == status, f"{words(arguments)} ended with {found}: {said.err}"
+    return said.out
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
