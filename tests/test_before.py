@@ -30,7 +30,6 @@ from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
-from hplm.registry.folder import Folder
 from hplm.tenants.backup import restore
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.import_state import import_state
@@ -39,8 +38,9 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS
 from testing.random_store import random_tenant, words
 from testing.reference import Reference
-from tests.cli.commands import refused
+from tests.cli.commands import flip, refused
 from tests.support.answers import Comparison
+from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import mentions
 from tests.tasks import same_labels
 
@@ -211,14 +211,12 @@ def test_tables_that_the_export_lacks_get_into_the_registry(before):
 
 @pytest.mark.parametrize("kind", ["changes", "records", "snapshots"])
 def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, kind):
-    class Failing(Folder):
-        def put(self, name, content):
-            if name.startswith(kind):
-                raise OSError(name)
-            super().put(name, content)
+    def fails(name):
+        if name.startswith(kind):
+            raise OSError(name)
 
     manager = before.manager()
-    manager.registry.store = Failing(before.live / BACKBONE)
+    manager.registry.store = FaultyFolder(before.live / BACKBONE, fails)
     with pytest.raises(OSError, match=kind):
         before.bring_over(manager=manager)
     with pytest.raises(InvalidInput, match="CURRENT is missing"):
@@ -316,13 +314,6 @@ def test_a_stored_or_exported_calibration_or_ladder_that_is_no_longer_served_is_
         assert any(mentions(line, *named) for line in caplog.messages), named
 
 
-def spoil(path, at=-1):
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.unlink()  # the store and the export may share the file
-    path.write_bytes(content)
-
-
 def sql(path, command):
     with sqlite3.connect(path) as database:
         database.execute(command)
@@ -338,21 +329,21 @@ UNFIT = {  # what is wrong, and what the error names
         lambda at: shutil.copy(at / f"new/{BACKBONE}/1/tenants.json", at / EXPORT),
         [EXPORT, 10, "--from-repository"],
     ),
-    "another store": (lambda at: spoil(at / EXPORT / "upper.safetensors"), [EXPORT, "store"]),
-    "another table": (lambda at: spoil(at / EXPORT / "plot/law/1/checksums"), [EXPORT, "law", 1]),
+    "another store": (lambda at: flip(at / EXPORT / "upper.safetensors"), [EXPORT, "store"]),
+    "another table": (lambda at: flip(at / EXPORT / "plot/law/1/checksums"), [EXPORT, "law", 1]),
     "a lost change": (lambda at: sql(at / OLD / "registry.sqlite", "DELETE FROM audit WHERE generation > 6"), [OLD, 8, 6]),
-    "a broken registry": (lambda at: spoil(at / OLD / "registry.sqlite", 0), [OLD, "registry.sqlite"]),
+    "a broken registry": (lambda at: flip(at / OLD / "registry.sqlite", 0), [OLD, "registry.sqlite"]),
     "a lost bank": (lambda at: (at / OLD / "adapters" / BANK).unlink(), [BANK, "--from-repository"]),
-    "a corrupt record": (lambda at: spoil(at / OLD / "adapters" / BANK, 4096 + 64), [BANK, 0, "checksum"]),
-    "a record of another": (lambda at: spoil(at / OLD / "adapters" / BANK, 4096), [BANK, 0, "hplm restore"]),
+    "a corrupt record": (lambda at: flip(at / OLD / "adapters" / BANK, 4096 + 64), [BANK, 0, "checksum"]),
+    "a record of another": (lambda at: flip(at / OLD / "adapters" / BANK, 4096), [BANK, 0, "hplm restore"]),
     "no tenant": (lambda at: edit(at / OLD / "snapshots/8", {"beta": {"rate": "much"}}), [OLD, "beta"]),
 }
 
 
 @pytest.mark.parametrize("wrong", UNFIT)
 def test_what_does_not_fit_is_refused_and_nothing_begins(before, wrong):
-    spoils, named = UNFIT[wrong]
-    spoils(before.folder)
+    harm, named = UNFIT[wrong]
+    harm(before.folder)
     with pytest.raises(HplmError) as error:
         before.bring_over()
     assert mentions(error.value, *named)

@@ -52,6 +52,14 @@ def expect_broken(said: str, *named: list[object]) -> None:
         assert any(mentions(line, *things) for line in broken), things
 
 
+def flip(path: Path, offset: int = -1) -> None:
+    """Flips a bit in a copy of a file, because exported files are hard links to those of the store."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x10
+    path.unlink()
+    path.write_bytes(content)
+
+
 @dataclass(frozen=True)
 class Live:
     """A store, its export and a live state in one folder."""

@@ -11,7 +11,6 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from hplm.registry.folder import Folder
 from hplm.registry.store import Absent
 from hplm.tenants.backup import back_up
 from hplm.tenants.manager import Manager
@@ -19,6 +18,7 @@ from testing.random_store import random_store, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.cli.commands import refused, run
+from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import mentions, refusing
 
 pytestmark = pytest.mark.slow
@@ -105,15 +105,13 @@ def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, re
     """Objects that are gone when they are copied belonged to an older one, unless that is so again and again."""
     (folder, _), calls = changed, []
 
-    class Racing(Folder):
-        def fetch(self, name, to):
-            if name.startswith("plot/law") and len(calls) < removed:
-                calls.append(name)
-                raise Absent(f"{name} is missing")
-            super().fetch(name, to)
+    def gone_at_first(name):
+        if name.startswith("plot/law") and len(calls) < removed:
+            calls.append(name)
+            raise Absent(f"{name} is missing")
 
     manager = Manager.open(folder / "repository", folder / "state")
-    manager.registry.store = Racing(folder / "state/toy")
+    manager.registry.store = FaultyFolder(folder / "state/toy", gone_at_first)
     if removed == 1:
         assert back_up(manager, folder / "saved")["generation"] == 2
         return

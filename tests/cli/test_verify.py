@@ -10,18 +10,10 @@ from builder.store.store import TenantFile
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import change_version, random_tenant
-from tests.cli.commands import expect_broken, printed, refused, run
+from tests.cli.commands import expect_broken, flip, printed, refused, run
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
-
-
-def flip(path, offset):
-    """Flips a bit in a copy of a file, because exported files are hard links to those of the store."""
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 0x10
-    path.unlink()
-    path.write_bytes(content)
 
 
 def test_undamaged_files_are_accepted(toy, grown, capsys):

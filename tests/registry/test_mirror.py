@@ -22,6 +22,7 @@ from hplm.tenants.mirror import BEGINNING_SECONDS, Mirror
 from hplm.tenants.snapshot import files_of
 from hplm.tenants.state import State
 from testing.bucket import bucket
+from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import refusing
 from tests.support.wait import Clock, eventually
 from tests.tenants.truth import Change, Export, expect_same, seen
@@ -37,20 +38,6 @@ def export(tmp_path_factory):
     return Export(tmp_path_factory.mktemp("export"))
 
 
-class Faulty(Folder):
-    """A registry that may be away, or lose what is asked for."""
-
-    fault = staticmethod(lambda name: None)
-
-    def get(self, name):
-        self.fault(name)
-        return super().get(name)
-
-    def fetch(self, name, to):
-        self.fault(name)
-        super().fetch(name, to)
-
-
 class Far:
     """A registry, its manager, and a machine with a copy of it."""
 
@@ -59,7 +46,7 @@ class Far:
         begin(Folder(self.place / "toy"))
         self.manager = Manager.open(export.repository, self.place)
         self.here = folder / "here"
-        self.store = Faulty(self.place / "toy")
+        self.store = FaultyFolder(self.place / "toy")
         self.mirror = self.started()
 
     def started(self):
