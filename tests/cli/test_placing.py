@@ -64,11 +64,6 @@ def test_a_better_placement_is_written_and_then_stays(crowded, capsys):
     assert renewed["found"]["texts"] == renewed["current"]["texts"] == renewed["tested"]["texts"]
     assert renewed["tested"]["seconds"] <= 2 < renewed["searched"]["seconds"] <= 6
     assert sum(len(group.devices) for group in Placement.read(crowded / "next.json").groups) == 4
-    # The current placement attains what `place simulate` says of the last requests alone.
-    lines = (crowded / "t.jsonl").read_text().splitlines()
-    (crowded / "last.jsonl").write_text("\n".join(lines[-renewed["tested"]["texts"] :]))
-    simulated = run(capsys, "place", "simulate", "now.json", *PROBLEM, "--slo-scale", "3", "--trace", "last.jsonl")
-    assert simulated["full"] == renewed["current"]
     said = printed(capsys, *RENEW, "--least-gain", "100", status=KEPT)  # removes what the earlier run has found
     assert mentions(said, "now.json", "stays", "100 are wanted", "next.json", "removed")
     assert not (crowded / "next.json").exists()
