@@ -6,7 +6,6 @@ Commit d000af2 made them, by a script: `git show 9ff655cd:tests/fixtures/before/
 import json
 import logging
 import random
-import re
 import shutil
 import sqlite3
 import tarfile
@@ -31,7 +30,6 @@ from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
-from hplm.registry.folder import Folder
 from hplm.tenants.backup import restore
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.import_state import import_state
@@ -40,11 +38,11 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS
 from testing.random_store import random_tenant, words
 from testing.reference import Reference
-from tests.cli.commands import refused
-from tests.engine.asker import Asker
+from tests.cli.commands import flip, refused
 from tests.support.answers import Comparison
+from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import mentions
-from tests.tasks import expected_logits, same_labels
+from tests.tasks import same_labels
 
 FIXTURE = Path(__file__).parent / "fixtures" / "before"
 EXPECTED = json.loads((FIXTURE / "expected.json").read_text("utf-8"))
@@ -63,8 +61,8 @@ class Before:
     def export(self) -> None:
         export(self.store, self.repository, ServingOptions())
 
-    def bring_over(self, source: str = "state") -> bool:
-        return import_state(self.manager(), self.folder / source, self.folder / "repository", 60)
+    def bring_over(self, source: str = "state", manager: Manager | None = None) -> bool:
+        return import_state(manager or self.manager(), self.folder / source, self.folder / "repository", 60)
 
     def manager(self) -> Manager:
         return Manager.open(self.repository, self.live)
@@ -164,28 +162,6 @@ def test_an_old_state_is_served_as_before(before, caplog):
     assert (audit[0]["who"], audit[0]["tenant"], audit[-1]["action"]) == ("hplm", "ivan", "import")
 
 
-def test_the_upper_half_serves_it_with_the_parameters_of_the_old_export(brought):
-    folder = brought.repository / BACKBONE / "1"
-    config = (brought.folder / f"repository/{BACKBONE}-upper/config.pbtxt").read_text("utf-8")
-    parameters = dict(re.findall(r'key: "(\w+)"\s+value \{ string_value: "(.*?)" \}', config))
-    asker, reference = Asker(folder, brought.live, **parameters), brought.reference()
-    asked = []
-    for number in range(3):
-        for tenant_id, version in VERSIONS["state"].items():
-            answer = EXPECTED["answers"][tenant_id][str(version)][number]
-            pairs = None if answer["pair"] is None else [answer["pair"]]
-            asked.append((tenant_id, answer, asker.ask(tenant_id, [answer["text"]], pairs)))
-    comparison = Comparison()
-    for tenant_id, answer, number in asked:
-        (rows,) = asker.wait(number)
-        tenant = reference.backbone.view.snapshot.find(tenant_id)
-        assert same_labels(tenant.task, rows.labels, answer["labels"]) and rows.spans.tolist() == answer["spans"]
-        logits = expected_logits(reference, tenant, answer["text"], answer["pair"])
-        comparison.add(tenant_id, rows.logits, np.array(logits))
-    comparison.assert_equal("fp32")
-    asker.close()
-
-
 def test_it_can_be_changed_and_the_change_is_read(brought):
     manager, reader = brought.manager(), brought.backbone()
     secret, _ = manager.add_key("acme")
@@ -234,18 +210,15 @@ def test_tables_that_the_export_lacks_get_into_the_registry(before):
 
 
 @pytest.mark.parametrize("kind", ["changes", "records", "snapshots"])
-def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, monkeypatch, kind):
-    put = Folder.put
-
-    def fails(self, name, content):
+def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, kind):
+    def fails(name):
         if name.startswith(kind):
             raise OSError(name)
-        put(self, name, content)
 
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(Folder, "put", fails)
-        with pytest.raises(OSError, match=kind):
-            before.bring_over()
+    manager = before.manager()
+    manager.registry.store = FaultyFolder(before.live / BACKBONE, fails)
+    with pytest.raises(OSError, match=kind):
+        before.bring_over(manager=manager)
     with pytest.raises(InvalidInput, match="CURRENT is missing"):
         before.manager().registry.check_begun()
     assert before.bring_over()
@@ -341,13 +314,6 @@ def test_a_stored_or_exported_calibration_or_ladder_that_is_no_longer_served_is_
         assert any(mentions(line, *named) for line in caplog.messages), named
 
 
-def spoil(path, at=-1):
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.unlink()  # the store and the export may share the file
-    path.write_bytes(content)
-
-
 def sql(path, command):
     with sqlite3.connect(path) as database:
         database.execute(command)
@@ -363,21 +329,21 @@ UNFIT = {  # what is wrong, and what the error names
         lambda at: shutil.copy(at / f"new/{BACKBONE}/1/tenants.json", at / EXPORT),
         [EXPORT, 10, "--from-repository"],
     ),
-    "another store": (lambda at: spoil(at / EXPORT / "upper.safetensors"), [EXPORT, "store"]),
-    "another table": (lambda at: spoil(at / EXPORT / "plot/law/1/checksums"), [EXPORT, "law", 1]),
+    "another store": (lambda at: flip(at / EXPORT / "upper.safetensors"), [EXPORT, "store"]),
+    "another table": (lambda at: flip(at / EXPORT / "plot/law/1/checksums"), [EXPORT, "law", 1]),
     "a lost change": (lambda at: sql(at / OLD / "registry.sqlite", "DELETE FROM audit WHERE generation > 6"), [OLD, 8, 6]),
-    "a broken registry": (lambda at: spoil(at / OLD / "registry.sqlite", 0), [OLD, "registry.sqlite"]),
+    "a broken registry": (lambda at: flip(at / OLD / "registry.sqlite", 0), [OLD, "registry.sqlite"]),
     "a lost bank": (lambda at: (at / OLD / "adapters" / BANK).unlink(), [BANK, "--from-repository"]),
-    "a corrupt record": (lambda at: spoil(at / OLD / "adapters" / BANK, 4096 + 64), [BANK, 0, "checksum"]),
-    "a record of another": (lambda at: spoil(at / OLD / "adapters" / BANK, 4096), [BANK, 0, "hplm restore"]),
+    "a corrupt record": (lambda at: flip(at / OLD / "adapters" / BANK, 4096 + 64), [BANK, 0, "checksum"]),
+    "a record of another": (lambda at: flip(at / OLD / "adapters" / BANK, 4096), [BANK, 0, "hplm restore"]),
     "no tenant": (lambda at: edit(at / OLD / "snapshots/8", {"beta": {"rate": "much"}}), [OLD, "beta"]),
 }
 
 
 @pytest.mark.parametrize("wrong", UNFIT)
 def test_what_does_not_fit_is_refused_and_nothing_begins(before, wrong):
-    spoils, named = UNFIT[wrong]
-    spoils(before.folder)
+    harm, named = UNFIT[wrong]
+    harm(before.folder)
     with pytest.raises(HplmError) as error:
         before.bring_over()
     assert mentions(error.value, *named)

@@ -18,8 +18,6 @@ import torch
 import bench
 import testing.reference
 from builder.evaluation.tenant import evaluate_tenant
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from builder.tasks import tasks as training_tasks
 from hplm import tasks
@@ -32,6 +30,7 @@ from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 from tests.engine.asker import Asker
 from tests.scheduling.test_plugins import installed  # noqa: F401
 from tests.support.answers import Comparison
+from tests.tasks import exported
 
 pytestmark = pytest.mark.slow
 
@@ -106,11 +105,6 @@ def build_tenant(store, train, *options):
     return main(["build", "tenant", *places, "--epochs", "1", "--device", "cpu", *options])
 
 
-def exported(store, folder):
-    export(store, folder, ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
-    return folder / "toy" / "1"
-
-
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("policy", "packing"), [("longest_first:at_most=30", "packed"), ("in_rows:row_tokens=40", "concat")])
 def test_a_policy(toy, reference, policy, packing):
@@ -140,7 +134,7 @@ def test_an_adapter_kind(follow, tmp_path):
         == 0
     )
     assert store.tenant("new").adapter_layout(CONFIG).places == ("ffn_out",)
-    folder = exported(store, tmp_path / "repository")
+    folder = exported(store, tmp_path / "repository") / "toy/1"
     assert_served(Asker(folder), testing.reference.Reference.open(folder), ["new", "wide", "acme", "flux"])
 
 
@@ -156,7 +150,7 @@ def test_a_task(follow, tmp_path, capsys):
     scores = evaluate_tenant(store, "new", labelled(tmp_path / "test.jsonl"), CPU, show_progress=False).scores
     assert scores.rows == 60 and 1 / 3 <= scores.main <= 1
 
-    folder = exported(store, tmp_path / "repository")
+    folder = exported(store, tmp_path / "repository") / "toy/1"
     asker, reference, rng = Asker(folder), testing.reference.Reference.open(folder), random.Random(2)
     texts = [random_text(rng, 20) for _ in range(10)]
     orders = [rows.labels for rows in asker.wait(asker.ask("new", texts))]
@@ -170,7 +164,7 @@ def test_the_reference_refuses_what_it_does_not_know(tmp_path, monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "guess", replace(tasks.TASKS["classify"], name="guess"))
     tenants = [TenantFile("one", 1, "root", 1, "classify", ["a", "b"], 4, "other")]
     tenants += [TenantFile("two", 1, "root", 1, "guess", ["a", "b"], 4)]
-    folder = exported(random_store(tmp_path / "store", CONFIG, tenants), tmp_path / "repository")
+    folder = exported(random_store(tmp_path / "store", CONFIG, tenants), tmp_path / "repository") / "toy/1"
     for tenant, named in (("one", "'other'"), ("two", "'guess'")):
         with pytest.raises(NotImplementedError, match=named):
             testing.reference.Reference.open(folder).answer(WORDS[0], tenant)

@@ -66,13 +66,6 @@ def test_regress_returns_the_value_as_logits_and_as_label():
     assert rows.labels == ["2.5"] and rows.logits.tolist() == [[2.5]] and rows.scores.tolist() == [0.0]
 
 
-def test_span_returns_the_most_probable_piece_of_the_passage():
-    logits = np.array([[99, 99], [0, 9], [6, 0], [0, 0], [0, 4]], dtype=np.float32)  # the best end is before the best start
-    rows = TASKS["span"].answer(logits, PIECES, ["start", "end"], passage="ab cde fghijk")
-    assert rows.labels == ["cde fghijk"] and rows.spans.tolist() == [[3, 13]]
-    assert rows.logits.tolist() == [[6, 4]] and 0 < rows.scores[0] < 1
-
-
 @pytest.mark.parametrize(("none", "label", "span"), [(9.5, "cde fghijk", [3, 13]), (10.5, "", [0, 0])])
 def test_span_leaves_a_question_unanswered_if_that_scores_higher(none, label, span):
     logits = np.array([[99, 99, none], [0, 9, 50], [6, 0, 50], [0, 0, 50], [0, 4, 50]], dtype=np.float32)

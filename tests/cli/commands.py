@@ -18,21 +18,18 @@ from tests.support.message import mentions
 Capture = pytest.CaptureFixture[str]
 
 
-def run(capsys: Capture, *arguments: object) -> dict[str, Any]:
+def run(capsys: Capture, *arguments: object, status: int = 0) -> dict[str, Any]:
     """Returns what a command says under --json: one line."""
-    capsys.readouterr()
-    status, printed = main([*map(str, arguments), "--json"]), capsys.readouterr()
-    assert status == 0, f"{words(arguments)} ended with {status}: {printed.err}"
-    (line,) = printed.out.strip().splitlines()
+    (line,) = printed(capsys, *arguments, "--json", status=status).strip().splitlines()
     return json.loads(line)
 
 
-def printed(capsys: Capture, *arguments: object) -> str:
+def printed(capsys: Capture, *arguments: object, status: int = 0) -> str:
     """Returns what a command prints for people."""
     capsys.readouterr()
-    status, printed = main([*map(str, arguments)]), capsys.readouterr()
-    assert status == 0, f"{words(arguments)} ended with {status}: {printed.err}"
-    return printed.out
+    found, said = main([*map(str, arguments)]), capsys.readouterr()
+    assert found == status, f"{words(arguments)} ended with {found}: {said.err}"
+    return said.out
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
@@ -53,6 +50,14 @@ def expect_broken(said: str, *named: list[object]) -> None:
     assert len(broken) == len(named) and mentions(first, len(broken)), said
     for things in named:
         assert any(mentions(line, *things) for line in broken), things
+
+
+def flip(path: Path, offset: int = -1) -> None:
+    """Flips a bit in a copy of a file, because exported files are hard links to those of the store."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x10
+    path.unlink()
+    path.write_bytes(content)
 
 
 @dataclass(frozen=True)

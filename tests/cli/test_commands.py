@@ -5,17 +5,29 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from hplm.cli.main import main, parser
-from research.schemes.__main__ import main as export_scheme
 from tests.support.message import mentions
 
 ECHO = """
+import torch
+
+ERRORS = {
+    "disk": OSError(28, "No space left on device"),
+    "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\\nGPU 0 ..."),
+    "code": TypeError("a fault of the code"),
+}
+
+def run(args):
+    if args.fails:
+        raise ERRORS[args.fails]
+    return {"said": "again"}
+
 def register(commands):
     echo = commands.add_parser("echo", help="says it again")
     echo.add_argument("--json", action="store_true")
-    echo.set_defaults(run=lambda args: {"said": "again"})
+    echo.add_argument("--fails")
+    echo.set_defaults(run=run)
 """
 POINTS = """[hplm.commands]
 echo = echo_command:register
@@ -23,29 +35,6 @@ serve = echo_command:register
 gone = nowhere.at_all:register
 bare = echo_command:nothing
 """
-
-
-@pytest.mark.parametrize(
-    "error, said",
-    [
-        (OSError(28, "No space left on device"), ["No space left on device"]),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 ..."), ["2 GiB", "--device cpu"]),
-        (TypeError("a fault of the code"), None),
-    ],
-)
-def test_an_error_of_the_system_is_one_line_and_one_of_the_code_a_traceback(toy, tmp_path, capsys, monkeypatch, error, said):
-    def fails(*_, **__):
-        raise error
-
-    monkeypatch.setattr("builder.publish.export.export", fails)
-    command = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]
-    if said is None:
-        with pytest.raises(TypeError):
-            main(command)
-        return
-    assert main(command) == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith("hplm export: ") and printed.count("\n") == 1 and mentions(printed, *said)
 
 
 @pytest.fixture
@@ -67,14 +56,26 @@ def test_a_command_of_another_package_works_like_ours(installed, capsys):
     assert parser().parse_args(["serve"]).run.__module__ == "hplm.cli.serve"  # ours cannot be replaced
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["x", "--json", "-1"]])
-def test_a_command_that_cannot_be_loaded_is_listed_and_says_why(installed, capsys, words):
-    assert "gone" in parser().format_help()
-    assert main(["gone", *words]) == 1
+@pytest.mark.parametrize(("fails", "named"), [("disk", ["No space left on device"]), ("memory", ["2 GiB", "--device cpu"])])
+def test_an_error_of_the_system_is_one_line(installed, capsys, fails, named):
+    assert main(["echo", "--fails", fails]) == 1
     said = capsys.readouterr().err
-    assert "`hplm gone`" in said and "`nowhere`" in said and "pip install -e '.[nowhere]'" in said
-    assert main(["bare", *words]) == 1
-    assert "'echo_command:nothing'" in capsys.readouterr().err
+    assert said.startswith("hplm echo: ") and said.count("\n") == 1 and mentions(said, *named)
+
+
+def test_an_error_of_the_code_is_a_traceback(installed):
+    with pytest.raises(TypeError):
+        main(["echo", "--fails", "code"])
+
+
+def test_a_command_that_cannot_be_loaded_is_listed_and_says_why(installed, capsys):
+    assert "gone" in parser().format_help()
+    for words in ([], ["--help"], ["x", "--json", "-1"]):
+        assert main(["gone", *words]) == 1
+        said = capsys.readouterr().err
+        assert "`hplm gone`" in said and "`nowhere`" in said and "pip install -e '.[nowhere]'" in said, words
+        assert main(["bare", *words]) == 1
+        assert "'echo_command:nothing'" in capsys.readouterr().err, words
 
 
 @pytest.mark.parametrize(
@@ -92,13 +93,6 @@ def test_without_its_package_a_command_or_scheme_says_how_to_install_it(toy, mon
         monkeypatch.setitem(sys.modules, name, None)  # importing it raises ModuleNotFoundError
     assert main(command.replace("STORE", str(toy.store.folder)).split()) == 1
     assert mentions(capsys.readouterr().err, "not installed", *named)
-
-
-def test_a_repository_has_a_backbone_in_one_scheme_only(toy, tmp_path, capsys):
-    folders = ["--store", str(toy.store.folder), "--repository", str(tmp_path)]
-    assert export_scheme(["shared", *folders]) == 0
-    assert main(["export", *folders]) == 1
-    assert "scheme 'shared'" in capsys.readouterr().err
 
 
 def test_help_needs_no_heavy_import():

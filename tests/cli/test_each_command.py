@@ -21,7 +21,8 @@ from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_tenant
-from testing.toy import make_chat
+from testing.toy import CONFIG, make_chat
+from tests.backbones import placement_of_two, whole
 from tests.cli.commands import Live, printed, refused
 from tests.cli.conftest import TENANTS
 from tests.placement.profiles import write_cluster
@@ -62,10 +63,8 @@ FROM_THE_STORE = [
     ("domain list {places}", {"domains": lambda rows: counts(rows) == {("root", 1): 1, ("bio", 1): 3, ("bio", 2): 1}}),
     ("domain update --name bio {store} {places} ", [["moved"], ["behind", "tenant-3"]]),
     ("domain add --name law {store} {places}", {"generation": 6}),
+    ("place emit --placement {folder}/all.json {exported} --to {folder}/groups", [["{folder}/groups/both"], ["4 tenants"]]),
 ]  # fmt: skip
-OF_A_PLACEMENT = [
-    ("place emit --placement {folder}/placement.json {exported} --to {folder}/groups", [["{folder}/groups", "4 tenants"]]),
-]
 WITHOUT_THE_BUILDER = [
     ("tenant list {places}", {
         "tenants": lambda rows: [row["id"] for row in rows if row["quarantined"]] == ["tenant-2"]
@@ -103,7 +102,7 @@ WITHOUT_THE_BUILDER = [
     ("tenant release tenant-2 {places}", {"tenant": "tenant-2", "backbones": ["toy"]}),
     ("route --cluster {folder}/pools.json --to {router} --unchecked", []),
 ]  # fmt: skip
-ROWS = FROM_THE_STORE + WITHOUT_THE_BUILDER + OF_A_PLACEMENT
+ROWS = FROM_THE_STORE + WITHOUT_THE_BUILDER
 LIVE = "--store x --repository x --state x"
 NEED_THE_BUILDER = [
     *("build root --model x --corpus x --store x", "build domain --name x --corpus x --store x"),
@@ -158,16 +157,17 @@ def places(made, tmp_path_factory):
     random_tenant(live.store, replace(TENANTS[3], version=2), 0.1, seed=5)
     chat = make_chat(folder / "chat", [TenantFile("luna", 1, "root", 1, "generate", [], 0)])
     begin(Folder(folder / "chat/state/chat"))
+    placement_of_two(folder / "repository", (CORE,), whole(CONFIG)).write(folder / "all.json")
     write_cluster(Cluster((Machine("m", (Device(CORE, 10**10),), 10**10),)), folder / "c.json")
     requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
     replica = {"id": 1, "name": "one", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
     pool = {"name": "all", "repository": f"{folder}/repository", "state": f"{folder}/state", "replicas": [replica]}
     (folder / "pools.json").write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": [pool]}))
-    whole = folder / "whole/dedicated/1"
-    whole.mkdir(parents=True)
+    dedicated = folder / "whole/dedicated/1"
+    dedicated.mkdir(parents=True)
     for name in ("backbone.json", "whole.json"):
-        (whole / name).write_text("{}")
+        (dedicated / name).write_text("{}")
     exported = f"--repository {folder}/repository"
     with tempfile.TemporaryDirectory(prefix="hplm-") as router:  # short: the name of a socket has at most 93 bytes
         yield {
@@ -195,15 +195,11 @@ def done(places):
     commands = [*(words(*row) for row in WITHOUT_THE_BUILDER), *map(words, NEED_THE_BUILDER)]
     commands.append(["verify", "--repository", f"{live.folder}/whole"])
     alone = run(PACKAGES, commands)
-    last = run(NOT_IN_THE_IMAGE, [words(*row) for row in OF_A_PLACEMENT])
-    named = [command for command, _ in FROM_THE_STORE + WITHOUT_THE_BUILDER]
-    named += [*NEED_THE_BUILDER, "verify a whole model", *(command for command, _ in OF_A_PLACEMENT)]
-    return dict(zip(named, first + alone + last, strict=True))
+    named = [*(command for command, _ in ROWS), *NEED_THE_BUILDER, "verify a whole model"]
+    return dict(zip(named, first + alone, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("command", "says"), [*FROM_THE_STORE, *WITHOUT_THE_BUILDER], ids=lambda one: one if isinstance(one, str) else ""
-)
+@pytest.mark.parametrize(("command", "says"), ROWS, ids=lambda one: one if isinstance(one, str) else "")
 def test_a_command_works_without_the_packages_that_it_does_not_need(places, done, command, says):
     """The first one takes seconds: all of them run."""
     code, out, err = done[command]

@@ -1,31 +1,17 @@
 """`hplm place`: a placement is found, simulated, compared, and renewed if a better one is found."""
 
 import json
-import os
 import shlex
 
 import pytest
 
-from hplm.cli.main import main
 from hplm.cli.place_renew import KEPT
 from hplm.placement.placement import Placement
+from tests.cli.commands import printed, refused, run
 from tests.placement.problems import write_problem
 from tests.support.message import mentions
 
-CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 PROBLEM = ["--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl"]
-
-
-def _place(capsys, *argv):
-    capsys.readouterr()
-    status = main(["place", *argv])
-    return status, capsys.readouterr()
-
-
-def _told(capsys, *argv, status=0):
-    found, printed = _place(capsys, *argv, "--json")
-    assert found == status, printed.err
-    return json.loads(printed.out)
 
 
 @pytest.fixture
@@ -36,27 +22,17 @@ def given(tmp_path, monkeypatch):
     return [*PROBLEM, "--slo-scale", "5"]
 
 
-def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
-    found = _told(capsys, "search", *given, "--to", "placement.json", "--picture", "p.svg", "--confirm-seconds", "2")
-    placement = Placement.read(tmp_path / "placement.json")
-    assert [group.name for group in placement.groups] == [group["name"] for group in found["groups"]]
-    assert 0.5 < found["screen"]["attained"] <= 1 and 0.5 < found["full"]["attained"] <= 1
-    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
-    simulated = _told(capsys, "simulate", "placement.json", *given, "--full-seconds", "2")
-    assert simulated["screen"] == found["screen"] and simulated["full"] == found["full"]
-
-
-def test_the_next_commands_that_are_printed_run(given, capsys):
-    options = [*given, "--rate", "0.5", "--serving", "batch_texts=1", "--confirm-seconds", "1"]
-    status, printed = _place(capsys, "search", *options, "--most-stages", "1", "--to", "my placement.json")
-    assert status == 0, printed.err
-    simulate, emit = (line.partition("hplm ")[2] for line in printed.out.splitlines()[-2:])
+def test_a_placement_is_found_and_drawn_and_the_next_commands_that_are_printed_run(given, capsys, tmp_path):
+    options = [*given, "--rate", "0.5", "--serving", "batch_texts=1", "--confirm-seconds", "1", "--picture", "p.svg"]
+    lines = printed(capsys, "place", "search", *options, "--most-stages", "1", "--to", "my placement.json").splitlines()
+    assert (tmp_path / "p.svg").read_text().startswith("<?xml") and Placement.read(tmp_path / "my placement.json").groups
+    simulate, emit = (line.partition("hplm ")[2] for line in lines[-2:])
     assert mentions(emit, "place emit", "'my placement.json'")
-    assert main(shlex.split(simulate)) == 0
-    assert printed.out.splitlines()[-4] == capsys.readouterr().out.splitlines()[0]  # what the screen says
+    assert lines[-4] == printed(capsys, *shlex.split(simulate)).splitlines()[0]  # what the screen says
 
 
-RENEW = ["renew", "now.json", *PROBLEM, "--slo-scale", "3", "--search-seconds", "6", "--test-seconds", "2", "--to", "next.json"]
+RENEW = ["place", "renew", "now.json", *PROBLEM, "--slo-scale", "3", "--search-seconds", "6", "--test-seconds", "2"]
+RENEW += ["--to", "next.json"]
 
 
 @pytest.fixture
@@ -68,22 +44,18 @@ def crowded(tmp_path, monkeypatch):
 
 
 def test_a_better_placement_is_written_and_then_stays(crowded, capsys):
-    renewed = _told(capsys, *RENEW)
+    renewed = run(capsys, *RENEW)
     assert renewed["written"] and renewed["gain_points"] >= 1 and not renewed["removed"]
     assert renewed["found"]["attained"] > renewed["current"]["attained"] > 0
     assert renewed["found"]["texts"] == renewed["current"]["texts"] == renewed["tested"]["texts"]
     assert renewed["tested"]["seconds"] <= 2 < renewed["searched"]["seconds"] <= 6
     assert sum(len(group.devices) for group in Placement.read(crowded / "next.json").groups) == 4
-    # The current placement attains what `place simulate` says of the last requests alone.
-    lines = (crowded / "t.jsonl").read_text().splitlines()
-    (crowded / "last.jsonl").write_text("\n".join(lines[-renewed["tested"]["texts"] :]))
-    simulated = _told(capsys, "simulate", "now.json", *PROBLEM, "--slo-scale", "3", "--trace", "last.jsonl")
-    assert simulated["full"] == renewed["current"]
-    status, printed = _place(capsys, *RENEW, "--least-gain", "100")  # removes what the earlier run has found
-    assert status == KEPT and mentions(printed.out, "now.json", "stays", "100 are wanted", "next.json", "removed")
-    assert not (crowded / "next.json").exists() and _place(capsys, *RENEW)[0] == 0
+    said = printed(capsys, *RENEW, "--least-gain", "100", status=KEPT)  # removes what the earlier run has found
+    assert mentions(said, "now.json", "stays", "100 are wanted", "next.json", "removed")
+    assert not (crowded / "next.json").exists()
+    printed(capsys, *RENEW)
     (crowded / "next.json").replace(crowded / "now.json")
-    kept = _told(capsys, *RENEW, status=KEPT)
+    kept = run(capsys, *RENEW, status=KEPT)
     assert not kept["written"] and kept["gain_points"] < 1 and not (crowded / "next.json").exists()
 
 
@@ -113,9 +85,9 @@ def _journal(folder, tenants, late_at=()):
     ],
 )
 def test_requests_of_unknown_tenants_are_left_out_and_named_and_too_many_are_refused(crowded, capsys, tenants, late, named):
-    _, few = _place(capsys, *RENEW, *_journal(crowded, ["b0/new"]))
-    assert [mentions(line, 80, "b0/new") for line in few.out.splitlines() if "left out" in line] == [True]
+    few = printed(capsys, *RENEW, *_journal(crowded, ["b0/new"]))
+    assert [mentions(line, 80, "b0/new") for line in few.splitlines() if "left out" in line] == [True]
     (crowded / "next.json").write_text(yesterday := (crowded / "now.json").read_text())
-    status, printed = _place(capsys, *RENEW, *_journal(crowded, tenants, late_at=late))
-    assert status == 1 and mentions(printed.err, *named) and "b0/new-8" not in printed.err
+    said = refused(capsys, *RENEW, *_journal(crowded, tenants, late_at=late))
+    assert mentions(said, *named) and "b0/new-8" not in said
     assert (crowded / "next.json").read_text() == yesterday

@@ -11,48 +11,34 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from hplm.registry.folder import Folder
 from hplm.registry.store import Absent
+from hplm.tenants.backup import back_up
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import State
 from testing.random_store import random_store, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.cli.commands import refused, run
-from tests.support.message import mentions
+from tests.support.faulty_folder import FaultyFolder
+from tests.support.message import mentions, refusing
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def absent(live):
-    """The options of a repository without a state."""
+def test_a_state_is_begun_once_also_if_it_has_lost_current_and_is_saved_before_its_first_change(live, capsys):
+    (_, places), folder = live, live.folder / "state/toy"
     shutil.rmtree(live.folder / "state")
-    return live, [*live][1]
-
-
-def test_a_state_is_begun_once_and_saved_before_its_first_change(absent, capsys):
-    live, places = absent
     assert run(capsys, "begin", *places) == {"begun": ["toy"]}
     assert run(capsys, "tenant", "log", *places) == {"changes": []}
     assert run(capsys, "backup", "--to", live.folder / "saved", *places)["generation"] == 0
-    run(capsys, "restore", "--from", live.folder / "saved", *places[:3], live.folder / "again")
-    live.manager.limit("tenant-0", rate=5.0)
+    assert run(capsys, "restore", "--from", live.folder / "saved", *places)["generation"] == 1
+    live.manager.add_key("tenant-0")
+    run(capsys, "backup", "--to", live.folder / "later", *places)
     assert mentions(refused(capsys, "begin", *places), live.folder / "state", "toy")
-    assert [State(live.folder / name / "toy").current() for name in ("again", "state")] == [1, 1]
-
-
-def test_a_state_that_has_lost_current_is_not_begun_again(absent, capsys):
-    live, places = absent
-    manager, folder = live.manager, live.folder / "state/toy"
-    run(capsys, "begin", *places)
-    manager.add_key("tenant-0")
-    run(capsys, "backup", "--to", live.folder / "saved", *places)
-    manager.state.current_file.unlink()
+    (folder / "CURRENT").unlink()
     for command in (["begin"], ["tenant", "compact"], ["tenant", "list"], ["tenant", "log"]):
         assert mentions(refused(capsys, *command, *places), folder, "CURRENT"), command
-    run(capsys, "restore", "--from", live.folder / "saved", *places)
-    assert manager.current().find("tenant-0").keys
+    run(capsys, "restore", "--from", live.folder / "later", *places)
+    assert live.manager.current().find("tenant-0").keys
 
 
 def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tmp_path):
@@ -64,11 +50,6 @@ def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tm
         assert mentions(said, "'tenant-0'", "toy", "other", "--backbone"), command
     shown = run(capsys, "tenant", "show", "tenant-0", "--repository", repository, "--backbone", "other")
     assert shown["backbone"] == "other"
-
-
-def learned(folder):
-    store = Store(folder / "store")
-    return store.knowledge(store.tenant("acme"))
 
 
 @pytest.fixture
@@ -106,8 +87,8 @@ def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(change
     """Servers go on meanwhile: their slots and tickets name uids, addresses and versions."""
     folder, places = changed
     run(capsys, "backup", "--to", folder / "saved", *places)
-    live, own = Manager.open(folder / "repository", folder / "state"), learned(folder)
-    before = live.current()
+    live, store = Manager.open(folder / "repository", folder / "state"), Store(folder / "store")
+    before, own = live.current(), store.knowledge(store.tenant("acme"))
     live.update("acme", own)
     live.update("acme", own)
     live.add("newer", own)
@@ -120,22 +101,23 @@ def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(change
 
 
 @pytest.mark.parametrize("removed", [1, 9])
-def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, capsys, monkeypatch, removed):
+def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, removed):
     """Objects that are gone when they are copied belonged to an older one, unless that is so again and again."""
-    (folder, places), fetch, calls = changed, Folder.fetch, []
+    (folder, _), calls = changed, []
 
-    def gone_at_first(store, name, to):
+    def gone_at_first(name):
         if name.startswith("plot/law") and len(calls) < removed:
             calls.append(name)
             raise Absent(f"{name} is missing")
-        return fetch(store, name, to)
 
-    monkeypatch.setattr(Folder, "fetch", gone_at_first)
+    manager = Manager.open(folder / "repository", folder / "state")
+    manager.registry.store = FaultyFolder(folder / "state/toy", gone_at_first)
     if removed == 1:
-        assert run(capsys, "backup", "--to", folder / "saved", *places)["generation"] == 2
-    else:
-        assert mentions(refused(capsys, "backup", "--to", folder / "saved", *places), calls[0])
-        assert not (folder / "saved").exists()
+        assert back_up(manager, folder / "saved")["generation"] == 2
+        return
+    with refusing(Absent) as refusals:
+        back_up(manager, folder / "saved")
+    assert mentions(refusals[0], calls[0]) and not (folder / "saved").exists()
 
 
 def test_a_small_disk_is_refused_before_anything_is_written(changed, capsys, monkeypatch):

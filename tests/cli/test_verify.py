@@ -10,18 +10,10 @@ from builder.store.store import TenantFile
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import change_version, random_tenant
-from tests.cli.commands import expect_broken, printed, refused, run
+from tests.cli.commands import expect_broken, flip, printed, refused, run
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
-
-
-def flip(path, offset):
-    """Flips a bit in a copy of a file, because exported files are hard links to those of the store."""
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 0x10
-    path.unlink()
-    path.write_bytes(content)
 
 
 def test_undamaged_files_are_accepted(toy, grown, capsys):
@@ -95,34 +87,24 @@ def test_files_that_a_store_has_lost_are_named(grown, capsys):
     )
 
 
-@pytest.fixture
-def changed(live):
-    """A state whose first change was one of a domain, and its options."""
+def test_what_is_broken_in_a_state_is_named(live, capsys):
+    """Its folder's name has characters with a meaning in a URI. The first change was one of a domain."""
     update_domain(live.manager, live.store, "bio")
-    return live.folder / "state/toy", [*live][1]
-
-
-def test_a_state_is_verified_with_its_newest_snapshot(changed, capsys):
-    state, places = changed
-    assert run(capsys, "verify", *places)["tables"] == 3
-    (snapshot,) = (state / "snapshots").iterdir()
-    snapshot.write_text("{")
-    expect_broken(refused(capsys, "verify", *places), [snapshot])
-    snapshot.unlink()
-    expect_broken(refused(capsys, "verify", *places), [snapshot])
-    for content in ("seven", "7", "{}"):
-        (state / "CURRENT").write_text(content)
-        expect_broken(refused(capsys, "verify", *places), [state / "CURRENT"])
-
-
-def test_a_broken_record_of_a_state_names_hplm_restore(live, capsys):
-    """The folder's name has characters with a meaning in a URI."""
     store, places = live
     run(capsys, "tenant", "add", "acme", *store, *places)
-    shutil.move(live.folder / "state", live.folder / "live#1?")
-    places = [*places[:3], live.folder / "live#1?"]
-    assert run(capsys, "verify", *places)["records"] > 2
-    record = next((live.folder / "live#1?/toy/records").iterdir())
-    with open(record, "r+b") as file:
-        file.write(b"?")
+    state = live.folder / "live#1?"
+    shutil.move(live.folder / "state", state)
+    places = [*places[:3], state]
+    found = run(capsys, "verify", *places)
+    assert found["tables"] == 3 and found["records"] > 2
+    record = next((state / "toy/records").iterdir())
+    flip(record, 0)
     assert mentions(refused(capsys, "verify", *places), record, "hplm restore")
+    flip(record, 0)
+    snapshot = max((state / "toy/snapshots").iterdir())
+    for damage in (lambda: snapshot.write_text("{"), snapshot.unlink):
+        damage()
+        expect_broken(refused(capsys, "verify", *places), [snapshot])
+    for content in ("seven", "7", "{}"):
+        (state / "toy/CURRENT").write_text(content)
+        expect_broken(refused(capsys, "verify", *places), [state / "toy/CURRENT"])

@@ -60,16 +60,6 @@ def test_one_device_is_the_queue_of_the_textbook(load):
     assert mean_ms == pytest.approx(0.1 + 8 + load * 8 / (2 * (1 - load)), rel=0.05)
 
 
-def test_a_pipeline_shares_two_devices_between_bursts_of_two_backbones():
-    """AlpaServe's Fig. 1 and 2: each backbone's burst gets both devices."""
-    own = profile(8.0, 8.0)
-    trace = trace_of(own, 60.0, 200.0, cv=3.0, scale=1000.0)
-    simple = [group_of(own, "g", ("cpu:0",), "b0"), group_of(own, "h", ("cpu:1",), "b1")]
-    pipelined = [group_of(own, "g", ("cpu:0", "cpu:1"), "b0", "b1")]
-    screen = Screen(own, trace)
-    assert screen.attained(simple).mean_ms() > 1.3 * screen.attained(pipelined).mean_ms()
-
-
 def test_batches_hold_one_backbone_and_save_what_a_batch_costs():
     own = profile(8.0, 8.0)
     trace = trace_of(own, 300.0, scale=20.0)

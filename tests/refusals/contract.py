@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,15 +139,13 @@ def _cells(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way in, whose reader returns None or the refusal of a request in which one name has another value."""
+    """A way in. Its requests have another value in one place."""
 
-    read: Callable[[str, Any], str | None]
     null_is_default: bool = False
     is_strict_json: bool = False  # NaN and halves of surrogate pairs are no JSON
 
-    def faults(self, row: Row, value: Any, means: Row) -> list[str]:
-        """Returns how the reader differs from the table. `means`: the row that says what is allowed."""
-        said = self.read(row.name, value)
+    def faults(self, row: Row, value: Any, means: Row, said: str | None) -> list[str]:
+        """Returns how this way differs from the table. `means`: the row that says what is allowed. `said`: the refusal."""
         as_json = _strict(value)
         allowed = (value is None and self.null_is_default and row.default != "required") or means.allows(value)
         if self.is_strict_json and not as_json:

@@ -31,9 +31,9 @@ DRAWN = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 
 
 @pytest.mark.parametrize("what", READERS)
-def test_bad_files_are_refused_by_their_name_or_read(what, tmp_path):
+def test_bad_files_are_refused_by_their_name_or_read(what, toy, tmp_path):
     """Takes seconds, because it reads some hundred files."""
-    reader, taken = READERS[what], Taken(tmp_path, READERS[what].by_users)
+    reader, taken = READERS[what], Taken(tmp_path, READERS[what].by_users, toy)
     folder, read = reader.make(tmp_path, taken)
     taken.folder = folder
     good = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -85,8 +85,8 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_packed_root_with_a_file_that_its_manifest_does_not_name_is_refused(tmp_path):
-    packed, read = READERS["packed root"].make(tmp_path, Taken(tmp_path, by_users=False))
+def test_a_packed_root_with_a_file_that_its_manifest_does_not_name_is_refused(toy, tmp_path):
+    packed, read = READERS["packed root"].make(tmp_path, Taken(tmp_path, by_users=False, toy=toy))
     with tarfile.open(packed / "root.tar", "a") as archive:
         archive.addfile(tarfile.TarInfo("../more"))
     with pytest.raises(HplmError, match=mentioning("root.tar", "../more")):

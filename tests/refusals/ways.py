@@ -1,4 +1,7 @@
-"""The ways in, up to where a request is taken or refused. Each reads a good request of which one value is another one."""
+"""The ways in, up to where a request is taken or refused. Each reads a good request of which one value is another one.
+
+Each returns what says whether it was refused: None, or its refusal. So many can be sent before the first one is waited for.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,13 @@ from testing.toy import WORDS, Toy, make_chat
 from tests.support.fake_triton import Request, model_of
 from tests.support.servers import server_environment
 
+Said = Callable[[], "str | None"]
 REFUSAL = re.compile(rf"\[({'|'.join(BY_WORD)})\] ")
 TAKEN = ("deadline", "queue_full")  # the value was read, and cannot be met
 ENCODER = {"tenant": "city"}
 PROMPT = {"text_input": "ab", "stream": True}
 FEW = {"max_tokens": 8, "temperature": 0}
+LOOP = asyncio.new_event_loop()
 
 
 class Models:
@@ -40,21 +45,22 @@ class Models:
     def __init__(self, lookup: Any, decoder: Any, chat: Path) -> None:
         self._lookup, self._decoder, self.chat = lookup, decoder, chat
 
-    def encode(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> str | None:
-        return _said(self._lookup, Request(inputs or {"TEXT": [WORDS[0]]}, {**ENCODER, **parameters}))
+    def encode(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> Said:
+        return _sent(self._lookup, Request(inputs or {"TEXT": [WORDS[0]]}, {**ENCODER, **parameters}))
 
-    def generate(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any] = PROMPT) -> str | None:
-        return _said(self._decoder, Request(inputs, {"tenant": "plain", **parameters}))
+    def generate(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any] = PROMPT) -> Said:
+        return _sent(self._decoder, Request(inputs, {"tenant": "plain", **parameters}))
 
-    def sample(self, settings: Mapping[str, Any]) -> str | None:
+    def sample(self, settings: Mapping[str, Any]) -> Said:
         return self.generate({}, {**PROMPT, "sampling_parameters": json.dumps(settings)})
 
 
-def _said(model: Any, request: Request) -> str | None:
-    """Returns the refusal of a request, or None if it was taken."""
+def _sent(model: Any, request: Request) -> Said:
     (answer,) = model.execute([request]) or [None]  # of a request that is not deferred
-    if answer is None:
-        answer = request.first()
+    return lambda: _refusal(request.first() if answer is None else answer)
+
+
+def _refusal(answer: Any) -> str | None:
     if not isinstance(answer, str):
         return None
     word = REFUSAL.match(answer)
@@ -71,16 +77,17 @@ def models(toy: Toy, folder: Path) -> Iterator[Models]:
         yield Models(lookup, stack.enter_context(model_of(chat.repository, "chat", "hplm_generate")), chat.folder)
 
 
-def refused_by(read: Callable[[], Any]) -> str | None:
-    """Returns the refusal of a reader that raises, or None."""
+def said_by(read: Callable[[], Any]) -> Said:
+    """Of a reader that raises."""
     try:
         read()
     except HplmError as error:
-        return error.wire()
-    return None
+        refusal = error.wire()
+        return lambda: refusal
+    return lambda: None
 
 
-def openai(found: Models, path: str, name: str, value: Any) -> str | None:
+def openai(found: Models, path: str, name: str, value: Any) -> Said:
     """Sends a body of OpenAI's form through the gateway's readers and to the decoder."""
     good: dict[str, Any] = {"model": "plain", "stream": True, **FEW}
     good |= {"prompt": "ab"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
@@ -92,7 +99,8 @@ def openai(found: Models, path: str, name: str, value: Any) -> str | None:
         asked = _asked(path, json.dumps({**good, name: value}).encode())
     except Refused as refused:
         assert refused.status == 400 and (refused.param in (name, None)), refused.body
-        return f"[{refused.code}] {refused}"
+        refusal = f"[{refused.code}] {refused}"
+        return lambda: refusal
     return found.generate(
         {**asked.parameters(), **({"timeout": asked.timeout_us} if asked.timeout_us else {})},
         {**asked.inputs(), "stream": True},
@@ -103,30 +111,31 @@ def _asked(path: str, body: bytes) -> Asked:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
-    read = asyncio.run(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
+    read = LOOP.run_until_complete(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
     return read_completion(read, None) if path == "completions" else read_chat(read, None, 16)
 
 
-def client(found: Models, name: str, value: Any) -> str | None:
+def client(found: Models, name: str, value: Any) -> Said:
     """Gives an argument to our client, and what it would send to an encoder."""
     argument = {"hplm_priority": "priority", "hplm_rung": "rung"}.get(name, name)
     question = Question([WORDS[0]], "city", **{argument: value})
     return found.encode(question.parameters())
 
 
-def client_prompt(found: Models, name: str, value: Any) -> str | None:
+def client_prompt(found: Models, name: str, value: Any) -> Said:
     """Gives a setting to our client, and what it would send to a decoder."""
     try:
         prompt = Prompt("ab", None, "plain", {**FEW, name: value}, stream=True)
     except errors.InvalidInput as error:
-        return f"[invalid_input] {error} {name}"  # JSON has no NaN: the error is about all settings
+        refusal = f"[invalid_input] {error} {name}"  # JSON has no NaN: the error is about all settings
+        return lambda: refusal
     return found.generate(prompt.parameters(), prompt.inputs())
 
 
-def command(commands: Commands, command: str, name: str, value: Any) -> str | None:
-    return refused_by(lambda: commands.run(json.dumps({"command": command, "id": "plain", name: value})))
+def command(commands: Commands, command: str, name: str, value: Any) -> Said:
+    return said_by(lambda: commands.run(json.dumps({"command": command, "id": "plain", name: value})))
 
 
-def option(good: Mapping[str, str], name: str, value: Any) -> str | None:
+def option(good: Mapping[str, str], name: str, value: Any) -> Said:
     """Puts a text into a `config.pbtxt`."""
-    return refused_by(lambda: check({**good, name: value}))
+    return said_by(lambda: check({**good, name: value}))

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.registry.pointer import Pointer, begin
 from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
 from testing.bucket import bucket
@@ -113,8 +113,11 @@ NONE, BELOW = (f'{{"generation": {number}, "lineage": "a"}}'.encode() for number
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"{}", NONE, BELOW])
-def test_a_current_that_says_nothing_is_broken(tmp_path, content):
-    with refusing(Exception, "here", "restore the state"):
+def test_a_current_that_says_nothing_is_broken(content):
+    with refusing(Broken, "here", "restore the state"):
         Pointer.read(content, "here")
+
+
+def test_a_current_of_the_release_before_is_refused_with_the_way_out():
     with refusing(InvalidInput, "here", "hplm begin --from"):
         Pointer.read(b"12\n", "here")

@@ -1,5 +1,6 @@
 import pytest
 
+from hplm.tenants.manager import Manager
 from tests.places import make_place
 
 
@@ -7,3 +8,9 @@ from tests.places import make_place
 def place(tmp_path):
     """A backbone that is served with a live state, and a store with more tenants than were exported."""
     return make_place(tmp_path)
+
+
+@pytest.fixture
+def live(place):
+    """The manager of that state."""
+    return Manager.open(*place[1:])

@@ -9,9 +9,6 @@ import msgspec
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from builder.publish.export import write_version
-from builder.store.store import TenantFile
-from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.registry.folder import RESERVE, Folder
@@ -19,21 +16,15 @@ from hplm.registry.pointer import Source
 from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import REST_SECONDS, State
+from hplm.tenants.registry import PATIENCE
+from hplm.tenants.state import REST_SECONDS
 from testing.bucket import bucket
-from testing.generative import GenerativeReference
-from testing.random_store import random_store, random_tenant
-from testing.toy import CHAT
 from tests.places import knowledge
+from tests.support.faulty_store import FaultyStore
 from tests.support.message import refusing
 from tests.support.wait import Clock
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def live(place):
-    return Manager.open(*place[1:])
 
 
 def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
@@ -48,21 +39,7 @@ def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
     assert live.current().find("tenant-0").keys == (second,)
 
 
-EVERY = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out", "ffn_gate")
-LUNA = TenantFile("luna", 1, "law", 1, "generate", [], 4, "lora", EVERY)
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory):
-    """A manager of a decoder that serves luna, and the store, with a further version of it."""
-    folder = tmp_path_factory.mktemp("decoder")
-    store = random_store(folder / "store", CHAT, [LUNA], ["law"], corpus_tokens=500, spread=0.3)
-    write_version(store, store.tenants(), folder / "repository/chat/1")
-    random_tenant(store, replace(LUNA, version=2), 0.3, seed=8)
-    manager = Manager(folder / "repository/chat/1", folder / "state")
-    manager.registry.begin()
-    return manager, store
 
 
 @pytest.mark.parametrize(
@@ -83,32 +60,15 @@ def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, ch
     assert not live.current().generation, f"{changed} was served"
 
 
-def test_a_decoders_tenant_is_updated_and_rolled_back(decoder):
-    manager, store = decoder
-
-    def logits():
-        return GenerativeReference(Backbone(manager.folder, manager.state.folder.parent)).logits(
-            [CHAT.start_id, 5, 6, 7], "luna"
-        )
-
-    first = logits()
-    manager.update("luna", store.knowledge(store.tenant("luna")))
-    second = logits()
-    assert (first - second).abs().max() > 1e-3 and manager.current().find("luna").head is None
-    manager.compact()
-    assert logits().equal(second)
-    manager.roll_back("luna")
-    assert logits().equal(first)
-
-
 def full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-def test_a_new_key_is_not_lost_where_readers_cannot_be_listed(live, monkeypatch):
-    monkeypatch.setattr(State, "wait_for_readers", full)
+def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
     secret, key = live.add_key("tenant-0")
-    assert secret.startswith("hplm_") and live.settle_now() == [] and live.current().find("tenant-0").keys == (key,)
+    with FaultyStore(live.state.folder, decides="CURRENT").at(1, FaultyStore.fail):
+        late = live.settle_now()
+    assert secret.startswith("hplm_") and late == [] and live.current().find("tenant-0").keys == (key,)
 
 
 @pytest.mark.parametrize("remove", ["revoke", "delete"])
@@ -164,15 +124,22 @@ def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(
         assert first not in live.current().find("tenant-0").keys
 
 
-def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of managers."""
+    clock = Clock(time.time())
+    monkeypatch.setattr("hplm.tenants.registry.time", clock)
+    return clock
+
+
+def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, clock):
     """Requests in flight may need it until then."""
     live.add("new-a", knowledge(place[0], "new-a"))
     (record,) = live.state.records.iterdir()
     live.delete("new-a")
     freed = live.compact()
     assert freed == 0 and record.exists(), f"{freed} bytes were freed that requests in flight may need"
-    clock = Clock(time.time() + REST_SECONDS + 1)
-    monkeypatch.setattr("hplm.tenants.registry.time", clock)
+    clock.seconds += REST_SECONDS + 1
     size = record.stat().st_size
     assert live.compact() == size and not record.exists()
     live.add("new-a", knowledge(place[0], "new-a"))
@@ -184,27 +151,31 @@ def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, monkeypatc
     assert not again.exists()
 
 
-def test_a_change_whose_answer_was_lost_is_made_once(live, monkeypatch):
-    swap, calls = Folder.swap, []
+class Lossy(Folder):
+    """Each swap is made, but the first one seems to have met another manager, and the answer of later ones is lost."""
 
-    def lost(store, content, seen):
-        swap(store, content, seen)
-        calls.append(1)
-        raise Conflict if len(calls) == 1 else Away("no answer")
+    swaps = 0
 
-    monkeypatch.setattr(Folder, "swap", lost)
+    def swap(self, content, seen):
+        super().swap(content, seen)
+        self.swaps += 1
+        raise Conflict if self.swaps == 1 else Away("no answer")
+
+
+def test_a_change_whose_answer_was_lost_is_made_once(live):
+    live.registry.store = store = Lossy(live.state.folder)
     for number in (1, 2):
         live.add_key("tenant-0")
-        assert len(live.current().find("tenant-0").keys) == number == live.current().generation == len(calls)
+        assert len(live.current().find("tenant-0").keys) == number == live.current().generation == store.swaps
 
 
-def test_a_change_that_always_meets_others_gives_up(live, monkeypatch):
-    def never(store, content, seen):
-        raise Conflict
+def test_a_change_that_always_meets_others_gives_up(live, clock):
+    class Crowded(Folder):
+        def swap(self, content, seen):
+            clock.seconds += PATIENCE / 4
+            raise Conflict
 
-    monkeypatch.setattr(Folder, "swap", never)
-    monkeypatch.setattr("hplm.tenants.registry.time", Clock(time.time()))
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 1.0)  # some forty tries, each of which writes a snapshot
+    live.registry.store = Crowded(live.state.folder)
     with refusing(Busy, live.state.folder):
         live.limit("tenant-0", rate=5.0)
     assert not list(live.state.snapshots.glob("*"))

@@ -7,10 +7,10 @@ import pytest
 
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.registry.folder import Folder
-from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import Absent
+from hplm.registry.pointer import begin
 from hplm.tenants.directory import Directory
 from hplm.tenants.keys import new_key
+from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 from tests.support.message import mentions, refusing
@@ -22,33 +22,32 @@ NOW = 1_000_000.0
 
 
 class Served:
-    """A repository of two backbones. It is changed like by managers: first a snapshot, then CURRENT."""
+    """A repository of two backbones, and their managers."""
 
     def __init__(self, folder, toy):
         self.repository, self.state, self.clock = folder / "repository", folder / "state", Clock()
         exported = Snapshot.load(toy.folder / "tenants.json")
         self.acme = exported.find("acme")
-        self.exported = {}
         for name, ids in (("one", "acme beta"), ("two", "city dune")):
             (self.repository / name / "1").mkdir(parents=True)
             tenants = [tenant for tenant in exported.tenants if tenant.id in ids.split()]
-            self.exported[name] = Snapshot(0, exported.branches, tenants, name)
-            self.exported[name].save(self.repository / name / "1" / "tenants.json")
+            Snapshot(0, exported.branches, tenants, name).save(self.repository / name / "1" / "tenants.json")
             begin(Folder(self.state / name))
         (self.repository / "one-lookup/1").mkdir(parents=True)
 
     def directory(self):
         return Directory(self.repository, self.state, self.clock.monotonic)
 
-    def publish(self, name, generation, tenants, export=None):
-        store = Folder(self.state / name)
-        snapshot = Snapshot(generation, self.exported[name].branches, tenants, export or name)
-        store.put(f"snapshots/{generation}", snapshot.written())
-        try:
-            before = store.get("CURRENT")
-        except Absent:
-            before = None
-        store.swap(Pointer(generation, "here", {generation: str(generation)}).written(), before)
+    def registry(self, name):
+        return Manager(self.repository / name / "1", self.state).registry
+
+    def publish(self, name, *tenants):
+        """Lets the backbone serve these tenants and no others."""
+
+        def edit(change):
+            change.tenants = {tenant.id: tenant for tenant in tenants}
+
+        self.registry(name).change("a test", edit)
 
 
 @pytest.fixture
@@ -70,10 +69,10 @@ def test_exported_tenants_are_found_in_their_backbone(served):
 
 def test_an_added_tenant_is_found_at_once_and_a_moved_one_soon(served):
     directory = served.directory()
-    served.publish("two", 1, [replace(served.acme, id="newcomer")])
+    served.publish("two", replace(served.acme, id="newcomer"))
     assert _place(directory, "newcomer") == "two"  # no time has passed
-    served.publish("one", 1, [])
-    served.publish("two", 2, [served.acme])
+    served.publish("one")
+    served.publish("two", served.acme)
     assert _place(directory, "acme") == "one"  # that backbone will answer 404
     served.clock.seconds += SECONDS_BETWEEN_LOOKS
     assert _place(directory, "acme") == "two"
@@ -83,14 +82,14 @@ def test_an_added_tenant_is_found_at_once_and_a_moved_one_soon(served):
 
 def test_of_two_tenants_with_one_name_the_key_decides(served):
     (mine, my_key), (theirs, their_key) = new_key(), new_key()
-    served.publish("one", 1, [replace(served.acme, keys=(my_key,))])
-    served.publish("two", 1, [replace(served.acme, keys=(their_key,))])
+    served.publish("one", replace(served.acme, keys=(my_key,)))
+    served.publish("two", replace(served.acme, keys=(their_key,)))
     directory = served.directory()
     assert _place(directory, "acme", Authorization=f"Bearer {mine}") == "one"
     assert _place(directory, "acme", authorization=f"Bearer {theirs}") == "two"
     with pytest.raises(NoTenant):
         _place(directory, "acme")
-    served.publish("two", 2, [replace(served.acme, keys=(my_key, their_key))])
+    served.publish("two", replace(served.acme, keys=(my_key, their_key)))
     served.clock.seconds += 1
     with refusing(InvalidInput, "'acme'", "'one'", "'two'"):
         _place(directory, "acme", authorization=f"Bearer {mine}")
@@ -100,20 +99,25 @@ def test_of_two_tenants_with_one_name_the_key_decides(served):
 
 def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
     directory = served.directory()
-    served.publish("two", 1, [served.acme])
-    (served.state / "two/snapshots/1").write_text("{")
+    served.publish("two", served.acme)
+    (snapshot,) = (served.state / "two/snapshots").iterdir()
+    snapshot.write_text("{")
     for _ in range(3):
         served.clock.seconds += 1
         assert _place(directory, "city") == "two"
-    assert len([record for record in caplog.records if mentions(record.message, served.state / "two/snapshots/1")]) == 1
+    assert len([record for record in caplog.records if mentions(record.message, snapshot)]) == 1
     shutil.rmtree(served.state / "two")
-    served.publish("two", 2, [served.acme])
-    served.publish("one", 1, [])
+    begin(Folder(served.state / "two"))
+    for _ in range(2):
+        served.publish("two", served.acme)
+    served.publish("one")
     served.clock.seconds += 1
     assert _place(directory, "acme") == "two"
 
 
 def test_a_state_of_another_export_is_refused_at_the_start(served):
-    served.publish("one", 1, [served.acme], export="older")
+    registry = served.registry("one")
+    registry.exported = Snapshot(0, registry.exported.branches, [served.acme], "older")
+    registry.change("a test", lambda change: None)
     with refusing(Broken, served.state / "one"):
         served.directory()

@@ -9,74 +9,81 @@ import pytest
 import torch
 
 from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
 from hplm.engine.views import LONGEST_PAUSE, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.metrics import names
 from hplm.plot.rows import StoredRows
-from hplm.tenants.manager import Manager
-from hplm.tenants.state import Reader
+from hplm.tenants.state import State
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.places import knowledge, served
+from tests.support.faulty_store import FaultyStore
 from tests.support.message import mentions as names_in
-from tests.support.wait import Clock, eventually
+from tests.support.wait import PATIENCE, Clock, eventually
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_manager_waits_for_every_reader(place, monkeypatch):
-    store, repository, state = place
-    live = Manager.open(repository, state)
+@pytest.fixture
+def impatient(monkeypatch):
+    """Managers wait for less than a second, and no reader counts as silent."""
+    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
+    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
+
+
+def readers_of(live):
+    return list(live.state.readers.glob("[!.]*"))
+
+
+def until_somebody_reads(live):
+    eventually(lambda: readers_of(live))
+
+
+def test_a_manager_waits_for_every_reader(place, live):
     backbone = served(place)
     watch = Watch(backbone)
     try:
         until_somebody_reads(live)
-        change = live.add("new-a", knowledge(store, "new-a"))
+        change = live.add("new-a", knowledge(place[0], "new-a"))
         assert live.settle(change.generation) == []
         assert backbone.view.snapshot.generation == change.generation
-        stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
-        stuck.write_text("0\n")
-        monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
-        assert live.settle(change.generation) == ["elsewhere-1-abc"]
     finally:
         watch.close()
-    assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
+    assert not readers_of(live)
 
 
 @pytest.mark.parametrize("trouble", ["a long check", "an error"])
-def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, monkeypatch, trouble):
+def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, live, impatient, trouble):
     """A user who deletes a tenant or revokes a key must learn that this server still serves it."""
-    store, repository, state = place
-    live, backbone, done = Manager.open(repository, state), served(place), threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
-    def refresh():
-        if trouble == "an error":
-            raise TypeError("a field that is not known")
-        done.wait()
+    class Stuck(Backbone):
+        def refresh(self):
+            begun.set()
+            if trouble == "an error":
+                raise TypeError("a field that is not known")
+            done.wait()
 
-    monkeypatch.setattr(backbone, "refresh", refresh)
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
-    watch = Watch(backbone)
+    watch = Watch(Stuck(live.folder, place[2]))
     try:
         until_somebody_reads(live)
-        change = live.add("new-a", knowledge(store, "new-a"))
-        (reader,) = live.state.readers.glob("[!.]*")
-        for _ in range(2):
-            before = reader.stat().st_mtime_ns
-            eventually(lambda before=before: reader.stat().st_mtime_ns > before)
+        change = live.add("new-a", knowledge(place[0], "new-a"))
+        assert begun.wait(PATIENCE)
+        (reader,) = readers_of(live)
+        before = reader.stat().st_mtime_ns
+        eventually(lambda: reader.stat().st_mtime_ns > before)
         assert reader.read_text() == "0\n"
-        monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
         assert live.settle(change.generation) == [reader.name]
     finally:
         done.set()
         watch.close()
 
 
-def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place, monkeypatch):
+def test_a_reader_that_was_silent_for_a_moment_is_waited_for(live, monkeypatch):
     """After the machine was stopped, all readers were silent. Only killed ones stay silent."""
-    live = Manager.open(*place[1:])
     generation = live.limit("tenant-0", rate=5.0) and live.state.current()
     live.state.readers.mkdir(parents=True, exist_ok=True)
     paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
@@ -98,29 +105,22 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place, monkeypatch)
     assert live.settle(generation) == []
 
 
-def test_a_reader_continues_to_write_after_the_disk_was_full(place, monkeypatch, caplog):
-    _, repository, state = place
-    live, say, refused = Manager.open(repository, state), Reader.say, iter([True, True])
-
-    def full_at_first(reader, generation):
-        if next(refused, False):
-            raise OSError(28, "No space left on device")
-        say(reader, generation)
-
-    monkeypatch.setattr(Reader, "say", full_at_first)
-    watch = Watch(served(place))
-    try:
-        until_somebody_reads(live)
-    finally:
-        watch.close()
-    assert caplog.text.count("No space left") == 1
+def test_a_reader_continues_to_write_after_the_disk_was_full(place, live, caplog):
+    """Its first two tries fail, and the log says so once."""
+    first, second = (FaultyStore(live.state.folder, decides="CURRENT") for _ in range(2))
+    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail):
+        watch = Watch(served(place))
+        try:
+            until_somebody_reads(live)
+        finally:
+            watch.close()
+    assert second.calls and caplog.text.count("No space left") == 1
 
 
-def test_a_ticket_of_a_skipped_generation_is_valid(place):
+def test_a_ticket_of_a_skipped_generation_is_valid(place, live):
     """Two changes come between two looks of the upper half. Lookup has seen the first one, the upper half has not."""
-    store, repository, state = place
-    live, backbone = Manager.open(repository, state), served(place)
-    generations = [live.add(name, knowledge(store, name)).generation for name in ("new-a", "new-b", "new-c")]
+    backbone = served(place)
+    generations = [live.add(name, knowledge(place[0], name)).generation for name in ("new-a", "new-b", "new-c")]
     between = backbone.at(generations[1])
     assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
     with pytest.raises(NoTenant):
@@ -130,22 +130,30 @@ def test_a_ticket_of_a_skipped_generation_is_valid(place):
         backbone.at(generations[2] + 1)
 
 
-def test_a_snapshot_is_not_read_again_while_nothing_changes(place, monkeypatch, caplog):
+class Noted(State):
+    """A state that notes which generations are read."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.read = []
+
+    def load(self, generation):
+        self.read.append(generation)
+        return super().load(generation)
+
+
+def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, monkeypatch, caplog):
     """At thousands of tenants that takes a third of a second, and a reader looks five times a second."""
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    older, newer = (live.add(name, knowledge(store, name)).generation for name in ("new-a", "new-b"))
-    backbone, read = served(place), []
-    load = backbone.state.load
-    monkeypatch.setattr(backbone.state, "load", lambda generation: read.append(generation) or load(generation))
-    clock = Clock(100.0)
+    older, newer = (live.add(name, knowledge(place[0], name)).generation for name in ("new-a", "new-b"))
+    backbone, clock = served(place), Clock(100.0)
+    backbone.state = noted = Noted(live.state.folder)
     monkeypatch.setattr("hplm.engine.views.time", clock)
     pointer = live.registry.pointer()
     publish(live, pointer, older)  # as if a state was put back while it is served
     for _ in range(20):
         backbone.refresh()
     shown = backbone.view.snapshot.generation
-    assert (read, shown) == ([], newer), f"generations {read} were read, and {shown} is served where {newer} was"
+    assert (noted.read, shown) == ([], newer), f"generations {noted.read} were read, and {shown} is served, not {newer}"
     assert names_in(caplog.text, "toy", older, newer)
     publish(live, pointer, newer + 1)  # whose snapshot is missing
     for _ in range(2):
@@ -155,10 +163,10 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, monkeypatch, 
             backbone.refresh()
         assert backbone.is_behind
         clock.seconds += LONGEST_PAUSE
-    assert read == [newer + 1] * 2, f"generations {read} were read, one of them again and again"
+    assert noted.read == [newer + 1] * 2, f"generations {noted.read} were read, one of them again and again"
     publish(live, pointer, newer)
     backbone.refresh()
-    assert len(read) == 2 and not backbone.is_behind
+    assert len(noted.read) == 2 and not backbone.is_behind
 
 
 def publish(live, pointer, generation):
@@ -166,15 +174,10 @@ def publish(live, pointer, generation):
     live.state.current_file.write_bytes(again.written())
 
 
-def until_somebody_reads(live):
-    eventually(lambda: any(live.state.readers.glob("[!.]*")))
-
-
-def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
+def test_memory_of_removed_layouts_is_freed(place, live, monkeypatch):
     """It is allocated again when a layout returns, and its counters continue."""
-    store, repository, state = place
-    live, folder = Manager.open(repository, state), repository / "toy/1"
-    asker = Asker(folder, state)
+    store, _, state = place
+    asker = Asker(live.folder, state)
     service, readers = asker.service, (asker.backbone, asker.service.served[0].backbone)
     stager, before = service.served[0].stager, service.served[0].stager.device_bytes
 
@@ -182,7 +185,9 @@ def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
         for backbone in readers:
             backbone.refresh()
         (rows,) = asker.wait(asker.ask(tenant, [WORDS[0]]))
-        assert torch.allclose(torch.tensor(rows.logits), Reference.open(folder, state).forward(WORDS[0], tenant), atol=1e-3)
+        assert torch.allclose(
+            torch.tensor(rows.logits), Reference.open(live.folder, state).forward(WORDS[0], tenant), atol=1e-3
+        )
 
     live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
@@ -211,10 +216,8 @@ def add_lawyer(store, live):
     live.add("lawyer", knowledge(store, "lawyer"))
 
 
-def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, monkeypatch):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    asker = Asker(repository / "toy/1", state, plot_preload="true")
+def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, live, monkeypatch):
+    asker = Asker(live.folder, place[2], plot_preload="true")
     reading, done, preload = threading.Event(), threading.Event(), StoredRows.preload
 
     def slow(rows, most=None):
@@ -223,7 +226,7 @@ def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, monkeypat
         preload(rows, most)
 
     monkeypatch.setattr(StoredRows, "preload", slow)
-    add_lawyer(store, live)
+    add_lawyer(place[0], live)
     asker.backbone.refresh()
     try:
         answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
@@ -233,12 +236,10 @@ def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, monkeypat
     asker.close()
 
 
-def test_a_new_table_that_cannot_be_locked_is_served_from_disk(place, monkeypatch, caplog):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    asker = Asker(repository / "toy/1", state, plot_hot="5")
+def test_a_new_table_that_cannot_be_locked_is_served_from_disk(place, live, monkeypatch, caplog):
+    asker = Asker(live.folder, place[2], plot_hot="5")
     monkeypatch.setattr("hplm.plot.rows._libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
-    add_lawyer(store, live)
+    add_lawyer(place[0], live)
     asker.backbone.refresh()
     assert not isinstance(asker.wait(asker.ask("lawyer", [WORDS[0]])), Exception)
     eventually(lambda: names_in(caplog.text, "values", "ulimit -l"))
