@@ -69,17 +69,6 @@ def test_a_window_is_computed_as_a_text_behind_the_start_id(model, folder):
 
 
 @torch.no_grad()
-def test_a_split_decoder_has_the_same_logits_while_its_windows_see_everything(model, folder):
-    lower, upper = split(load_checkpoint(folder, lower=LOWER, window=Window(5)))
-    text = tokens(5)
-    found, expected = upper_logits(upper, lower(windows_of(text, 5))[:, 0]), model(torch.tensor([text])).logits[0]
-    assert torch.allclose(found, expected, atol=1e-4)
-    longer = tokens(12)
-    found = upper_logits(upper, lower(windows_of(longer, 5))[:, 0])
-    assert not torch.allclose(found, model(torch.tensor([longer])).logits[0], atol=0.1)
-
-
-@torch.no_grad()
 def test_an_adapter_on_every_projection_is_a_change_of_the_weights(model, folder):
     """The widths of queries and keys differ, and a gate is computed beside the inner projection."""
     checkpoint = load_checkpoint(folder, lower=0, window=Window(1))
