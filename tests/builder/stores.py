@@ -134,3 +134,16 @@ def cut(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], at: str = "
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(at, interrupted)
         call()
+
+
+def meanwhile(store: Store, method: str, act: Callable[[], object]) -> Store:
+    """Returns the store for a command. Another process does `act` right after the command has called this method."""
+    acts = [act]
+
+    def called(self: Store, *given: Any) -> Any:
+        found = getattr(Store, method)(self, *given)
+        while acts:
+            acts.pop()()
+        return found
+
+    return type("Meanwhile", (Store,), {method: called})(store.folder)
