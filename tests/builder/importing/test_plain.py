@@ -15,6 +15,8 @@ from builder.store.store import Store, TenantFile
 from builder.tasks.examples import Example, Labelled
 from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
+from builder.training.model import TenantModel
+from hplm.adapters.layout import head_layout
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_tenant
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts
@@ -78,8 +80,13 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
         assert (plain.config.num_labels, getattr(plain.config, "problem_type", None)) == (len(tenant.labels), {
             "classify": "single_label_classification", "regress": "regression"}.get(task))  # fmt: skip
         found = answers(plain, x)
-    read_rows = found[:1] if task in ("classify", "regress") else found[pack.reading]
-    assert torch.allclose(read_rows, wanted, atol=1e-3)
+    again = Family(store.model, config).read(tmp_path / "plain").head  # as an import reads it
+    head = TenantModel(None, head_layout(config, len(tenant.labels), again.function), seed=0)
+    head.load(None, again.weights)
+    rows = slice(1) if task in ("classify", "regress") else pack.reading
+    assert again.task == task
+    for logits in (found, head.read(states[-1]).detach()):
+        assert torch.allclose(logits[rows], wanted, atol=1e-3)
 
 
 def answers(plain, x):
