@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,6 +136,14 @@ def cut(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], at: str = "
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(at, interrupted)
         call()
+
+
+@contextmanager
+def full_disk(free: int = 1000) -> Iterator[None]:
+    """Lets every file system have so few free bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        yield
 
 
 def meanwhile(store: Store, method: str, act: Callable[[], object]) -> Store:

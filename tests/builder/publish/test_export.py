@@ -1,10 +1,8 @@
 """An export: what it writes, that it never overwrites another one, its precision, and what it refuses."""
 
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +22,7 @@ from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store, random_tenants, random_values
 from testing.toy import CHAT, CONFIG, TENANTS
+from tests.builder.stores import full_disk
 from tests.support.message import mentioning, mentions
 
 
@@ -134,10 +133,9 @@ def test_names_are_safe_as_folders(name):
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs another file system")
-def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    export(toy.store, tmp_path, ServingOptions())  # links, which take no room
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as there:
+def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as there, full_disk():
+        export(toy.store, tmp_path, ServingOptions())  # links, which take no room
         if Path(there).stat().st_dev == toy.store.folder.stat().st_dev:
             pytest.skip("the store is on this file system")
         with pytest.raises(NoSpace, match=mentioning("GB", there)):

@@ -6,7 +6,6 @@ Killed builds are in `tests/builder/test_killed.py`.
 import os
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,20 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
 from research.accuracy.recut import recut_domain
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import (
-    CPU,
-    NO_TIME,
-    SMALL,
-    add_domain,
-    corpus,
-    cut,
-    grow,
-    meanwhile,
-    rooted,
-    rows,
-    some_lines,
-    with_bio,
-)
+from tests.builder.stores import CPU, NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -83,7 +69,7 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     ):
         path.write_text(wrong)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            build_domain(store, "bio", [path], SMALL, Budget(steps=1), CPU)
+            build_domain(store, "bio", [path], DomainOptions(min_tokens=1), Budget(steps=1), CPU)
     with pytest.raises(InvalidInput, match="--min-tokens"):
         build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
     assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
@@ -100,9 +86,9 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     build = partial(build_root, ".", [path], folder, RootOptions("tiny", keep=0.5))
     with pytest.raises(InvalidInput, match=mentioning(1)):
         build(NO_TIME, CPU)
-    path.write_text("\n".join(some_lines(30, seed=1)))
-    with monkeypatch.context() as full, pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
-        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    path.unlink()
+    corpus(tmp_path, 1)
+    with full_disk(), pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
         build(Budget(steps=1), CPU)
     assert not [path for path in folder.rglob("*") if path.is_file()]
     store, table = build(NO_TIME, CPU)
