@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,20 @@ from testing.toy import CONFIG
 CPU = torch.device("cpu")
 NO_TIME = Budget(steps=0)
 SMALL = DomainOptions(min_tokens=1)
+
+
+@contextmanager
+def light() -> Iterator[None]:
+    """One thread, because more would only wait for each other; and no sync, because a kill takes nothing that was written.
+
+    `store/test_store.py` looks at what is synced.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+    torch.set_num_threads(threads)
 
 
 def some_lines(count: int, seed: int) -> list[str]:

@@ -103,34 +103,33 @@ def with_fewer_words(folder):
     return saved(model, folder)
 
 
-@pytest.mark.parametrize(
-    "make, named",
-    [
-        (lambda to: saved(llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), to), ["'linear'"]),
-        (lambda to: saved(llama(attention_bias=True), to), ["biases"]),
-        (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), ["attention scaled by layer"]),
-        (lambda to: saved(opt(do_layer_norm_before=False), to), ["norms behind"]),
-        (lambda to: saved(opt(word_embed_proj_dim=16), to), ["words of another width"]),
-        (lambda to: saved(LlamaModel(llama().config), to), ["lm_head.weight"]),
-        (without_a_start_id, ["bos_token_id"]),
-        (with_fewer_words, [VOCABULARY - 4, VOCABULARY - 1]),
-    ],
-)
-def test_what_cannot_be_computed_is_refused(tmp_path, make, named):
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        load_checkpoint(make(tmp_path / "m"), lower=0, window=Window(1))
+UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))]
 
 
 @pytest.mark.parametrize(
-    "options, named",
+    "make, options, named",
     [
-        *(({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))),
-        ({"lower": 0, "window": Window(2)}, ["--lower 0", 2]),
+        (
+            lambda to: saved(llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), to),
+            {},
+            ["'linear'"],
+        ),
+        (lambda to: saved(llama(attention_bias=True), to), {}, ["biases"]),
+        (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), {}, ["attention scaled by layer"]),
+        (lambda to: saved(opt(do_layer_norm_before=False), to), {}, ["norms behind"]),
+        (lambda to: saved(opt(word_embed_proj_dim=16), to), {}, ["words of another width"]),
+        (lambda to: saved(LlamaModel(llama().config), to), {}, ["lm_head.weight"]),
+        (without_a_start_id, {}, ["bos_token_id"]),
+        (with_fewer_words, {}, [VOCABULARY - 4, VOCABULARY - 1]),
+        *((lambda to: saved(llama(), to), *unsplit) for unsplit in UNSPLIT),
+        (lambda to: saved(llama(), to), {"window": Window(2)}, ["--lower 0", 2]),
     ],
 )
-def test_impossible_splits_are_refused(tmp_path, options, named):
-    folder = saved(llama(), tmp_path / "m")
+def test_what_cannot_be_computed_or_split_is_refused(tmp_path, make, options, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        load_checkpoint(folder, **options)
-    with pytest.raises(InvalidInput, match="--minutes 0"):  # a decoder learns nothing yet
-        full_stack(load_checkpoint(folder, lower=LOWER))
+        load_checkpoint(make(tmp_path / "m"), **({"lower": 0, "window": Window(1)} | options))
+
+
+def test_a_decoder_learns_nothing_yet(tmp_path):
+    with pytest.raises(InvalidInput, match="--minutes 0"):
+        full_stack(load_checkpoint(saved(llama(), tmp_path / "m"), lower=LOWER))

@@ -1,3 +1,3 @@
-"""Tables of tests are not written through to the disk."""
+"""Tables of tests are small, and not synced."""
 
-from tests.builder.conftest import no_waiting_for_the_disk  # noqa: F401
+from tests.builder.conftest import light_work  # noqa: F401

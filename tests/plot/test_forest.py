@@ -47,7 +47,7 @@ def _expected(tokens, dictionaries, window):
     return total, places
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(
     window=st.builds(Window, st.integers(1, 5), st.booleans()),
     vocabulary=st.sampled_from([2, 7, 255, 256, 250_000]),

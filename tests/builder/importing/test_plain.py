@@ -1,6 +1,7 @@
 """A tenant that is exported as a plain checkpoint answers in `transformers` as it does here, above the tables."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from builder.training.model import TenantModel
 from hplm.adapters.layout import head_layout
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_tenant
-from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts
+from tests.builder.importing.stores import FIXTURES, LABELS, texts
 from tests.builder.stores import CPU, build
 from tests.cli.commands import printed, refused
 from tests.support.families import FAMILIES, SENTENCES, save_family
@@ -108,8 +109,8 @@ def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
     assert "no answer" in report["lost"] and report["answers"] == len(SENTENCES)
 
 
-def test_a_head_of_one_layer_fits_behind_the_pooler(tmp_path):
-    store = Store(make_imported_store(tmp_path))
+def test_a_head_of_one_layer_fits_behind_the_pooler(imported, tmp_path):
+    store = Store(shutil.copytree(imported, tmp_path / "store"))
     random_tenant(store, TenantFile("acme", 1, "root", 1, "multilabel", LABELS, 0), 0.3, seed=1)
     lines = texts(tmp_path, 60)
     said = run_export(tmp_path, store, "acme", lines)
@@ -127,8 +128,8 @@ def run_export(folder, store, tenant, lines):
     return save_checkpoint(store, tenant, folder / tenant, lines, CPU, show_progress=False)
 
 
-def test_the_command_says_what_it_saved_and_what_it_cannot(tmp_path, capsys):
-    store = Store(make_imported_store(tmp_path))
+def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, capsys):
+    store = Store(shutil.copytree(imported, tmp_path / "store"))
     import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), CPU, show_progress=False)
     import_tenant(store, "hub", FIXTURES / "adapters-double", ImportOptions(), CPU, show_progress=False)
     command = ["tenant", "export", "--store", store.folder, "--to", tmp_path / "out"]

@@ -18,10 +18,10 @@ from builder.training import grid
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
-from hplm.cli.main import main
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.stores import CPU, build, some_lines
 from tests.builder.training.small_tenants import asked, change, interrupted, made, pretend, unexpected, untrained, write
+from tests.cli.commands import refused, run
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -190,12 +190,11 @@ def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(stor
 def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeypatch):
     for seed, tenant in ((1, "acme"), (2, "acme"), (1, "other")):
         pretend(store, "classify", made(tmp_path, "classify", 20, seed), tenant=tenant)
-    command = ["tenant", "delete", "acme", "--store", str(store.folder)]
-    assert main([*command, "--state", str(tmp_path)]) == 1 and mentions(capsys.readouterr().err, "--store", "--state")
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"tenant": "acme", "removed": [1, 2]}
+    command = ["tenant", "delete", "acme", "--store", store.folder]
+    assert mentions(refused(capsys, *command, "--state", tmp_path), "--store", "--state")
+    assert run(capsys, *command) == {"tenant": "acme", "removed": [1, 2]}
     assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
-    assert main(command) == 1 and mentions(capsys.readouterr().err, "'acme'", "other")
+    assert mentions(refused(capsys, *command), "'acme'", "other")
     with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
         cut.setattr(shutil, "rmtree", interrupted)
         delete_tenant(store, "other")
