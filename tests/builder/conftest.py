@@ -21,6 +21,12 @@ def light_work() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Drawing how a tenant has learned takes longer than tiny trainings do. `training/test_tenant.py` looks at pictures."""
+    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *given: given[-1].write_bytes(b"a picture"))
+
+
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory):
     """The folder of a tiny BERT whose neighbours matter."""

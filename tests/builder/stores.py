@@ -142,12 +142,13 @@ def rows(table: Table) -> dict[bytes, bytes]:
     return {key.tobytes(): value.tobytes() for key, value in zip(table.index.by_row(), values, strict=True)}
 
 
+def interrupted(*_: object, **__: object) -> None:
+    """Is called as anything, and is interrupted."""
+    raise KeyboardInterrupt
+
+
 def cut(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], at: str = "builder.tables.domain.build_table") -> None:
     """Interrupts a build where it would compute its table."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(at, interrupted)
         call()

@@ -41,9 +41,9 @@ def compilations(monkeypatch):
 
     plain = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, **given: plain(self, backend=counted, **given))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield graphs
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_compiled_layers_give_the_same_results_and_compile_once(compilations):

@@ -166,19 +166,25 @@ def test_a_cut_text_has_the_first_tokens_of_the_whole_text(kind, text, pair):
 
 
 class Counting:
-    """Counts the characters that the library tokenises."""
+    """Counts the characters that a tokenizer of the library reads."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._library, self.characters = tokenizer._tokenizer, 0
-        tokenizer._tokenizer = self
+    def __init__(self, library: HuggingFaceTokenizer) -> None:
+        self.library, self.characters = library, 0
 
     def encode(self, text, **options):
         self.characters += len(text)
-        return self._library.encode(text, **options)
+        return self.library.encode(text, **options)
 
-    def encode_batch(self, given):
+    def encode_batch(self, given, **options):
         self.characters += sum(len(one) if isinstance(one, str) else sum(map(len, one)) for one in given)
-        return self._library.encode_batch(given)
+        return self.library.encode_batch(given, **options)
+
+
+def counting(kind):
+    """Returns a tokenizer, and the counting one of the library that it asks."""
+    tokenizer, library = Tokenizer(kind, 512), Counting(HuggingFaceTokenizer.from_str(kind))
+    tokenizer._tokenizer = library
+    return tokenizer, library
 
 
 LONG = "the unthere, " * 8000
@@ -187,15 +193,14 @@ LONG = "the unthere, " * 8000
 @pytest.mark.parametrize("pair", [None, "there", LONG], ids=["alone", "short pair", "long pair"])
 @pytest.mark.parametrize("text", [LONG, "日本語" * 33_000], ids=["words", "no spaces"])
 def test_little_of_a_long_text_is_tokenised(text, pair):
-    tokenizer = Tokenizer(KINDS["special tokens"], 512)
-    counting = Counting(tokenizer)
+    tokenizer, library = counting(KINDS["special tokens"])
     assert len(tokenizer.encode(text, pair, truncate=True).tokens) == 512
-    assert counting.characters < 20_000
+    assert library.characters < 20_000
     with pytest.raises(InvalidInput, match=mentioning("512", "truncate=true")):
         tokenizer.encode(text, pair)
     with pytest.raises(InvalidInput, match=mentioning("512", "truncate=true")):
         tokenizer.encode(text, "there", in_windows=True)
-    assert counting.characters < 60_000
+    assert library.characters < 60_000
 
 
 @pytest.mark.parametrize(
@@ -207,10 +212,9 @@ def test_little_of_a_long_text_is_tokenised(text, pair):
     ids=["another normalizer", "tokens found in normalized text"],
 )
 def test_a_text_that_cannot_be_cut_safely_is_tokenised_whole(kind):
-    tokenizer = Tokenizer(kind, 512)
-    counting = Counting(tokenizer)
+    tokenizer, library = counting(kind)
     assert len(tokenizer.encode(LONG, truncate=True).tokens) == 512
-    assert counting.characters == len(LONG)
+    assert library.characters == len(LONG)
 
 
 def numbers(tokens: bytes) -> list[int]:
@@ -251,10 +255,15 @@ def test_texts_are_read_by_words_as_the_library_reads_them(kind, texts):
 
 
 def test_few_words_are_remembered_and_forgotten_ones_come_back_beside_new_ones(monkeypatch):
+    """A word that is remembered is not read by the library again. Long ones never are."""
     monkeypatch.setattr(words, "MOST", 4)
     library = HuggingFaceTokenizer.from_str(KINDS["no added tokens"])
-    read = words.Words(library)
-    several = ["the \x00 b", "\x00 the"], ["the c d e", "a \x00"], ["x" * 50]
-    for texts in (["the a"], *several, *([f"the a{number} there{number} the"] for number in range(9)), *several):
+    counted, many = Counting(library), [f"there{number}" for number in range(9)]
+    read, several = words.Words(counted), (["the \x00 b", "\x00 the"], ["the c d e", "a \x00"], ["x" * 50])
+    for texts in (["the a"], *several, *([f"the a {one} the"] for one in many), *several):
         assert [numbers(tokens) for tokens in read.tokens(texts)] == [library.encode(text).ids for text in texts]
-        assert len(read._known) <= 6 and "x" * 50 not in read._known  # those of the last texts at least
+    for asked, characters in ((many, 9 * 6), (["x" * 50], 50), (many[-1:], 0)):
+        counted.characters = 0
+        for one in asked:
+            read.tokens([one])
+        assert counted.characters == characters

@@ -22,7 +22,7 @@ from builder.tasks.tasks import training_task
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
-from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, texts, tuned
+from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
 from tests.builder.stores import CPU, some_lines
 from tests.support.families import save_family
 from tests.support.message import mentioning
@@ -71,21 +71,12 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
     assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
+    other = ["blue", "red", "green"]
+    put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
     again, _ = imported(store, folder, file, rank=4, least=0)
-    assert (again.version, again.rank) == (2, 4)
-
-
-def test_an_update_keeps_the_order_of_the_labels(store, tmp_path):
-    """Clients know logits by it."""
-    first, other = ["red", "green", "blue"], ["blue", "red", "green"]
-    file, found = texts(tmp_path, 60), []
-    for labels in (first, other):
-        folder = tuned(tmp_path / labels[0], id2label=dict(enumerate(labels)))
-        found.append(imported(store, folder, file, rank=2, least=0)[0])
-    assert [(tenant.version, tenant.labels) for tenant in found] == [(1, first), (2, first)]
-    head, own = (store.tenant_weights(tenant)[1] for tenant in found)
-    rows = [other.index(label) for label in first]
-    assert torch.allclose(own["weight"].float(), head["weight"].float()[rows], atol=0.1), "rows of the same weights, moved"
+    assert (again.version, again.rank, again.labels) == (2, 4, LABELS), "clients know logits by the order of labels"
+    head, own = (store.tenant_weights(one)[1]["weight"].float() for one in (tenant, again))
+    assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
 
 
 def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
@@ -173,9 +164,8 @@ def odd_folders(folder: Path) -> dict[str, list[str]]:
     """Makes folders that cannot be imported. Returns what the refusal of each must name."""
 
     def changed(name: str, **fields: object) -> Path:
-        path = tuned(folder / name) / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-        return path.parent
+        put(tuned(folder / name) / "config.json", **fields)
+        return folder / name
 
     changed("architecture", model_type="modernbert")
     changed("class", architectures=["BertForMaskedLM"])

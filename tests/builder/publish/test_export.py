@@ -1,5 +1,6 @@
 """An export: what it writes, that it never overwrites another one, its precision, and what it refuses."""
 
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
+from hplm.model.weights import save_weights
 from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_store, random_tenants, random_values
+from testing.random_store import random_store, random_table, random_tenants
 from testing.toy import CHAT, CONFIG, TENANTS
 from tests.builder.stores import full_disk
 from tests.support.message import mentioning, mentions
@@ -73,20 +75,26 @@ def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path, m
     assert [path.name for path in version.parent.iterdir() if path.is_dir()] == ["1"]
 
 
-def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch):
-    def name(folder, **options):
-        store = random_store(folder / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)
-        export(store, folder / "repository", ServingOptions())
-        return Snapshot.load(folder / "repository/toy/1/tenants.json").export
+def other_layers(store):
+    save_weights(random_backbone(store.config, 7)[1].state_dict(), store.folder / "upper.safetensors")
 
-    first = name(tmp_path / "a")
-    assert name(tmp_path / "b") == first
-    assert name(tmp_path / "c", spread=0.5) != first  # other adapters, of the same names and places
-    with monkeypatch.context() as patch:
-        patch.setattr("testing.random_store.random_backbone", lambda config, seed: random_backbone(config, 7))
-        assert name(tmp_path / "d") != first
-    monkeypatch.setattr("testing.random_store.random_values", lambda spec, seed: random_values(spec, 7))
-    assert name(tmp_path / "e") != first
+
+def other_table(store):
+    shutil.rmtree(store.table_folder("root", 1))
+    random_table(store, "root", 1, None, 500, seed=7)
+
+
+def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
+    def name(number, change=lambda store: None, **options):
+        store = random_store(tmp_path / f"store-{number}", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)
+        change(store)
+        export(store, tmp_path / str(number), ServingOptions())
+        return Snapshot.load(tmp_path / str(number) / "toy/1/tenants.json").export
+
+    first = name(0)
+    assert name(1) == first
+    others = name(2, spread=0.5), name(3, other_layers), name(4, other_table)
+    assert len({first, *others}) == 4
 
 
 @pytest.mark.parametrize(
@@ -171,11 +179,11 @@ def test_auto_is_int8_only_if_that_is_faster_and_close(speed, change, auto):
     assert EightBits("fp32", speed, change).auto == auto
 
 
-def test_a_measurement_compares_with_what_auto_takes_otherwise(toy, monkeypatch):
+def test_a_measurement_compares_with_what_auto_takes_otherwise(toy, tmp_path):
     measured = measure_eight_bits(toy.store, threads=1)
     assert measured.other in ("fp32", "bf16") and measured.speed > 0 and 0 < measured.change < 0.02
-    monkeypatch.setattr(toy.store, "tenants", list)  # without tenants it is measured on the root
-    assert 0 < measure_eight_bits(toy.store, threads=1).change < 0.02
+    bare = random_store(tmp_path / "bare", CONFIG, [], corpus_tokens=500)  # without tenants it is measured on the root
+    assert 0 < measure_eight_bits(bare, threads=1).change < 0.02
 
 
 @pytest.mark.parametrize("speed, name", [(1.75, "int8"), (0.75, "fp32")])

@@ -13,7 +13,21 @@ from builder.tables.domain import UpdateOptions, build_domain, delete_domain, up
 from builder.tables.ranking import Ranking
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
-from tests.builder.stores import CPU, SMALL, add_domain, add_tenant, corpus, cut, full_disk, grow, rooted, rows, with_bio
+from tests.builder.stores import (
+    CPU,
+    SMALL,
+    add_domain,
+    add_tenant,
+    corpus,
+    cut,
+    full_disk,
+    grow,
+    interrupted,
+    meanwhile,
+    rooted,
+    rows,
+    with_bio,
+)
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -117,9 +131,10 @@ def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch,
     assert less < grow(store, "less", 2).meta.keys < whole
 
 
-def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path, monkeypatch):
+def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path):
     store, files = with_bio(tmp_path), [corpus(tmp_path, 1)]
-    cut(monkeypatch, lambda: add_domain(store, "late", 1, keep=1.0), "builder.tables.domain._adapt")
+    with pytest.raises(KeyboardInterrupt):
+        add_domain(meanwhile(store, "lower", interrupted), "late", 1, keep=1.0)
     (learned := store.work_folder("late", 1) / "learning.pt").touch()
     needed = sum(store.meta("bio", 1).sizes().values())
     with full_disk(needed // 2):

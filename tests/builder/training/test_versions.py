@@ -19,21 +19,15 @@ from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import CPU, build, some_lines
-from tests.builder.training.small_tenants import asked, change, interrupted, made, pretend, unexpected, untrained, write
+from tests.builder.stores import CPU, build, interrupted, some_lines
+from tests.builder.training.small_tenants import asked, change, made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.message import mentioning, mentions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 RATE = 2e-3  # by which `untrained` moves each bias
 SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Drawing takes longer than all else here; `test_tenant.py` looks at the pictures."""
-    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *_: _[-1].touch())
 
 
 @pytest.mark.parametrize("seed", range(2))
