@@ -71,7 +71,7 @@ def domain(folder, given):
 
 
 def root(folder, given):
-    model, text = str(save_bert(folder)), corpus(folder, 1)
+    model, text = str(save_bert(folder)), corpus(folder, 1, lines=10)
     options = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5)
 
     def work(target):
