@@ -112,8 +112,7 @@ def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
 def test_a_head_of_one_layer_fits_behind_the_pooler(imported, tmp_path):
     store = Store(shutil.copytree(imported, tmp_path / "store"))
     random_tenant(store, TenantFile("acme", 1, "root", 1, "multilabel", LABELS, 0), 0.3, seed=1)
-    lines = texts(tmp_path, 60)
-    said = run_export(tmp_path, store, "acme", lines)
+    said = save_checkpoint(store, "acme", tmp_path / "acme", texts(tmp_path, 60), CPU, show_progress=False)
     assert said["answers"] == 60 * 3
     found = Family(store.model, store.config).read(tmp_path / "acme")
     assert (found.head.task, found.labels, found.distance) == ("multilabel", LABELS, 0)
@@ -122,10 +121,6 @@ def test_a_head_of_one_layer_fits_behind_the_pooler(imported, tmp_path):
     head = found.head.weights
     own = torch.tanh(state @ head["dense"].T + head["dense_bias"]) @ head["weight"].T + head["bias"]
     assert torch.allclose(own, state @ weights["weight"].float().T + weights["bias"].float(), atol=1e-3)
-
-
-def run_export(folder, store, tenant, lines):
-    return save_checkpoint(store, tenant, folder / tenant, lines, CPU, show_progress=False)
 
 
 def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, capsys):

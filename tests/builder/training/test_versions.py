@@ -228,7 +228,8 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     """A point that diverges does not end the others. What goes to another process is copied, and trained in this one."""
     train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
     fragile = partial(scored_by_rate, most=2e-3)
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+    at_once = [1]
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: at_once[0])
     with pytest.raises(Cut):
         pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log, last=3))
     report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log)))
@@ -240,7 +241,7 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     with pytest.raises(HplmError, match="--learning-rate"):
         pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(scored_by_rate, log=log, most=0.0))
     assert Store(store.folder).tenant("beta") is None
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
+    at_once[0] = 2
     monkeypatch.setattr(grid, "worker_processes", lambda count: nullcontext(Copied()))
     pretend(store, "classify", train, grid=True, tenant="beside", trainer=partial(fragile, log=tmp_path / "2"))
     assert store.report(store.tenant("beside"))["grid"] == report["grid"]
