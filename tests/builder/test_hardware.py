@@ -54,7 +54,7 @@ def test_compiled_layers_give_the_same_results_and_compile_once(compilations):
     assert not compilations, "a CPU compiles nothing"
     compiled([*fast.lower.layers, *fast.upper.layers], torch.device("cuda"))
     seen = []
-    for number, lengths in enumerate(([5, 3], [9, 9, 2, 7], [4], [30, 11, 3])):
+    for number, lengths in enumerate(([5, 3], [9, 9, 2, 7], [4])):
         lesson = read(lengths, number)
         for own, plain in zip(gradients(fast, lesson), gradients(student, lesson), strict=True):
             assert torch.allclose(own, plain, rtol=1e-3, atol=1e-3)

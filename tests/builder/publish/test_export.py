@@ -21,8 +21,9 @@ from hplm.model.weights import save_weights
 from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
+from hplm.plot.writing import write_table
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_store, random_table, random_tenants
+from testing.random_store import random_store, random_tenants, random_values
 from testing.toy import CHAT, CONFIG, TENANTS
 from tests.builder.stores import full_disk
 from tests.support.message import mentioning, mentions
@@ -79,9 +80,10 @@ def other_layers(store):
     save_weights(random_backbone(store.config, 7)[1].state_dict(), store.folder / "upper.safetensors")
 
 
-def other_table(store):
+def other_values(store):
+    spec, keys = store.table_spec("root", 1, None, "fp16", 500), store.table("root", 1).index.by_row().copy()
     shutil.rmtree(store.table_folder("root", 1))
-    random_table(store, "root", 1, None, 500, seed=7)
+    write_table(store.table_folder("root", 1), spec, keys, random_values(spec, 7))
 
 
 def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
@@ -93,7 +95,7 @@ def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
 
     first = name(0)
     assert name(1) == first
-    others = name(2, spread=0.5), name(3, other_layers), name(4, other_table)
+    others = name(2, spread=0.5), name(3, other_layers), name(4, other_values)
     assert len({first, *others}) == 4
 
 

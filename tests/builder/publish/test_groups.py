@@ -184,11 +184,7 @@ NEWER = 'parameters { key: "newer" value { string_value: "7" } }\n'
     "changes, precisions, named",
     [
         ({"deep": {"slots": "9"}}, {}, ["toy", "deep", "'slots'", "'4'", "'9'"]),
-        (
-            {"deep": NEWER},
-            {},
-            ["toy", "deep", "'newer'", "'missing'", "'7'"],
-        ),
+        ({"deep": NEWER}, {}, ["toy", "deep", "'newer'", "'missing'", "'7'"]),
         ({"toy": {"slots": "2"}, "deep": {"slots": "2"}}, {}, ["slots", "2"]),  # too few for two stages
         ({}, {"toy": "fp32", "deep": "int8"}, ["toy in fp32", "deep in int8", "--dtype"]),
     ],
