@@ -1,62 +1,59 @@
-"""One thread for all tests of the builder, and stores that are built, and tenants that are trained, once for all of them."""
+"""Stores that are built, and tenants that are trained, once for all tests. The tests of a room have one thread."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from builder.store.store import Store
 from hplm.model.checkpoint import load_checkpoint
 from testing.toy import CONFIG
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import build, make_store, some_lines
+from tests.builder.importing.stores import make_imported_store
+from tests.builder.stores import build, light, make_store, some_lines
 from tests.tasks import make_tasks
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products are tiny, and more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="package", autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """A kill takes nothing that was written. `store/test_store.py` looks at what is synced."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
+def light_work() -> Iterator[None]:
+    with light():
         yield
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Drawing how a tenant has learned takes longer than tiny trainings do. `training/test_tenant.py` looks at pictures."""
+    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *given: given[-1].write_bytes(b"a picture"))
+
+
+@pytest.fixture(scope="session")
 def bert(tmp_path_factory):
     """The folder of a tiny BERT whose neighbours matter."""
     return save_bert(tmp_path_factory.mktemp("bert"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def checkpoint(bert):
     return load_checkpoint(str(bert))
 
 
-@pytest.fixture(scope="package")
-def learnable(one_thread, tmp_path_factory):
+@pytest.fixture(scope="session")
+def learnable(tmp_path_factory):
     """A store with a root, whose backbone can learn."""
     folder = tmp_path_factory.mktemp("learnable")
-    store = make_store(folder / "store", replace(CONFIG, upper_layers=3), scale=8)  # or tokens would not influence each other
-    build(store, folder, "root", some_lines(200, seed=1))
+    with light():
+        # With usual weights tokens would not influence each other.
+        store = make_store(folder / "store", replace(CONFIG, upper_layers=3), scale=8)
+        build(store, folder, "root", some_lines(200, seed=1))
     return store
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def tasks(tmp_path_factory):
     """A repository and its store, with untrained tenants of all tasks."""
-    return make_tasks(tmp_path_factory.mktemp("tasks"))
+    with light():
+        return make_tasks(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def store(learnable, tmp_path):
     return Store(shutil.copytree(learnable.folder, tmp_path / "store"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def trained(learnable, tmp_path_factory):
     """A store with a tenant of each entry of TASKS, and the folder of their data: a test changes only copies of it."""
     from tests.builder.training.small_tenants import TASKS, learn, made
@@ -80,7 +77,8 @@ def trained(learnable, tmp_path_factory):
     store = Store(shutil.copytree(learnable.folder, folder / "store"))
     for name, (task, texts, *_, options) in TASKS.items():
         train, dev, _ = (made(folder, name, *part) for part in ((texts, "train"), (60, "dev"), (150, "test")))
-        learn(store, task, train, dev, tenant=name, epochs=6, batch_texts=32, **(options or {"learning_rate": 1e-2}))
+        with light():
+            learn(store, task, train, dev, tenant=name, epochs=6, batch_texts=32, **(options or {"learning_rate": 1e-2}))
     return store, folder
 
 
@@ -88,3 +86,10 @@ def trained(learnable, tmp_path_factory):
 def trained_store(trained, tmp_path):
     """A copy of it, which a test may change."""
     return Store(shutil.copytree(trained[0].folder, tmp_path / "trained"))
+
+
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory):
+    """The folder of a store of the BERT that the fixtures of imports were trained on."""
+    with light():
+        return make_imported_store(tmp_path_factory.mktemp("imported"))

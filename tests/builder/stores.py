@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,20 @@ from testing.toy import CONFIG
 CPU = torch.device("cpu")
 NO_TIME = Budget(steps=0)
 SMALL = DomainOptions(min_tokens=1)
+
+
+@contextmanager
+def light() -> Iterator[None]:
+    """One thread, because more would only wait for each other; and no sync, because a kill takes nothing that was written.
+
+    `store/test_store.py` looks at what is synced.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+    torch.set_num_threads(threads)
 
 
 def some_lines(count: int, seed: int) -> list[str]:
@@ -125,12 +142,34 @@ def rows(table: Table) -> dict[bytes, bytes]:
     return {key.tobytes(): value.tobytes() for key, value in zip(table.index.by_row(), values, strict=True)}
 
 
+def interrupted(*_: object, **__: object) -> None:
+    """Is called as anything, and is interrupted."""
+    raise KeyboardInterrupt
+
+
 def cut(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], at: str = "builder.tables.domain.build_table") -> None:
     """Interrupts a build where it would compute its table."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(at, interrupted)
         call()
+
+
+@contextmanager
+def full_disk(free: int = 1000) -> Iterator[None]:
+    """Lets every file system have so few free bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        yield
+
+
+def meanwhile(store: Store, method: str, act: Callable[[], object]) -> Store:
+    """Returns the store for a command. Another process does `act` right after the command has called this method."""
+    acts = [act]
+
+    def called(self: Store, *given: Any) -> Any:
+        found = getattr(Store, method)(self, *given)
+        while acts:
+            acts.pop()()
+        return found
+
+    return type("Meanwhile", (Store,), {method: called})(store.folder)

@@ -1,15 +1,17 @@
-"""Settings for a GPU, as far as a CPU can test them: compiled layers give the results of plain ones, and compile once."""
+"""What a device computes at a time: packs of texts, and layers that are compiled once for all of them."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from builder.hardware import compiled
 from builder.learning.windows import Shrinking, Student, Windowed
-from builder.packed_batches import positions_of
+from builder.packed_batches import packed_batches, positions_of
 from hplm.model.checkpoint import random_backbone
 from testing.toy import CONFIG
 
@@ -39,9 +41,9 @@ def compilations(monkeypatch):
 
     plain = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, **given: plain(self, backend=counted, **given))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield graphs
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_compiled_layers_give_the_same_results_and_compile_once(compilations):
@@ -52,9 +54,29 @@ def test_compiled_layers_give_the_same_results_and_compile_once(compilations):
     assert not compilations, "a CPU compiles nothing"
     compiled([*fast.lower.layers, *fast.upper.layers], torch.device("cuda"))
     seen = []
-    for number, lengths in enumerate(([5, 3], [9, 9, 2, 7], [4], [30, 11, 3])):
+    for number, lengths in enumerate(([5, 3], [9, 9, 2, 7], [4])):
         lesson = read(lengths, number)
         for own, plain in zip(gradients(fast, lesson), gradients(student, lesson), strict=True):
             assert torch.allclose(own, plain, rtol=1e-3, atol=1e-3)
         seen.append(len(compilations))
     assert seen[0] > 0 and len(set(seen)) == 1, "every list of lengths was compiled by itself"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=300), st.integers(1, 20), st.sampled_from([None, 1, 2]))
+def test_every_text_is_in_one_pack_in_the_order_of_a_seed(lengths, most_texts, seed):
+    """A text that is longer than the limit has a pack of its own."""
+    lengths = np.array(lengths)
+    cut, again = (
+        list(packed_batches(lengths, 100, most_texts, np.random.default_rng(seed) if seed else None)) for _ in range(2)
+    )
+    order = np.concatenate(cut)
+    assert sorted(order) == list(range(len(lengths))) and (order == np.concatenate(again)).all()
+    for pack in cut:
+        assert len(pack) <= most_texts and (lengths[pack].sum() <= 100 or len(pack) == 1)
+        assert (np.diff(lengths[pack]) >= 0).all()
+
+
+def test_seeds_give_different_orders():
+    orders = [list(packed_batches(np.arange(1, 200) % 17 + 1, 64, 8, np.random.default_rng(seed))) for seed in (1, 2)]
+    assert np.concatenate(orders[0]).tolist() != np.concatenate(orders[1]).tolist()

@@ -45,14 +45,14 @@ def original(bert, tmp_path_factory):
 def distilled(store, file, saved):
     checkpoint = load_checkpoint(store.model)
     lower, upper = split(checkpoint)
-    documents = chained(checkpoint.config, 3000, 16, seed=1)
+    documents = chained(checkpoint.config, 800, 16, seed=1)
     report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, CPU, False, saved)
     return weights(lower, upper), report
 
 
 def guessed(store, file, saved):
     checkpoint = load_checkpoint(store.model)
-    (lower, upper), documents = split(checkpoint), chained(checkpoint.config, 3000, 16, seed=1)
+    (lower, upper), documents = split(checkpoint), chained(checkpoint.config, 800, 16, seed=1)
     given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, CPU, False, saved
     head, report = further_pretrain(*given)
     return weights(lower, head), report

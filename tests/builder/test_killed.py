@@ -23,7 +23,7 @@ from hplm.engine.engine import resolve_precision
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.builder.checkpoints import save_bert
-from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
+from tests.builder.importing.stores import FIXTURES, LABELS
 from tests.builder.stores import CPU, NO_TIME, SMALL, corpus, rooted
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
 from tests.builder.training.small_tenants import made, pretend
@@ -37,19 +37,19 @@ def copied(store, folder):
     return Store(folder if folder.exists() else shutil.copytree(store.folder, folder))
 
 
-def tokenised(folder, monkeypatch, _):
-    monkeypatch.setattr(corpora, "BATCH_DOCUMENTS", 25)
+def tokenised(folder, given):
+    given("monkeypatch").setattr(corpora, "BATCH_DOCUMENTS", 25)
     store = rooted(folder / "ready")
     texts = [corpus(folder, seed, lines=60) for seed in (1, 2)]
     return lambda target: tokenize_corpus(texts, store.tokenizer(), target, show_progress=False)
 
 
-def counted(folder, monkeypatch, _):
+def counted(folder, given):
     found, space = corpus_of(folder / "corpus", some_documents()), KeySpace(250_000, Window(5, causal=True))
     return lambda target: count_ngrams(found, space, target, MANY_RUNS, show_progress=False)
 
 
-def added(folder, monkeypatch, _):
+def added(folder, given):
     parts = [
         count_ngrams(corpus_of(folder / name, documents), KeySpace(200, Window(3)), folder / f"c-{name}", show_progress=False)
         for name, documents in (("a", some_documents()), ("b", some_documents()[::2]))
@@ -57,7 +57,7 @@ def added(folder, monkeypatch, _):
     return lambda target: add_counts(parts, target, MANY_RUNS, show_progress=False)
 
 
-def domain(folder, monkeypatch, _):
+def domain(folder, given):
     ready, texts = rooted(folder / "ready"), [corpus(folder, seed) for seed in (1, 2)]
 
     def work(target):
@@ -70,8 +70,8 @@ def domain(folder, monkeypatch, _):
     return work
 
 
-def root(folder, monkeypatch, _):
-    model, text = str(save_bert(folder)), corpus(folder, 1)
+def root(folder, given):
+    model, text = str(save_bert(folder)), corpus(folder, 1, lines=10)
     options = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5)
 
     def work(target):
@@ -83,17 +83,18 @@ def root(folder, monkeypatch, _):
     return work
 
 
-def tenant(folder, monkeypatch, learnable):
+def tenant(folder, given):
     """Its second version, which starts anew: once it is stored, the same command must not make a third."""
-    ready, train = copied(learnable, folder / "ready"), made(folder, "classify", 20, 1)
+    ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 20, 1)
     pretend(ready, "classify", train)
-    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *given: given[-1].write_bytes(b"a picture"))
+    given("no_pictures")
     return lambda target: pretend(copied(ready, target), "classify", train, from_version=ANEW)
 
 
-def exits(folder, monkeypatch, learnable):
+def exits(folder, given):
     """Whose tenant is calibrated first: both make a version."""
-    ready, (train, texts) = copied(learnable, folder / "ready"), (made(folder, "classify", 120, seed) for seed in (1, 2))
+    ready = copied(given("learnable"), folder / "ready")
+    train, texts = (made(folder, "classify", 120, seed) for seed in (1, 2))
     pretend(ready, "classify", train)
     precision = resolve_precision("fp32", CPU)
 
@@ -106,14 +107,14 @@ def exits(folder, monkeypatch, learnable):
     return work
 
 
-def imported(folder, monkeypatch, _):
-    ready, text = Store(make_imported_store(folder)), corpus(folder, 1)
+def imported(folder, given):
+    ready, text = Store(given("imported")), corpus(folder, 1)
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], min_tokens=1))
     lower = FIXTURES / "peft-lower"
     return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
 
 
-def unpacked(folder, monkeypatch, _):
+def unpacked(folder, given):
     pack_root(rooted(folder / "ready"), folder / "root.tar")
 
     def work(target):
@@ -129,7 +130,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
-def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, learnable, build):
+def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request, build):
     """`BUILDS` says how many changes of the disk there are at least."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the test forks
-    assert deaths_survived(build(tmp_path, monkeypatch, learnable), tmp_path) >= BUILDS[build]
+    assert deaths_survived(build(tmp_path, request.getfixturevalue), tmp_path) >= BUILDS[build]

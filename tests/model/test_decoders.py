@@ -1,10 +1,14 @@
-"""Decoders of Hugging Face: whole, and split into a lower stack on windows and an upper stack."""
+"""Decoders of Hugging Face, whole and split into two stacks, and `.gguf` files as llama.cpp's converter writes them."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaModel
 
 from hplm.adapters.layout import adapter_layout
@@ -12,8 +16,10 @@ from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
+from hplm.model.gguf_files import SAMPLE
 from hplm.model.windows import Window
-from tests.model.decoders import END, LAYERS, MADE, START, VOCABULARY, drawn, gpt2, llama, opt, saved, tokens
+from testing.random_store import byte_tokenizer_json
+from tests.model.decoders import END, LAYERS, MADE, POSITIONS, START, VOCABULARY, drawn, gpt2, llama, opt, saved, tokens
 from tests.support.message import mentioning
 
 LOWER, N = 2, 3
@@ -69,17 +75,6 @@ def test_a_window_is_computed_as_a_text_behind_the_start_id(model, folder):
 
 
 @torch.no_grad()
-def test_a_split_decoder_has_the_same_logits_while_its_windows_see_everything(model, folder):
-    lower, upper = split(load_checkpoint(folder, lower=LOWER, window=Window(5)))
-    text = tokens(5)
-    found, expected = upper_logits(upper, lower(windows_of(text, 5))[:, 0]), model(torch.tensor([text])).logits[0]
-    assert torch.allclose(found, expected, atol=1e-4)
-    longer = tokens(12)
-    found = upper_logits(upper, lower(windows_of(longer, 5))[:, 0])
-    assert not torch.allclose(found, model(torch.tensor([longer])).logits[0], atol=0.1)
-
-
-@torch.no_grad()
 def test_an_adapter_on_every_projection_is_a_change_of_the_weights(model, folder):
     """The widths of queries and keys differ, and a gate is computed beside the inner projection."""
     checkpoint = load_checkpoint(folder, lower=0, window=Window(1))
@@ -114,34 +109,128 @@ def with_fewer_words(folder):
     return saved(model, folder)
 
 
+UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))]
+
+
 @pytest.mark.parametrize(
-    "make, named",
+    "make, options, named",
     [
-        (lambda to: saved(llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), to), ["'linear'"]),
-        (lambda to: saved(llama(attention_bias=True), to), ["biases"]),
-        (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), ["attention scaled by layer"]),
-        (lambda to: saved(opt(do_layer_norm_before=False), to), ["norms behind"]),
-        (lambda to: saved(opt(word_embed_proj_dim=16), to), ["words of another width"]),
-        (lambda to: saved(LlamaModel(llama().config), to), ["lm_head.weight"]),
-        (without_a_start_id, ["bos_token_id"]),
-        (with_fewer_words, [VOCABULARY - 4, VOCABULARY - 1]),
+        (
+            lambda to: saved(llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), to),
+            {},
+            ["'linear'"],
+        ),
+        (lambda to: saved(llama(attention_bias=True), to), {}, ["biases"]),
+        (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), {}, ["attention scaled by layer"]),
+        (lambda to: saved(opt(do_layer_norm_before=False), to), {}, ["norms behind"]),
+        (lambda to: saved(opt(word_embed_proj_dim=16), to), {}, ["words of another width"]),
+        (lambda to: saved(LlamaModel(llama().config), to), {}, ["lm_head.weight"]),
+        (without_a_start_id, {}, ["bos_token_id"]),
+        (with_fewer_words, {}, [VOCABULARY - 4, VOCABULARY - 1]),
+        *((lambda to: saved(llama(), to), *unsplit) for unsplit in UNSPLIT),
+        (lambda to: saved(llama(), to), {"window": Window(2)}, ["--lower 0", 2]),
     ],
 )
-def test_what_cannot_be_computed_is_refused(tmp_path, make, named):
+def test_what_cannot_be_computed_or_split_is_refused(tmp_path, make, options, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        load_checkpoint(make(tmp_path / "m"), lower=0, window=Window(1))
+        load_checkpoint(make(tmp_path / "m"), **({"lower": 0, "window": Window(1)} | options))
+
+
+def test_a_decoder_learns_nothing_yet(tmp_path):
+    with pytest.raises(InvalidInput, match="--minutes 0"):
+        full_stack(load_checkpoint(saved(llama(), tmp_path / "m"), lower=LOWER))
+
+
+WHOLE = {"lower": 0, "window": Window(1)}
+
+
+def permuted(weight, heads):
+    """Puts the rows that are rotated together side by side, as the converter does."""
+    return weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors=lambda name: True, **more):
+    config, state = model.config, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(POSITIONS)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(pre)
+    known = json.loads(byte_tokenizer_json(VOCABULARY))
+    letters = sorted(known["model"]["vocab"], key=known["model"]["vocab"].get)
+    special = [token["content"] for token in known["added_tokens"]][:-1]
+    writer.add_token_list([*letters, *special, "he"])
+    writer.add_token_types([1] * len(letters) + [3] * len(special) + [1])
+    writer.add_token_merges(["h e"])
+    writer.add_bos_token_id(START)
+    writer.add_eos_token_id(END)
+    writer.add_chat_template("{{ messages }}")
+    for name, value in more.items():
+        writer.add_string(name.replace("__", "."), value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, weight in state.items():
+        own = names.get_name(name, (".weight",))
+        if part := heads.get(own.split(".")[-2]):
+            weight = np.ascontiguousarray(permuted(weight, part))
+        if tensors(own) and not (config.tie_word_embeddings and own == "output.weight"):
+            writer.add_tensor(own, weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+@pytest.mark.parametrize("make", [llama, MADE["tied llama"]])
+@torch.no_grad()
+def test_it_is_the_model_that_was_converted(tmp_path, make):
+    model, text = drawn(make()), tokens(30)
+    checkpoint = load_checkpoint(written(model, tmp_path / "Tiny.gguf"), **WHOLE)
+    config = checkpoint.config
+    assert (config.name, config.start_id, config.end_ids, config.positions) == ("tiny", START, (END,), POSITIONS)
+    assert config.chat_template == "{{ messages }}"
+    lower, upper = split(checkpoint)
+    found = upper_logits(upper, lower(windows_of(text, 1))[:, 0])
+    assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=1e-4)
+
+
+def test_its_tokenizer_reads_texts_and_special_tokens(tmp_path):
+    checkpoint = load_checkpoint(written(drawn(llama()), tmp_path / "m.gguf", pre="smollm"), **WHOLE)
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
+    assert tokenizer.decode(tokenizer.encode(SAMPLE).ids) == SAMPLE
+    assert tokenizer.encode(f"a<|{START}|>").ids[1] == START
+    assert tokenizer.encode("he").ids == [VOCABULARY - 1]
 
 
 @pytest.mark.parametrize(
     "options, named",
     [
-        *(({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))),
-        ({"lower": 0, "window": Window(2)}, ["--lower 0", 2]),
+        ({"architecture": "gpt2"}, "'gpt2'"),
+        ({"kind": "llama"}, "'llama'"),
+        ({"pre": "deepseek"}, "'deepseek'"),
+        ({"llama__rope__scaling__type": "yarn"}, "'yarn'"),
+        ({"tensors": lambda name: name != "blk.1.ffn_up.weight"}, "blk.1.ffn_up.weight"),
     ],
 )
-def test_impossible_splits_are_refused(tmp_path, options, named):
-    folder = saved(llama(), tmp_path / "m")
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        load_checkpoint(folder, **options)
-    with pytest.raises(InvalidInput, match="--minutes 0"):  # a decoder learns nothing yet
-        full_stack(load_checkpoint(folder, lower=LOWER))
+def test_a_foreign_file_is_refused(tmp_path, options, named):
+    path = tmp_path / "m.gguf"
+    with pytest.raises(InvalidInput, match=mentioning(path, named)):
+        load_checkpoint(written(drawn(llama()), path, **options), **WHOLE)
+
+
+def test_a_broken_file_is_refused(tmp_path):
+    path = tmp_path / "m.gguf"
+    whole = Path(written(drawn(llama()), path)).read_bytes()
+    for content in (b"", b"GGUF", b"PK\3\4" + whole[4:], whole[:200], whole[: len(whole) // 2], None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(InvalidInput, match=mentioning(path)):
+            load_checkpoint(str(path), **WHOLE)

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from hplm.model import eightbit
@@ -64,20 +62,10 @@ def test_a_product_equals_that_of_whole_numbers(linear, in_eight_bits, monkeypat
     assert (off <= 1e-5 * x.abs().amax(1, keepdim=True)).all()
 
 
-@given(others=st.lists(st.integers(0, 2**31), max_size=40), place=st.integers(0, 40))
 @torch.inference_mode()
-def test_neighbours_do_not_change_a_row(in_eight_bits, others, place):
-    row = tokens(1, seed=99)
-    rows = [tokens(1, seed) for seed in others]
-    rows.insert(min(place, len(rows)), row)
-    assert torch.equal(in_eight_bits(torch.cat(rows))[min(place, len(rows) - 1)], in_eight_bits(row)[0])
-
-
-@torch.inference_mode()
-def test_every_row_of_a_large_batch_is_that_of_the_row_alone():
-    """Of many numbers, some are nearly halfway between two whole ones."""
-    in_eight_bits = EightBit(nn.Linear(72, OUTPUTS))
-    x = torch.randn(5000, 72, generator=torch.Generator().manual_seed(0))
+def test_every_row_of_a_large_batch_is_that_of_the_row_alone(in_eight_bits):
+    """Rows are of very different size. Of many numbers, some are nearly halfway between two whole ones."""
+    x = tokens(5000)
     together = in_eight_bits(x)
     parts = [in_eight_bits(part) for part in x.split([1, 2, 997, 3000, 1000])]
     assert torch.equal(together, torch.cat(parts))

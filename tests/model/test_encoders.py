@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
-from builder.learning.limits import Budget
-from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
 from hplm.tasks import find_task
-from tests.support.families import FAMILIES, LENGTH, SENTENCES, bytes_of_words, save_family, unigram
+from tests.support.families import FAMILIES, LENGTH, bytes_of_words, save_family, unigram
 from tests.support.message import mentioning
 
 
@@ -48,6 +45,7 @@ def test_a_family_gives_the_states_of_transformers(saved, family):
     checkpoint = load_checkpoint(folder, lower=1)
     config = checkpoint.config
     assert (config.name, config.lower_layers, config.upper_layers, config.positions) == (family, 1, 2, LENGTH)
+    assert config.segments == (1 if "roberta" in family or family == "camembert" else 2)
     tokenizer = Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)
     for text, pair in (("the cat sat", None), ("the cat", "on the mat"), ("the cat " * LENGTH, None)):
         encoded = tokenizer.encode(text, pair, truncate=True)
@@ -55,23 +53,6 @@ def test_a_family_gives_the_states_of_transformers(saved, family):
         with torch.no_grad():
             expected = stock(torch.tensor([encoded.tokens.tolist()]), **given).last_hidden_state[0]
         assert torch.allclose(states(checkpoint, encoded), expected, atol=1e-4)
-
-
-def test_a_root_is_made_of_a_family_with_one_segment(saved, tmp_path):
-    folder, _ = saved("xlm-roberta")
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(SENTENCES * 3) + "\n")
-    store, table = build_root(folder, [corpus], tmp_path / "store", RootOptions(), Budget(steps=0), torch.device("cpu"))
-    assert store.config.segments == 1 and table.meta.keys
-
-
-def test_the_weights_below_a_head_are_read_too(saved, tmp_path):
-    folder, stock = saved("bert")
-    expected, headed = load_checkpoint(folder).weights, transformers.BertForMaskedLM(stock.config)
-    headed.bert.load_state_dict(stock.state_dict(), strict=False)
-    headed.save_pretrained(folder)
-    found = load_checkpoint(folder).weights
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], own) for name, own in expected.items())
 
 
 def test_layers_between_the_halves_are_taken_from_below(saved):

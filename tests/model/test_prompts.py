@@ -51,11 +51,11 @@ def test_a_prompt_that_is_cut_keeps_its_end(prompts):
     assert cut_prompt(tokens, 1).tolist() == [CHAT.start_id]
 
 
-def test_documents_of_a_decoder_are_cut_into_pieces_behind_the_start_id():
+def test_documents_of_a_decoder_are_cut_into_pieces_behind_the_start_id(prompts):
     tokenizer = Tokenizer(byte_tokenizer_json(CHAT.vocabulary), 5, CHAT.start_id)
     pieces = tokenizer.encode_documents(["abcdefghi", "x"])
     assert [len(piece) for piece in pieces] == [5, 5, 2, 2] and all(piece[0] == CHAT.start_id for piece in pieces)
-    assert tokenizer._tokenizer.decode(np.concatenate([piece[1:] for piece in pieces[:3]]).tolist()) == "abcdefghi"
+    assert prompts.decode(np.concatenate([piece[1:] for piece in pieces[:3]])) == "abcdefghi"
 
 
 WITH_ALL = """{{ bos_token }}{% set said = namespace(system='') %}

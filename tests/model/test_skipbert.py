@@ -34,9 +34,9 @@ OF_SKIPBERT = {
 }  # fmt: skip
 
 
-def published(seed=0):
+def published():
     """Returns a BERT, and every tensor of the published model, with random values that reveal mistakes."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     bert = BertModel(BertConfig(**SIZES)).eval()
     tensors = bert.state_dict() | {name: torch.empty(shape) for name, shape in OF_SKIPBERT.items()}
     for name, tensor in tensors.items():
@@ -76,16 +76,15 @@ def reference(bert, w, ids, segments):
     return entered, through(bert.encoder.layer[SHALLOW:], entered)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @torch.no_grad()
-def test_our_halves_equal_skipbert(tmp_path, seed):
-    bert, tensors = published(seed)
+def test_our_halves_equal_skipbert(tmp_path):
+    bert, tensors = published()
     checkpoint = load_checkpoint(save(tmp_path / "SkipBERT", tensors))
     assert (checkpoint.config.name, checkpoint.config.lower_layers, checkpoint.config.upper_layers) == ("skipbert", 2, 3)
     assert (checkpoint.config.cls_id, checkpoint.config.sep_id) == (2, 3)
     lower, upper = split(checkpoint)
     lengths = [7, 2, 1, 11]
-    ids = torch.randint(1, 90, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(1, 90, (sum(lengths),), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(length) for length in lengths])
     segments = (positions > 3).long()
     windows = checkpoint.config.window.of(ids.numpy(), np.array(lengths))

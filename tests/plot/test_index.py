@@ -1,9 +1,9 @@
 """Keys are packed exactly, for any window and vocabulary, and the index finds them as a dictionary does."""
 
 import tracemalloc
+from unittest.mock import patch
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,9 +46,7 @@ def test_every_key_is_found_and_nothing_else(tmp_path_factory, count, words, spr
     drawn = np.unique(rng.integers(1, spread, (2 * count, words), dtype=np.uint64), axis=0)
     rng.shuffle(drawn)
     keys, others = drawn[:count], drawn[count:]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hplm.plot.index.PART", part)
-        patch.setattr("hplm.plot.index.CHUNK", 5)
+    with patch.multiple("hplm.plot.index", PART=part, CHUNK=5):
         index = Index(folder, write_index(folder, keys))
     assert index.find(keys).tolist() == list(range(1, len(keys) + 1))
     assert not index.find(others).any()

@@ -11,7 +11,6 @@ import torch
 
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
-from hplm.plot import rows as rows_module
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
@@ -160,13 +159,6 @@ def test_a_flipped_bit_is_found_by_verify_or_when_its_row_is_first_read(table):
     assert not len(broken.rows.touch(np.array([1, 6, 8, 8, 50, 0])))
     for _ in range(2):
         assert broken.rows.touch(np.array([1, 7, 8])).tolist() == [7]
-
-
-def test_the_error_of_locking_too_much_says_how_much_is_needed(table, monkeypatch):
-    table.rows.lock(10)  # some kilobytes: every machine allows it
-    monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
-    with pytest.raises(InvalidInput, match=mentioning(51, "ulimit -l")):
-        table.rows.lock(1_000_000)
 
 
 @pytest.mark.parametrize("name", CODINGS)

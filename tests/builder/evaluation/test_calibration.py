@@ -12,7 +12,6 @@ import torch
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.store.resumable import digest_of
-from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from hplm.tasks import softmax
@@ -20,6 +19,7 @@ from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.training.small_tenants import write
+from tests.cli.commands import refused, run
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
@@ -101,11 +101,10 @@ def test_the_precision_that_serves_makes_the_logits(store, files):
 
 
 def test_the_same_command_changes_nothing(store, files, capsys, tmp_path):
-    command = ["calibrate", "--store", store.folder, "--id", "pair", "--texts", files["classify"], "--dtype", "fp32", "--json"]
+    command = ["calibrate", "--store", store.folder, "--id", "pair", "--texts", files["classify"], "--dtype", "fp32"]
     told, found = [], []
     for more in ([], ["--picture", tmp_path / "picture.png"]):
-        assert main([*map(str, [*command, *more])]) == 0
-        told.append(json.loads(capsys.readouterr().out.strip().splitlines()[-1]))
+        told.append(run(capsys, *command, *more))
         found.append(content(store.folder))
     assert [one.pop("changed") for one in told] == [True, False]
     assert told[0] == told[1] and found[0] == found[1]
@@ -151,5 +150,4 @@ def test_bad_input_is_named(store, files, tmp_path, capsys):
         (["mark", "--texts", flat], [flat, "--delta"]),
     ]:
         command = ["calibrate", "--store", store.folder, "--dtype", "fp32", "--id", *arguments]
-        assert main([str(word) for word in command]) == 1
-        assert mentions(capsys.readouterr().err, *named), (arguments, named)
+        assert mentions(refused(capsys, *command), *named), (arguments, named)

@@ -19,13 +19,13 @@ from builder.store.store import Store
 from builder.tasks.examples import Bare, read_labelled
 from builder.tasks.lookup import unread_targets
 from builder.tasks.tasks import training_task
-from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from testing.random_store import random_exits, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.training.small_tenants import made, write
+from tests.cli.commands import printed, refused, run
 from tests.engine.asker import Asker
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
@@ -135,29 +135,21 @@ def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(tasks, file,
 
 def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
     command = ["tenant", "exits", "pair", "--store", store.folder, "--texts", file, "--dtype", "fp32", "--drop", "1", "20"]
-    assert main([str(word) for word in command]) == 0
-    printed = capsys.readouterr().out
-    assert mentions(printed, "pair version 2 in fp32", 150, file, "work of layers", "hplm tenant update")
-    told = []
-    for more in (["--json"], ["--json", "--picture", tmp_path / "exits.svg"]):
-        assert main([str(word) for word in [*command, *more]]) == 0
-        told.append(json.loads(capsys.readouterr().out.strip().splitlines()[-1]))
+    said = printed(capsys, *command)
+    assert mentions(said, "pair version 2 in fp32", 150, file, "work of layers", "hplm tenant update")
+    told = [run(capsys, *command, *more) for more in ([], ["--picture", tmp_path / "exits.svg"])]
     assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
     assert "<svg" in (tmp_path / "exits.svg").read_text()
     for more, named in [(["--picture", "exits.txt"], ["exits.txt"]), (["--texts", "absent"], ["absent"])]:
-        assert main([str(word) for word in [*command, *more]]) == 1
-        assert mentions(capsys.readouterr().err, *named)
+        assert mentions(refused(capsys, *command, *more), *named)
 
 
 def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, capsys):
     store = Store(shutil.copytree(learnable.folder, tmp_path / "learnable"))
     train = made(tmp_path, "classify", 150, seed=1)
     command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]
-    command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--json", "--exits"]
+    command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--exits"]
     for task, texts, named in (("classify", tmp_path / "absent", tmp_path / "absent"), ("span", file, "no exits")):
-        assert main([str(word) for word in [*command, texts, "--task", task]]) == 1
-        assert mentions(capsys.readouterr().err, named) and store.tenant("acme") is None
-    assert main([str(word) for word in [*command, file]]) == 0
-    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert told["exits"]["texts"] == len(TEXTS)
+        assert mentions(refused(capsys, *command, texts, "--task", task), named) and store.tenant("acme") is None
+    assert run(capsys, *command, file)["exits"]["texts"] == len(TEXTS)
     assert store.report(store.tenant("acme"))["exits"]["report"]["learned_texts"] == 150

@@ -18,17 +18,13 @@ from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.store.store import Store
 from builder.tasks.examples import Example
-from builder.tasks.lookup import Pack
 from builder.tasks.tasks import training_task
-from builder.training.bodies import WholeBody
-from builder.training.model import TenantModel
-from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
+from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint, split
 from tests.builder.checkpoints import SIZES, save_tokenizer
-from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, texts, tuned
+from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
 from tests.builder.stores import CPU, some_lines
-from tests.support.families import FAMILIES, save_family
+from tests.support.families import save_family
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -38,38 +34,6 @@ TOKENS, QUESTION = "ForTokenClassification", "ForQuestionAnswering"
 
 def family_of(store: Store) -> Family:
     return Family(store.model, store.config)
-
-
-def one_text(tokens: int, is_pair: bool) -> Pack:
-    count = torch.arange(tokens)
-    segments = (count >= tokens // 2).long() * is_pair
-    return Pack([], None, count + 5, count, segments, [tokens], count, [tokens], count)
-
-
-@pytest.mark.parametrize("ending", [SEQUENCE, TOKENS, QUESTION])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_checkpoint_answers_as_in_transformers(tmp_path, family, ending):
-    labels = {} if ending == QUESTION else {"id2label": dict(enumerate(LABELS)), "label2id": {"a": 0, "b": 1, "c": 2}}
-    stock = save_family(tmp_path / "tuned", family, ending, **labels)
-    shutil.copytree(tmp_path / "tuned", tmp_path / "base")
-    stock.base_model.save_pretrained(tmp_path / "base")
-    base = load_checkpoint(str(tmp_path / "base"), "tiny", 1)
-    store = Store.create(tmp_path / "store", str(tmp_path / "base"), base.config, base.tokenizer_json, *split(base))
-    found = family_of(store).read(tmp_path / "tuned")
-    assert found.distance == 0 and found.head.task == {SEQUENCE: "classify", TOKENS: "tag", QUESTION: "span"}[ending]
-    model = TenantModel(None, head_layout(store.config, len(found.labels), found.head.function), seed=0)
-    model.load(None, found.head.weights)
-    has_segments = family in ("bert", "electra")
-    pack = one_text(12, is_pair=has_segments)
-    given = {"token_type_ids": pack.segments[None]} if has_segments else {}
-    with torch.no_grad():
-        _, *states = model.states(WholeBody(found.checkpoint), pack)
-        own, wanted = model.read(states[-1]), stock(pack.tokens[None], **given)
-    if ending == QUESTION:
-        wanted = torch.stack([wanted.start_logits[0], wanted.end_logits[0]], dim=1)
-    else:
-        wanted, own = wanted.logits[0], own[:1] if ending == SEQUENCE else own
-    assert torch.allclose(own, wanted, atol=1e-3)
 
 
 def test_a_change_that_fits_is_kept_whole(store, tmp_path):
@@ -107,21 +71,12 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
     assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
+    other = ["blue", "red", "green"]
+    put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
     again, _ = imported(store, folder, file, rank=4, least=0)
-    assert (again.version, again.rank) == (2, 4)
-
-
-def test_an_update_keeps_the_order_of_the_labels(store, tmp_path):
-    """Clients know logits by it."""
-    first, other = ["red", "green", "blue"], ["blue", "red", "green"]
-    file, found = texts(tmp_path, 60), []
-    for labels in (first, other):
-        folder = tuned(tmp_path / labels[0], id2label=dict(enumerate(labels)))
-        found.append(imported(store, folder, file, rank=2, least=0)[0])
-    assert [(tenant.version, tenant.labels) for tenant in found] == [(1, first), (2, first)]
-    head, own = (store.tenant_weights(tenant)[1] for tenant in found)
-    rows = [other.index(label) for label in first]
-    assert torch.allclose(own["weight"].float(), head["weight"].float()[rows], atol=0.1), "rows of the same weights, moved"
+    assert (again.version, again.rank, again.labels) == (2, 4, LABELS), "clients know logits by the order of labels"
+    head, own = (store.tenant_weights(one)[1]["weight"].float() for one in (tenant, again))
+    assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
 
 
 def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
@@ -209,9 +164,8 @@ def odd_folders(folder: Path) -> dict[str, list[str]]:
     """Makes folders that cannot be imported. Returns what the refusal of each must name."""
 
     def changed(name: str, **fields: object) -> Path:
-        path = tuned(folder / name) / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-        return path.parent
+        put(tuned(folder / name) / "config.json", **fields)
+        return folder / name
 
     changed("architecture", model_type="modernbert")
     changed("class", architectures=["BertForMaskedLM"])

@@ -1,6 +1,7 @@
 """A tenant that is exported as a plain checkpoint answers in `transformers` as it does here, above the tables."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from builder.store.store import Store, TenantFile
 from builder.tasks.examples import Example, Labelled
 from builder.tasks.lookup import Reader
 from builder.training.bodies import PlotBody
+from builder.training.model import TenantModel
+from hplm.adapters.layout import head_layout
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_tenant
-from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts
+from tests.builder.importing.stores import FIXTURES, LABELS, texts
 from tests.builder.stores import CPU, build
 from tests.cli.commands import printed, refused
 from tests.support.families import FAMILIES, SENTENCES, save_family
@@ -78,8 +81,13 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
         assert (plain.config.num_labels, getattr(plain.config, "problem_type", None)) == (len(tenant.labels), {
             "classify": "single_label_classification", "regress": "regression"}.get(task))  # fmt: skip
         found = answers(plain, x)
-    read_rows = found[:1] if task in ("classify", "regress") else found[pack.reading]
-    assert torch.allclose(read_rows, wanted, atol=1e-3)
+    again = Family(store.model, config).read(tmp_path / "plain").head  # as an import reads it
+    head = TenantModel(None, head_layout(config, len(tenant.labels), again.function), seed=0)
+    head.load(None, again.weights)
+    rows = slice(1) if task in ("classify", "regress") else pack.reading
+    assert again.task == task
+    for logits in (found, head.read(states[-1]).detach()):
+        assert torch.allclose(logits[rows], wanted, atol=1e-3)
 
 
 def answers(plain, x):
@@ -101,11 +109,10 @@ def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
     assert "no answer" in report["lost"] and report["answers"] == len(SENTENCES)
 
 
-def test_a_head_of_one_layer_fits_behind_the_pooler(tmp_path):
-    store = Store(make_imported_store(tmp_path))
+def test_a_head_of_one_layer_fits_behind_the_pooler(imported, tmp_path):
+    store = Store(shutil.copytree(imported, tmp_path / "store"))
     random_tenant(store, TenantFile("acme", 1, "root", 1, "multilabel", LABELS, 0), 0.3, seed=1)
-    lines = texts(tmp_path, 60)
-    said = run_export(tmp_path, store, "acme", lines)
+    said = save_checkpoint(store, "acme", tmp_path / "acme", texts(tmp_path, 60), CPU, show_progress=False)
     assert said["answers"] == 60 * 3
     found = Family(store.model, store.config).read(tmp_path / "acme")
     assert (found.head.task, found.labels, found.distance) == ("multilabel", LABELS, 0)
@@ -116,12 +123,8 @@ def test_a_head_of_one_layer_fits_behind_the_pooler(tmp_path):
     assert torch.allclose(own, state @ weights["weight"].float().T + weights["bias"].float(), atol=1e-3)
 
 
-def run_export(folder, store, tenant, lines):
-    return save_checkpoint(store, tenant, folder / tenant, lines, CPU, show_progress=False)
-
-
-def test_the_command_says_what_it_saved_and_what_it_cannot(tmp_path, capsys):
-    store = Store(make_imported_store(tmp_path))
+def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, capsys):
+    store = Store(shutil.copytree(imported, tmp_path / "store"))
     import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), CPU, show_progress=False)
     import_tenant(store, "hub", FIXTURES / "adapters-double", ImportOptions(), CPU, show_progress=False)
     command = ["tenant", "export", "--store", store.folder, "--to", tmp_path / "out"]

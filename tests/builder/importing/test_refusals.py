@@ -20,10 +20,10 @@ PLAIN, NAMED = ImportOptions(), ImportOptions(labels=LABELS)
 CONFIG, HEAD = "adapter_config.json", "head_config.json"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Store:
-    """One store for all tests, because refusals change nothing."""
-    return Store(make_imported_store(tmp_path_factory.mktemp("imported")))
+@pytest.fixture
+def store(imported) -> Store:
+    """No copy, because refusals change nothing."""
+    return Store(imported)
 
 
 def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:
@@ -36,9 +36,7 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
     ("peft-everywhere", CONFIG): [
         ("peft_type", "LOHA", "peft_type 'LOHA' LoraConfig"),
         ("bias", "lora_only", "bias='lora_only' bias='none'"),
-        ("use_dora", True, "use_dora"),
-        ("lora_bias", True, "lora_bias"),
-        ("fan_in_fan_out", True, "fan_in_fan_out"),
+        *((name, True, name) for name in ("use_dora", "lora_bias", "fan_in_fan_out")),
         ("layer_replication", [[0, 4]], "layer_replication"),
         ("trainable_token_indices", [7], "trainable_token_indices"),
         ("init_lora_weights", "pissa", "init_lora_weights='pissa' init_lora_weights=True"),
@@ -53,13 +51,9 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
     ("adapters-double", CONFIG): [
         ("original_ln_before", True, "original_ln_before=True double_seq_bn"),
         ("original_ln_after", False, "original_ln_after=False"),
-        ("ln_before", True, "ln_before=True"),
-        ("ln_after", True, "ln_after=True"),
-        ("is_parallel", True, "is_parallel=True"),
-        ("use_gating", True, "use_gating=True"),
-        ("phm_layer", True, "phm_layer=True"),
-        ("inv_adapter", "nice", "inv_adapter='nice'"),
+        *((name, True, f"{name}=True") for name in ("ln_before", "ln_after", "is_parallel", "use_gating", "phm_layer")),
         ("cross_adapter", True, "cross_adapter=True"),
+        ("inv_adapter", "nice", "inv_adapter='nice'"),
         ("non_linearity", "leakyrelu", "non_linearity 'leakyrelu' gelu"),
         ("non_linearity", None, f"{CONFIG} non_linearity"),
         ("architecture", "union", "architecture 'union' double_seq_bn"),
@@ -67,8 +61,7 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
     ("adapters-stock-head", CONFIG): [("scaling", "learned", "'learned'")],
     ("adapters-lora-tag", CONFIG): [
         ("composition_mode", "scale", "composition_mode='scale' LoRAConfig"),
-        ("use_gating", True, "use_gating=True LoRAConfig"),
-        ("use_dora", True, "use_dora=True LoRAConfig"),
+        *((name, True, f"{name}=True LoRAConfig") for name in ("use_gating", "use_dora")),
         ("vera_d", 0.1, "vera_d=0.1 LoRAConfig"),
         ("alpha", "eight", f"{CONFIG} alpha 'eight'"),
         ("r", "eight", f"{CONFIG} r 'eight'"),

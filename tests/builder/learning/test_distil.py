@@ -87,13 +87,6 @@ def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, ad
     assert report["exams"][0]["score"] == pytest.approx(report["at_start"]["at_end"])  # nothing was fitted
 
 
-def test_a_branch_that_learned_nothing_stays_as_it_was(checkpoint, documents, adapted, monkeypatch):
-    monkeypatch.setattr(distillation, "DOMAIN_RATE", 1.0)
-    lower, _, report = further(checkpoint, documents, adapted)
-    assert (report["kept_step"], report["steps"]) == (0, 5)
-    assert same(weights(lower), weights(adapted[0]))
-
-
 def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
     lower, upper = split(checkpoint)
     lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)

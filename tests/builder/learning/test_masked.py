@@ -82,7 +82,7 @@ def test_predictions_improve_and_only_the_lower_layers_change(model):
 
 def corpus(folder, seed):
     path = folder / f"corpus-{seed}.txt"
-    path.write_text("\n".join(line.replace("水", "") for line in some_lines(60, seed)), "utf-8")
+    path.write_text("\n".join(line.replace("水", "") for line in some_lines(25, seed)), "utf-8")
     return path
 
 

@@ -3,11 +3,9 @@
 import io
 import json
 import os
-import shutil
 import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import FORMAT, Store, TenantFile
 from builder.store.verification import store_parts
-from builder.store.version import described
 from hplm.adapters.record import has_content
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
@@ -30,9 +27,9 @@ from hplm.plot.room import NoSpace
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.tenants.manager import Manager
-from hplm.tenants.snapshot import Snapshot
 from testing.random_store import change_version, random_exits, random_table, random_tenant
-from tests.builder.stores import grow, make_store, rooted
+from tests.builder.stores import full_disk, grow, make_store, meanwhile, rooted
+from tests.cli.commands import printed
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
@@ -96,13 +93,8 @@ def test_weights_of_earlier_versions_have_no_checksum_and_are_read(tmp_path):
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
 
 
-def test_a_tenant_that_is_deleted_while_it_is_read_is_none_and_no_error(store, monkeypatch):
-    def deleted(folder):
-        store.remove_tenant("acme")
-        return described(folder)
-
-    monkeypatch.setattr("builder.store.store.described", deleted)
-    assert store.tenant("acme") is None
+def test_a_tenant_that_is_deleted_while_it_is_read_is_none_and_no_error(store):
+    assert meanwhile(store, "tenant_versions", lambda: store.remove_tenant("acme")).tenant("acme") is None
 
 
 def test_a_version_has_the_same_bytes_in_the_store_an_export_and_a_registry(store, tmp_path):
@@ -172,26 +164,6 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
     assert newest == [("acme", 10), ("bare", 9)]
 
 
-def test_what_earlier_versions_have_left_of_levels_stacks_and_links_is_ignored(store, tmp_path):
-    def packed(name):
-        pack_root(store, tmp_path / name)
-        return (tmp_path / name).read_bytes()
-
-    random_table(store, "root", 1, None, 500, seed=1)
-    before, tenants = packed("before.tar"), store.tenants()
-    level = "tenants/acme/1/levels/small"
-    left = ["stacks/small.safetensors", "stacks/small.json", f"{level}/level.json", f"{level}/head.safetensors"]
-    for name in (*left, *(f"tenants/acme/1/{name}.json" for name in ("ladder", "link", "profile"))):
-        (store.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (store.folder / name).write_text("{")
-    opened = Store(store.folder)
-    assert opened.tenants() == tenants and packed("after.tar") == before
-    assert not [wrong for part in store_parts(store.folder) for wrong in part.check(part.path, lambda done: None)]
-    export(opened, tmp_path / "repository", ServingOptions())
-    exported = tmp_path / "repository" / store.config.name / "1"
-    assert not (exported / "stacks").exists() and len(Snapshot.load(exported / "tenants.json").tenants) == len(tenants)
-
-
 @pytest.fixture
 def origin(tmp_path):
     """A store with a root of two versions, a domain and a tenant, whose model is not here."""
@@ -212,7 +184,7 @@ def file(origin, tmp_path):
 
 def test_an_unpacked_root_is_the_newest_version_of_the_packed_one(origin, tmp_path, capsys):
     file, folder = tmp_path / "root.tar", tmp_path / "there"
-    assert main(["root", "pack", "--store", str(origin.folder), str(file)]) == 0
+    printed(capsys, "root", "pack", "--store", origin.folder, file)
     assert main(["root", "unpack", "--store", str(folder), str(file)]) == 0
     assert mentions(capsys.readouterr().err, "/nowhere/bert", "--model")
     there = Store(folder)
@@ -236,16 +208,15 @@ def test_name_and_model_can_be_set_and_the_folder_be_the_current_one(file, tmp_p
         unpack_root(file, tmp_path / "elsewhere", name="No Name")
 
 
-def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, file, tmp_path, monkeypatch):
+def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, file, tmp_path):
     before = content(tmp_path)
     with pytest.raises(InvalidInput, match=mentioning(origin.folder, "--store")):
         unpack_root(file, origin.folder)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path)):
         pack_root(origin, tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(NoSpace, match=mentioning("GB", tmp_path)):
+    with full_disk(), pytest.raises(NoSpace, match=mentioning("GB", tmp_path)):
         pack_root(origin, tmp_path / "again.tar")
-    with pytest.raises(NoSpace, match=mentioning("GB", tmp_path, "--store")):
+    with full_disk(), pytest.raises(NoSpace, match=mentioning("GB", tmp_path, "--store")):
         unpack_root(file, tmp_path / "there")
     assert content(tmp_path) == before and not (tmp_path / "there").exists()
 

@@ -1,7 +1,8 @@
-"""Counting on disk gives the counts of a dictionary, in one run or after interruptions."""
+"""Counts on disk are those of a dictionary, and a table takes the most frequent n-grams of each length by itself."""
 
 import tempfile
 from collections import Counter
+from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from builder.store.resumable import ResumableFiles
 from builder.tables.corpus import Corpus
 from builder.tables.counting import add_counts, count_ngrams
+from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
 from builder.tables.sorted_runs import Merge, rows_in
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
@@ -113,3 +115,43 @@ def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
     sizes = [merge.rows(i, i + 1) for i in range(merge.partitions)]
     assert len(sizes) > 3
     assert max(sizes) <= rows_in(memory, space.words) < sum(sizes)
+
+
+def level_of(space, key):
+    return max(i for i, mask in enumerate(space.masks) if np.array_equal(np.array(key, dtype=np.uint64) & mask, key))
+
+
+def expected_order(space, expected, root):
+    """Returns the keys by their place in their own level; of two keys at one place, that of the deeper level is first."""
+    places = {}
+    for level in range(len(space.masks)):
+        keys = sorted((key for key in expected if level_of(space, key) == level), key=lambda key: (-expected[key], key))
+        weight = len(keys) * (SHORTER_IN_ROOT if root and level else 1)
+        places |= {key: (Fraction(2 * number + 1, 2 * weight), -level) for number, key in enumerate(keys)}
+    return sorted(places, key=places.__getitem__)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), spaces, st.booleans(), st.sampled_from([1, 2, 5, 1 << 20]))
+def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
+    """So a branch takes one share of each length, and a root more of the shorter ones."""
+    documents = data.draw(corpora(space.vocabulary))
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = corpus_of(Path(folder) / "corpus", documents)
+        counts = count_ngrams(corpus, space, Path(folder) / "counts", show_progress=False)
+        in_order = [list(key) for key in expected_order(space, expected_counts(space, documents), root)]
+        ranking, keep = Ranking(counts, root), data.draw(st.sampled_from([0.0, 0.03, 0.5, 0.98, 1.0]))
+        for level, distinct in enumerate(counts.levels):
+            here = sum(level_of(space, key) == level for key in in_order[: ranking.number(keep)])
+            assert abs(here - min(1, keep * SHORTER_IN_ROOT if root and level else keep) * distinct) <= 1
+        number = data.draw(st.integers(0, counts.distinct + 1))
+        chunks = list(ranking.keys(number, chunk))
+        assert [len(keys) for keys in chunks[:-1]] == [chunk] * (len(chunks) - 1)
+        assert [key for keys in chunks for key in keys.tolist()] == in_order[:number]
+        for level in range(len(counts.levels)):
+            own = sorted(key for key in in_order if level_of(space, key) == level)
+            absent = [] if not own or list(space.masks[level]) in own else [[int(word) for word in space.masks[level]]]
+            asked = sorted(own + absent)
+            places = counts.places(level, np.array(asked, dtype=np.uint64).reshape(-1, space.words), chunk).tolist()
+            of_level = [key for key in in_order if level_of(space, key) == level]
+            assert places == [of_level.index(key) if key in own else -1 for key in asked]

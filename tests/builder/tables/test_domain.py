@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,21 @@ from builder.tables.domain import UpdateOptions, build_domain, delete_domain, up
 from builder.tables.ranking import Ranking
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
-from tests.builder.stores import CPU, SMALL, add_domain, add_tenant, corpus, cut, grow, rooted, rows, with_bio
+from tests.builder.stores import (
+    CPU,
+    SMALL,
+    add_domain,
+    add_tenant,
+    corpus,
+    cut,
+    full_disk,
+    grow,
+    interrupted,
+    meanwhile,
+    rooted,
+    rows,
+    with_bio,
+)
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -118,25 +131,26 @@ def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch,
     assert less < grow(store, "less", 2).meta.keys < whole
 
 
-def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path, monkeypatch):
+def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path):
     store, files = with_bio(tmp_path), [corpus(tmp_path, 1)]
-    cut(monkeypatch, lambda: add_domain(store, "late", 1, keep=1.0), "builder.tables.domain._adapt")
+    with pytest.raises(KeyboardInterrupt):
+        add_domain(meanwhile(store, "lower", interrupted), "late", 1, keep=1.0)
     (learned := store.work_folder("late", 1) / "learning.pt").touch()
     needed = sum(store.meta("bio", 1).sizes().values())
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed // 2))
-    with pytest.raises(NoSpace, match="--keep"):
-        add_domain(store, "late", 1, keep=1.0)
-    assert learned.exists(), "what was learned is lost"
-    for call in (
-        lambda: build_domain(store, "less", files, SMALL, LEARNING, CPU),
-        lambda: update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), LEARNING, CPU),
-    ):
-        with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
-            call()
-    assert set(store.domains()) == {("bio", 1), ("root", 1)}
-    assert not store.has_lower("less", 1) and not store.has_lower("bio", 2)
-    with pytest.raises(NoSpace) as refused:
-        add_domain(store, "less", 1, keep=1.0)
-    (keep,) = re.findall(r"--keep ([0-9.]+)", str(refused.value))
-    assert 0.25 < float(keep) < 0.5
-    assert add_domain(store, "less", 1, keep=float(keep)).meta.keys
+    with full_disk(needed // 2):
+        with pytest.raises(NoSpace, match="--keep"):
+            add_domain(store, "late", 1, keep=1.0)
+        assert learned.exists(), "what was learned is lost"
+        for call in (
+            lambda: build_domain(store, "less", files, SMALL, LEARNING, CPU),
+            lambda: update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), LEARNING, CPU),
+        ):
+            with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
+                call()
+        assert set(store.domains()) == {("bio", 1), ("root", 1)}
+        assert not store.has_lower("less", 1) and not store.has_lower("bio", 2)
+        with pytest.raises(NoSpace) as refused:
+            add_domain(store, "less", 1, keep=1.0)
+        (keep,) = re.findall(r"--keep ([0-9.]+)", str(refused.value))
+        assert 0.25 < float(keep) < 0.5
+        assert add_domain(store, "less", 1, keep=float(keep)).meta.keys

@@ -6,7 +6,6 @@ Killed builds are in `tests/builder/test_killed.py`.
 import os
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
 from research.accuracy.recut import recut_domain
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import CPU, NO_TIME, SMALL, add_domain, corpus, cut, grow, rooted, rows, some_lines, with_bio
+from tests.builder.stores import CPU, NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -70,7 +69,7 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     ):
         path.write_text(wrong)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            build_domain(store, "bio", [path], SMALL, Budget(steps=1), CPU)
+            build_domain(store, "bio", [path], DomainOptions(min_tokens=1), Budget(steps=1), CPU)
     with pytest.raises(InvalidInput, match="--min-tokens"):
         build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
     assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
@@ -87,9 +86,9 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     build = partial(build_root, ".", [path], folder, RootOptions("tiny", keep=0.5))
     with pytest.raises(InvalidInput, match=mentioning(1)):
         build(NO_TIME, CPU)
-    path.write_text("\n".join(some_lines(30, seed=1)))
-    with monkeypatch.context() as full, pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
-        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    path.unlink()
+    corpus(tmp_path, 1)
+    with full_disk(), pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
         build(Budget(steps=1), CPU)
     assert not [path for path in folder.rglob("*") if path.is_file()]
     store, table = build(NO_TIME, CPU)
@@ -107,41 +106,27 @@ def test_a_wrong_seed_or_share_is_refused_before_any_work():
         options(**{name: 0})
 
 
-def test_an_update_that_another_process_finishes_meanwhile_is_followed_by_the_next(tmp_path, monkeypatch):
-    store, latest = with_bio(tmp_path), Store.latest
-
-    def overtaken(self, domain):
-        version = latest(self, domain)
-        monkeypatch.undo()
-        grow(store, "bio", 2)
-        return version
-
-    monkeypatch.setattr(Store, "latest", overtaken)
-    assert grow(store, "bio", 3).meta.version == 3
+def test_an_update_that_another_process_finishes_meanwhile_is_followed_by_the_next(tmp_path):
+    store = with_bio(tmp_path)
+    overtaken = meanwhile(store, "latest", lambda: grow(store, "bio", 2))
+    assert grow(overtaken, "bio", 3).meta.version == 3
 
 
-def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path, monkeypatch):
-    store, users = with_bio(tmp_path), Store.users
+def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path):
+    store = with_bio(tmp_path)
 
-    def read(self):
+    def build():
         with pytest.raises(InvalidInput, match=BUSY), held(store.work_folder("bio", 2), "'bio'"):
             pass
-        return users(self)
 
-    monkeypatch.setattr(Store, "users", read)
-    assert delete_domain(store, "bio") == [1]
+    assert delete_domain(meanwhile(store, "users", build), "bio") == [1]
 
 
-def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path, monkeypatch):
-    store, save_lower = with_bio(tmp_path), Store.save_lower
-
-    def deleted(self, domain, version, lower):
-        save_lower(self, domain, version, lower)
-        store.remove_branch("bio", 1)
-
-    monkeypatch.setattr(Store, "save_lower", deleted)
+def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path):
+    store = with_bio(tmp_path)
+    without = meanwhile(store, "save_lower", lambda: store.remove_branch("bio", 1))
     with pytest.raises(InvalidInput, match=mentioning(store.table_folder("bio", 1))):
-        add_domain(store, "cells", 2, parent="bio")
+        add_domain(without, "cells", 2, parent="bio")
     assert store.domains() == [("root", 1)]
 
 

@@ -125,11 +125,6 @@ def untrained(body, data, options, saved=None, show_progress=True, further=None)
     )
 
 
-def interrupted(*_, **__):
-    """Is called like `finetune`, and is interrupted."""
-    raise KeyboardInterrupt
-
-
 def unexpected(*_, **__):
     raise AssertionError("this command has nothing to train")
 

@@ -18,22 +18,16 @@ from builder.training import grid
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
-from hplm.cli.main import main
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import CPU, build, some_lines
-from tests.builder.training.small_tenants import asked, change, interrupted, made, pretend, unexpected, untrained, write
+from tests.builder.stores import CPU, build, interrupted, some_lines
+from tests.builder.training.small_tenants import asked, change, made, pretend, unexpected, untrained, write
+from tests.cli.commands import refused, run
 from tests.support.message import mentioning, mentions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 RATE = 2e-3  # by which `untrained` moves each bias
 SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Drawing takes longer than all else here; `test_tenant.py` looks at the pictures."""
-    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *_: _[-1].touch())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -190,12 +184,11 @@ def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(stor
 def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeypatch):
     for seed, tenant in ((1, "acme"), (2, "acme"), (1, "other")):
         pretend(store, "classify", made(tmp_path, "classify", 20, seed), tenant=tenant)
-    command = ["tenant", "delete", "acme", "--store", str(store.folder)]
-    assert main([*command, "--state", str(tmp_path)]) == 1 and mentions(capsys.readouterr().err, "--store", "--state")
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"tenant": "acme", "removed": [1, 2]}
+    command = ["tenant", "delete", "acme", "--store", store.folder]
+    assert mentions(refused(capsys, *command, "--state", tmp_path), "--store", "--state")
+    assert run(capsys, *command) == {"tenant": "acme", "removed": [1, 2]}
     assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
-    assert main(command) == 1 and mentions(capsys.readouterr().err, "'acme'", "other")
+    assert mentions(refused(capsys, *command), "'acme'", "other")
     with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
         cut.setattr(shutil, "rmtree", interrupted)
         delete_tenant(store, "other")
@@ -235,7 +228,8 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     """A point that diverges does not end the others. What goes to another process is copied, and trained in this one."""
     train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
     fragile = partial(scored_by_rate, most=2e-3)
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
+    at_once = [1]
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: at_once[0])
     with pytest.raises(Cut):
         pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log, last=3))
     report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log)))
@@ -247,7 +241,7 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     with pytest.raises(HplmError, match="--learning-rate"):
         pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(scored_by_rate, log=log, most=0.0))
     assert Store(store.folder).tenant("beta") is None
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 2)
+    at_once[0] = 2
     monkeypatch.setattr(grid, "worker_processes", lambda count: nullcontext(Copied()))
     pretend(store, "classify", train, grid=True, tenant="beside", trainer=partial(fragile, log=tmp_path / "2"))
     assert store.report(store.tenant("beside"))["grid"] == report["grid"]

@@ -1,4 +1,4 @@
-"""LoRAs of decoders, in the files that `peft` writes."""
+"""Decoders in a store: roots without lower layers or with tables of causal windows, and LoRAs as `peft` writes them."""
 
 import json
 from dataclasses import replace
@@ -7,18 +7,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from builder.importing.generative import plain_tenant
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.learning.limits import Budget
-from builder.publish.export import write_version
-from builder.tables.domain import UpdateOptions, update_domain
+from builder.publish.export import export, write_version
+from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.store.pack import pack_root, unpack_root
+from builder.store.store import Store
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
+from builder.tables.root import RootOptions, build_root
 from builder.tables.table import build_table
-from hplm.cli.main import main
 from hplm.errors import InvalidInput
+from hplm.model.windows import Window
 from testing.generative import GenerativeReference
-from tests.builder.stores import CPU, decoder_store
-from tests.model.decoders import MADE, drawn, saved, tokens
-from tests.support.message import mentioning
+from tests.builder.stores import CPU, NO_TIME, decoder_store
+from tests.cli.commands import printed, refused, run
+from tests.model.decoders import MADE, VOCABULARY, drawn, llama, saved, tokens
+from tests.support.message import mentioning, mentions
 
 RANK, ALPHA = 3, 6
 TARGETS = {
@@ -26,6 +32,59 @@ TARGETS = {
     "gpt2": ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
 }
+TEXTS = "the quick brown fox\njumps over the lazy dog\nthe quick dog\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return saved(drawn(llama()), tmp_path / "tiny")
+
+
+def logits(store, folder, text, tenant):
+    """Returns those of the reference, which reads an export of the store."""
+    write_version(store, store.tenants(), folder)
+    return GenerativeReference.open(folder).logits(text, tenant)
+
+
+@torch.no_grad()
+def test_a_table_of_windows_comes_from_a_corpus(folder, tmp_path, capsys):
+    (corpus := tmp_path / "corpus.txt").write_text(TEXTS, "utf-8")
+    options = RootOptions(lower=2, window=Window(3))
+    store, table = build_root(folder, [corpus], tmp_path / "store", options, Budget(minutes=5), CPU)
+    assert store.config.window == Window(3, causal=True) and table.meta.window.vectors == 1
+    plain_tenant(store, "chat")
+    short, longer = (ids.tolist() for ids in store.tokenizer().encode_documents(["the", "the quick dog"]))
+    model = drawn(llama())
+    for number, (text, close) in enumerate(((short, 0.05), (longer, 0.5))):  # windows see all of the short text, in 16 bits
+        found = logits(store, tmp_path / str(number), text, "chat")
+        assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=close) == (text is short)
+    (more := tmp_path / "more.txt").write_text("the lazy fox\n", "utf-8")
+    branch = build_domain(store, "foxes", [more], DomainOptions(min_tokens=1), Budget(minutes=5), CPU)
+    assert branch.meta.parent == "root" and branch.meta.keys > 0 and mentions(capsys.readouterr().err, "foxes", "decoder")
+    assert update_domain(store, "foxes", [corpus], UpdateOptions(), Budget(minutes=5), CPU).meta.keys > branch.meta.keys
+
+
+def test_what_a_decoder_cannot_have_is_refused(folder, tmp_path):
+    for number, lower in enumerate((1, None)):
+        with pytest.raises(InvalidInput, match=mentioning("--corpus", "--lower 0")):
+            build_root(folder, [], tmp_path / f"s{number}", RootOptions(lower=lower), NO_TIME, CPU)
+    store = decoder_store(folder, tmp_path / "store")
+    with pytest.raises(InvalidInput, match=mentioning("tiny", "root")):
+        build_domain(store, "law", [], DomainOptions(), NO_TIME, CPU)
+    pack_root(store, tmp_path / "root.tar")
+    assert unpack_root(tmp_path / "root.tar", tmp_path / "there").domains() == [("root", 1)]
+
+
+def test_commands_make_a_decoder_and_its_tenant(folder, tmp_path, capsys):
+    at = "--store", tmp_path / "store"
+    assert run(capsys, "build", "root", "--model", folder, "--lower", 0, *at)["ngrams"] == VOCABULARY
+    asked = ["build", "tenant", *at, "--id", "base", "--task"]
+    refused(capsys, *asked, "classify", "--train", "x.jsonl")
+    for _ in range(2):
+        assert run(capsys, *asked, "generate") == {"tenant": "base", "version": 1, "task": "generate"}
+    printed(capsys, "verify", *at)
+    export(Store(tmp_path / "store"), tmp_path / "repository", ServingOptions())
+    assert {path.parent.name for path in (tmp_path / "repository").glob("*/config.pbtxt")} == {"tiny", ALIAS}
 
 
 @torch.no_grad()
@@ -58,16 +117,14 @@ def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
     tenant, report = import_tenant(store, "acme", folder, ImportOptions(task="generate"), CPU)
     assert (tenant.task, tenant.labels, tenant.rank, tenant.has_head) == ("generate", [], RANK, False)
     assert report["imported"]["library"] == "peft LoRA"
-    write_version(store, store.tenants(), tmp_path / "1")
     text = tokens(12)
-    found = GenerativeReference.open(tmp_path / "1").logits(text, "acme")
-    assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=1e-3)
+    assert torch.allclose(logits(store, tmp_path / "1", text, "acme"), model(torch.tensor([text])).logits[0], atol=1e-3)
     again, _ = import_tenant(store, "acme", folder, ImportOptions(), CPU)
     assert again.version == 2
 
 
 @torch.no_grad()
-def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, monkeypatch):
+def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, monkeypatch, capsys):
     model, corpus = drawn(MADE["llama"]()), tmp_path / "corpus.txt"
     corpus.write_text("abc\nabd\n", "utf-8")
     store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, texts=[corpus])
@@ -77,17 +134,17 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, monkeypatch):
     options = ImportOptions(new_domain=NewDomain("law", [corpus], min_tokens=1))
     tenant, _ = import_tenant(store, "acme", folder, options, CPU)
     assert tenant.domain == "law"
-    write_version(store, store.tenants(), tmp_path / "1")
-    (text,) = store.tokenizer().encode_documents(["abc"])
-    found = GenerativeReference.open(tmp_path / "1").logits(text.tolist(), "acme")
-    assert torch.allclose(found, model(torch.tensor([text.tolist()])).logits[0], atol=0.05)
-
-    assert main(["build", "tenant", "--id", "acme", "--store", str(store.folder)]) == 0 and store.tenant("acme") == tenant
+    (text,) = (ids.tolist() for ids in store.tokenizer().encode_documents(["abc"]))
+    found = logits(store, tmp_path / "1", text, "acme")
+    assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=0.05)
+    again = ["build", "tenant", "--id", "acme", "--store", store.folder]
+    printed(capsys, *again)
+    assert store.tenant("acme") == tenant
     known = []
     monkeypatch.setattr("builder.tables.domain.build_table", lambda *given: known.append(given[-1]) or build_table(*given))
     update_domain(store, "law", [corpus], UpdateOptions(), Budget(steps=1), CPU)
     assert known[0].meta.version == 1  # nothing has learned, so no row is computed again
-    assert main(["build", "tenant", "--id", "acme", "--store", str(store.folder)]) == 0
+    printed(capsys, *again)
     assert store.tenant("acme") == replace(tenant, version=2, domain_version=2) and tenant.rank == RANK
     weights = [store.tenant_weights(store.tenant_version("acme", version))[0] for version in (1, 2)]
     assert all(torch.equal(old[name], new[name]) for old, new in zip(*weights, strict=True) for name in old)
