@@ -1,13 +1,12 @@
 """Texts end to end and every other packing give the reference's answers, and each text one."""
 
 import random
-from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
@@ -49,29 +48,22 @@ class Kitchen:
     """Staging and engine without a queue or threads, and the reference's answers to a pool of texts."""
 
     def __init__(self, reference):
-        self.backbone, self.reference = reference.backbone, reference
-        self.engine, rng = Engine(self.backbone.upper(), CPU, torch.float32), random.Random(11)
-        self.texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
-
-    @cache  # noqa: B019
-    def text(self, tenant_number, text_number):
-        return texts_of(self.backbone, TENANTS[tenant_number].id, [self.texts[text_number]], truncate=True)[0]
-
-    @cache  # noqa: B019
-    def expected(self, tenant_number, text_number):
-        return self.reference.forward(self.texts[text_number], TENANTS[tenant_number].id, truncate=True).numpy()
+        self.backbone, rng = reference.backbone, random.Random(11)
+        self.engine = Engine(self.backbone.upper(), CPU, torch.float32)
+        texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
+        every = {(i, j): (TENANTS[i].id, texts[j]) for i, j in product(range(len(TENANTS)), range(POOL))}
+        self.texts = {order: texts_of(self.backbone, id, [text], truncate=True)[0] for order, (id, text) in every.items()}
+        self.expected = {order: reference.forward(text, id, truncate=True).numpy() for order, (id, text) in every.items()}
 
     def staged(self, packing, orders, places=None, few_sizes=False):
         """Stages texts, and checks that the engine gives each the reference's answer."""
         stager = Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing, few_sizes=few_sizes))
-        batch = stager.stage([self.text(*order) for order in orders], lambda text, error: None, places)
-        there = set(map(id, batch.texts))
-        kept = [order for order in orders if id(self.text(*order)) in there]
+        batch = stager.stage([self.texts[order] for order in orders], lambda text, error: None, places)
+        kept = [order for order in orders if self.texts[order] in batch.texts]
         comparison = Comparison()
-        for (tenant, number), logits in zip(kept, computed(self.engine, batch), strict=True):
-            readable = self.text(tenant, number).spans[:, 0] >= 0
-            labels = len(TENANTS[tenant].labels)
-            comparison.add(TENANTS[tenant].id, logits[readable, :labels], self.expected(tenant, number)[readable])
+        for order, logits in zip(kept, computed(self.engine, batch), strict=True):
+            tenant, readable = TENANTS[order[0]], self.texts[order].spans[:, 0] >= 0
+            comparison.add(tenant.id, logits[readable, : len(tenant.labels)], self.expected[order][readable])
         comparison.assert_equal("fp32")
         return batch
 
@@ -81,39 +73,32 @@ def kitchen(toy, reference):
     return Kitchen(reference)
 
 
-orders_and_places = st.lists(
-    st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1), whole(OUTSIDE, 5), whole(OUTSIDE, 9)), min_size=1, max_size=20
-)
+places = st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1), whole(OUTSIDE, 5), whole(OUTSIDE, 9))
 
 
-@given(
-    packing=packings,
-    chosen=orders_and_places,
-    handed_over=st.sampled_from(["nothing", "rows", "rows and slots"]),
-    few_sizes=st.booleans(),
-)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packings, st.lists(places, min_size=1, max_size=20), st.sampled_from(["", "rows", "rows and slots"]), st.booleans())
+@settings(max_examples=150, deadline=None)
 def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, handed_over, few_sizes):
     orders, (row, slot) = [one[:2] for one in chosen], np.array([one[2:] for one in chosen]).T
-    places = {"nothing": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
-    batch = kitchen.staged(packing, orders, places, few_sizes)
+    handed = {"": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
+    batch = kitchen.staged(packing, orders, handed, few_sizes)
     assert len(batch.texts) == len(orders)
     if packing is None and few_sizes:
-        assert len(batch.sheets[0].sums) == rounded_up(sum(len(kitchen.text(*order).addresses) for order in orders))
+        assert len(batch.sheets[0].sums) == rounded_up(sum(len(kitchen.texts[order].addresses) for order in orders))
 
 
 @pytest.mark.parametrize("kind", [DeadlineAware, SlottedDeadlineAware])
 def test_the_engine_computes_the_rows_and_slots_that_das_has_filled(kitchen, kind):
     plain = [number for number, tenant in enumerate(TENANTS) if tenant.id not in WITH_EXITS]  # whose work is their length
     orders = [(plain[number % len(plain)], number % POOL) for number in range(24)]
-    columns = Columns([kitchen.text(*order) for order in orders])
+    columns = Columns([kitchen.texts[order] for order in orders])
     chosen = kind(rows=4, row_tokens=48).select(columns, 0, Capacity(192, 192, 16), CostModel())
     box, packing = (chosen.places.row, Concat()) if kind is DeadlineAware else (chosen.places.slot, Slotted())
     filled = {frozenset(chosen.indexes[box == number].tolist()) for number in np.unique(box[box != OUTSIDE])}
     in_rows = set()
-    for arrangement in packing.lay(columns.tokens[chosen.indexes], chosen.places):
-        if isinstance(arrangement, Rows):
-            texts, row = chosen.indexes[arrangement.texts], arrangement.starts // arrangement.width
+    for laid in packing.lay(columns.tokens[chosen.indexes], chosen.places):
+        if isinstance(laid, Rows):
+            texts, row = chosen.indexes[laid.texts], laid.starts // laid.width
             in_rows |= {frozenset(texts[row == number].tolist()) for number in np.unique(row)}
     assert in_rows == filled and len(filled) > 1
     kitchen.staged(packing, [orders[i] for i in chosen.indexes], chosen.places)
@@ -121,7 +106,7 @@ def test_the_engine_computes_the_rows_and_slots_that_das_has_filled(kitchen, kin
 
 def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkeypatch):
     orders, left = [(0, 1), (1, 2), (0, 0), (1, 1), (0, 2)], [0, 2, 3, 4]
-    texts = [kitchen.text(*order) for order in orders]
+    texts = [kitchen.texts[order] for order in orders]
     monkeypatch.setattr(Gatherer, "readable", lambda self, forest, texts, broken: left)
     batch = kitchen.staged(Concat(), orders, Places(np.array([0, 1, 1, 2, 2])))
     assert batch.texts == [texts[i] for i in left]

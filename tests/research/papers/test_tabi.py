@@ -22,10 +22,10 @@ def made_up(sharp=(2.0, 6.0, 8.0), seed=0) -> Part:
     shares = np.exp(logits / 2) / np.exp(logits / 2).sum(axis=2, keepdims=True)
     labels = shares.argmax(axis=2)
     losses = shares[-1].max(axis=1) - shares[-1][np.arange(TEXTS), labels]
-    answered = Answered(
-        shares[:-1].max(axis=2), labels == labels[-1], losses, np.array([0.0, 0.5, 1.0]), 0.01, np.ones(TEXTS)
-    )  # fmt: skip
-    return Part(answered, shares, labels, wanted)
+    costs = np.array([0.0, 0.5, 1.0])
+    return Part(
+        Answered(shares[:-1].max(axis=2), labels == labels[-1], losses, costs, 0.01, np.ones(TEXTS)), shares, labels, wanted
+    )
 
 
 def test_each_way_does_what_it_says() -> None:

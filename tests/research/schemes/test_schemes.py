@@ -11,16 +11,15 @@ import torch
 
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import TenantFile
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, QueueFull
-from hplm.model.checkpoint import load_checkpoint, split
 from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
-from testing.random_store import random_table, random_tenant
+from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.research.schemes.checkpoints import save_bert
+from tests.research.schemes.checkpoints import bert_and_store
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Hold
 
@@ -38,19 +37,12 @@ TENANTS = [
 ]
 
 
-def make_store(folder: Path, model: Path) -> Store:
-    checkpoint = load_checkpoint(str(model), "tiny", 2, 2)
-    store = Store.create(folder, str(model), checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
-    random_table(store, "root", 1, None, 2000, 1)
-    for seed, tenant in enumerate(TENANTS):
-        random_tenant(store, tenant, 0.3, seed)
-    return store
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("bert")
-    return save_bert(folder / "model"), make_store(folder / "store", folder / "model")
+    model, store = bert_and_store(tmp_path_factory.mktemp("bert"))
+    for seed, tenant in enumerate(TENANTS):
+        random_tenant(store, tenant, 0.3, seed)
+    return model, store
 
 
 @pytest.fixture(scope="module")
@@ -112,27 +104,25 @@ def test_the_shared_bert_equals_the_dedicated_one_and_adapters_change_its_upper_
     assert [any(tensor.any() for tensor in layer.values()) for layer in layers] == [False, False, True, True]
 
 
-def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> None:
+def test_schemes_and_options_that_cannot_serve_are_refused(bert, repositories, tmp_path, monkeypatch, capsys) -> None:
+    """So is a second scheme in one repository. The same scheme may be exported again."""
+    monkeypatch.chdir(tmp_path)
     _, store = bert
-    export_scheme(store, tmp_path, OPTIONS, "shared")
-    export_scheme(store, tmp_path, OPTIONS, "shared")  # exporting again is allowed
-    for repository, served, scheme in ((tmp_path, "shared", "adapter"), (repositories["dedicated"], "dedicated", "shared")):
-        with pytest.raises(InvalidInput, match=mentioning(repr(served), repr(scheme), "--repository")):
-            export_scheme(store, repository, OPTIONS, scheme)
-    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
-        refuse_mixture(repositories["dedicated"], "tiny")
-
-
-def test_schemes_and_options_that_cannot_serve_are_refused(bert, tmp_path, capsys) -> None:
-    _, store = bert
+    served = {name: f" --repository {folder}" for name, folder in repositories.items()}
     for given, named in {
         "bert": ["'bert'", "adapter", "compressed"], "plot": ["'plot'", "dedicated"],
         "dedicated --resident 0": ["--resident", 0],
         "dedicated_inprocess --dtype int8": ["'dedicated_inprocess'", "int8"],  # whole models have 16 bits at least
         "compressed --slots 7": ["'compressed'", "slots"], "dedicated --device gpu": ["device", "'gpu'"],
+        f"adapter{served['shared']}": ["'shared'", "'adapter'", "--repository"],
+        f"shared{served['dedicated']}": ["'dedicated'", "'shared'", "--repository"],
     }.items():  # fmt: skip
-        assert main([*given.split(), "--store", str(store.folder), "--repository", str(tmp_path)]) == 1, given
+        assert main([*given.split(), "--store", str(store.folder)]) == 1, given
         assert mentions(capsys.readouterr().err, *named) and not list(tmp_path.iterdir()), given
+    for scheme in ("shared", "dedicated"):
+        assert main([*f"{scheme} --dtype fp32{served[scheme]}".split(), "--store", str(store.folder)]) == 0
+    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
+        refuse_mixture(repositories["dedicated"], "tiny")
 
 
 def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
