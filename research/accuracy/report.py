@@ -37,9 +37,7 @@ from research.schemes.trained import options_of, train_scheme
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
-# Raise these if the same options train differently, the same recipe makes other lower layers, or the same share keeps other
-# n-grams: earlier results are void then.
-TRAINING, BELOW, RANKING = 1, 1, 2
+RANKING = 2  # raised when the same share keeps other n-grams: earlier results are void then
 LATER = ("function", "head_function")  # options of training younger than results: named if not at their defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
@@ -73,8 +71,7 @@ class Report:
 
     def finished(self, study: Study) -> list[dict[str, Any]]:
         """Returns the runs that have a result, with it, in the order of tasks, cases and seeds."""
-        told = [(run, self._told(run)) for run in self._runs(study)]
-        found = [(run, self.results.get(one)) for run, one in told]
+        found = ((run, self.results.get(self._told(run))) for run in self._runs(study))
         return [
             {"task": run.task.id, "kind": run.task.task, "case": run.case.label, "seed": run.seed, **result}
             for run, result in found
@@ -100,16 +97,13 @@ class Report:
 
     def _runs(self, study: Study) -> Iterator[Run]:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
-        given: dict[str, int] = {}
+        seeds: list[Sequence[int]] = [self.tier.seeds] * len(tasks)
         if study.tenants:
-            sizes = [(task, len(training_task(task.task).read(task.train).examples)) for task in tasks]
-            given = {task.id: count for task, count in tenants_of(sizes, study.tenants)}
-        for task in tasks:
-            for case in study.cases:
-                if study.tenants:
-                    yield from (Run(task, case, seed, self.tier.tenant_texts) for seed in range(given[task.id]))
-                else:
-                    yield from (Run(task, case, seed) for seed in self.tier.seeds)
+            sizes = [len(training_task(task.task).read(task.train).examples) for task in tasks]
+            seeds = list(map(range, tenants_of(sizes, study.tenants)))
+        sample = self.tier.tenant_texts if study.tenants else 0
+        for task, own in zip(tasks, seeds, strict=True):
+            yield from (Run(task, case, seed, sample) for case in study.cases for seed in own)
 
     def _told(self, run: Run) -> dict[str, Any]:
         """Returns everything that the result depends on, and nothing else."""
@@ -123,14 +117,11 @@ class Report:
             told |= {"recipe": asdict(recipe.plain)}
         if case.pretrained:
             told |= {"pretrained": {"part": case.pretrained, "minutes": self.tier.whole_minutes}}
-        versions = {"trained": TRAINING}
         if recipe is not None or case.pretrained:
             read = dict.fromkeys([*(self._general if recipe is not None else ()), task.domain])
             told |= {"corpora": digest_of(*(self._corpora[name] for name in read))}
-            versions |= {"made": BELOW}
         if recipe is not None and recipe.lacks_ngrams:
-            versions |= {"ranked": RANKING}
-        told |= {name: version for name, version in versions.items() if version > 1}
+            told |= {"ranked": RANKING}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property
@@ -151,7 +142,7 @@ class Report:
     @cached_property
     def home(self) -> Path:
         """The folder of the stores. It changes with the corpora, the model, the formats and the way of making stores."""
-        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW, RANKING]
+        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, RANKING]
         return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
     @property

@@ -19,7 +19,7 @@ from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
-from research.accuracy.recut import recut_domain
+from research.accuracy.recipes import recut_domain
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import CPU, NO_TIME, SMALL, add_domain, corpus, cut, grow, rooted, rows, some_lines, with_bio
 from tests.support.message import mentioning
