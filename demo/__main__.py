@@ -82,8 +82,9 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
     store = build_demo_root(folder / "store", model, [domain.corpus for domain in data.domains], size, device)
     with ExitStack() as stack:
         server: TritonServer | None = None
-        for domain, tenant in ((own, tenant) for own in data.domains for tenant in data.tenants_of(own)):
-            build_demo_domain(store, domain, size, device)
+        domains = {domain.name: domain for domain in data.domains}
+        for tenant in data.tenants:
+            build_demo_domain(store, domains[tenant.domain], size, device)
             build_demo_tenant(store, tenant, device)
             if server is None:
                 say(f"starting Triton with tenant {tenant.id}")

@@ -94,11 +94,7 @@ def _definitions_in(body: Iterable[ast.stmt], outer: Definition) -> Iterator[Def
 
 def _definition(node: ast.ClassDef | Function, outer: Definition) -> Definition:
     found = Definition(
-        outer.package,
-        outer.module,
-        f"{outer.qualified_name}.{node.name}".lstrip("."),
-        "class",
-        ast.get_docstring(node) or "",
+        outer.package, outer.module, f"{outer.qualified_name}.{node.name}".lstrip("."), "class", ast.get_docstring(node) or ""
     )
     if isinstance(node, ast.ClassDef):
         inits = (item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builder.tasks.tasks import training_task
-from demo.data import MANIFEST, data_of, stored, write_demo_data
+from demo.data import MANIFEST, stored, write_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
 from demo.domains import DOMAINS, Domain
@@ -37,7 +37,7 @@ def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(tmp_pat
     first = stored(folder, SIZES, lambda: written(folder))
     assert files(folder) == files(tmp_path / "first") and len(files(folder)) == 1 + 3 * len(SMALL_TASKS)
     assert stored(folder, SIZES, lambda: pytest.fail("written again")) == first
-    moved = data_of(folder.rename(tmp_path / "moved"))
+    moved = stored(folder.rename(tmp_path / "moved"), SIZES, lambda: pytest.fail("written again"))
     assert all(domain.corpus.exists() for domain in moved.domains)
     for tenant, own in zip(moved.tenants, data.tenants, strict=True):
         for part, size in SIZES.items():  # as the builder reads them
