@@ -137,7 +137,7 @@ def _write_whole(
             listed.append(WholeTenant(tenant.id, tenant.version, tenant.task, labels, tenant.head_function, tenant.id))
         config.save(folder / Backbone.CONFIG)
         copy_file(store.folder / Backbone.TOKENIZER, folder / Backbone.TOKENIZER)
-        WholeConfig(scheme, NOTES[scheme], tuple(listed)).save(folder)
+        WholeConfig(tuple(listed)).save(folder)
         about = CONFIG.format(name=target.name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS)
         (written / "config.pbtxt").write_text(about + "".join(PARAMETER.format(*one) for one in parameters.items()), "utf-8")
 

@@ -27,20 +27,22 @@ FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
 
 
-@pytest.fixture
-def data(tmp_path):
-    tenants = []
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """Gives a report on two tasks of toy words. Its stores are built once for all studies."""
+    folder, tenants = tmp_path_factory.mktemp("report"), []
     for task in ("classify", "tag"):
-        files = {part: made(tmp_path, task, size, part) for part, size in TINY.sizes.items()}
+        files = {part: made(folder, task, size, part) for part, size in TINY.sizes.items()}
         tenants.append(DemoTenant(f"toy-{task}", "toys", task, "?", (), **files, majority_share=0.5))
-    return DemoData((DemoDomain("toys", ("toy",), corpus(tmp_path, 1, 3000), 3000),), tuple(tenants))
+    data = DemoData((DemoDomain("toys", ("toy",), corpus(folder, 1, 3000), 3000),), tuple(tenants))
+    (folder / "model").mkdir()
+    model = str(save_bert(folder / "model", with_head=True))
+    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), CPU, FEW)
 
 
 @pytest.fixture
-def report(data, tmp_path):
-    (tmp_path / "model").mkdir()
-    model = str(save_bert(tmp_path / "model", with_head=True))
-    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", ResultFile(tmp_path / "results.jsonl"), CPU, FEW)
+def report(made_once, tmp_path):
+    return replace(made_once, results=ResultFile(tmp_path / "results.jsonl"))
 
 
 class Interrupted(ResultFile):
@@ -66,12 +68,12 @@ def test_every_number_is_computed_once(report, tmp_path):
     assert all(("windows_found" in run) == (run["case"] in ("plot", "hplm")) for run in runs)
     replace(report, work=tmp_path / "elsewhere").run([schemes], at_a_time=1)  # nothing is missing
     assert not (tmp_path / "elsewhere").exists()
-    tasks = report.data.tenants
-    tasks[0].train.write_text(tasks[1].train.read_text())  # other data give other numbers
-    assert len(replace(report).finished(schemes)) == 5 * 2
-    report.data.domains[0].corpus.write_text("another")  # a BERT without tables does not read the corpus
-    assert {run["case"] for run in replace(report).finished(schemes)} == {"dedicated", "adapter", "shared"}
-    assert replace(report).home != watched.home  # and stores of the old corpus are not continued
+    first, second = report.data.tenants
+    other = replace(report.data, tenants=(replace(first, train=second.train), second))
+    assert len(replace(report, data=other).finished(schemes)) == 5 * 2  # other data give other numbers
+    other = replace(report.data, domains=(replace(report.data.domains[0], corpus=first.train),))
+    assert {run["case"] for run in replace(report, data=other).finished(schemes)} == {"dedicated", "adapter", "shared"}
+    assert replace(report, data=other).home != report.home  # and stores of the old corpus are not continued
 
 
 @pytest.mark.parametrize("name", ["keep", "stored", "o1", "tenants-3"])
