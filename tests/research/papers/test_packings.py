@@ -217,12 +217,3 @@ def test_in_every_packing_a_target_sees_its_own_source_only_and_nothing_that_com
         expected = both(target, source, alone(True), alone(True), alone(False))
         assert torch.allclose(found[index], expected[0], atol=TOLERANCE)
         assert torch.allclose(read[index], expected[1], atol=TOLERANCE)
-
-
-def test_a_mask_is_made_only_where_texts_share_a_row():
-    lengths = np.array([3, 4, 4, 2])
-    (naive,), (concat,), flat = Naive().lay(lengths), Concat(4, 8).lay(lengths), end_to_end(lengths)
-    assert naive.attention(HEADS, CPU, torch.float32, causal=True).mask is None
-    assert naive.attention(HEADS, CPU, torch.float32).mask is not None  # it hides padding
-    assert concat.attention(HEADS, CPU, torch.float32, causal=True).mask is not None
-    assert beside(flat, np.array([5, 1, 1, 1])).rows == 8

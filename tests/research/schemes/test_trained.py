@@ -11,11 +11,11 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
-from builder.training.finetuning import TrainingOptions, finetune
+from builder.training.finetuning import TrainingOptions
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from research.schemes.pretrained import evenly
-from research.schemes.trained import SCHEMES, body_of, options_of, score_schemes, train_scheme, whole_body
+from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme, whole_body
 from tests.builder.training.small_tenants import classified, paired, write
 from tests.research.schemes.checkpoints import bert_and_store
 from tests.support.message import mentioning
@@ -76,14 +76,11 @@ TUNED = {  # the layers that change, and how many have an adapter
 def test_each_scheme_tunes_only_its_own_part(store, data, name):
     """Of a student, it is all of its fewer layers. The adapter of what upper layers learn is cut from their change."""
     own = replace(OWN, adapter="lora", body_rate=1e-3) if name in ("adapter", "hplm") else OWN
+    trained = train_scheme(store, data, name, own, show_progress=False)
     if name in SCHEMES and SCHEMES[name].kept < 1:
-        trained = train_scheme(store, data, name, own, show_progress=False)
         before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
-        assert options_of(name, own) == options_of("dedicated", own)
     else:
-        body = body_of(store, SCHEMES["plot" if name == "hplm" else name])
-        before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
-        trained = finetune(body, data, options_of(name, own), show_progress=False)
+        before = body_of(store, SCHEMES["plot" if name == "hplm" else name]).state_dict()
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
     found = {int(key.split("layers.")[1].split(".")[0]) if "layers." in key else "embeddings" for key in changed}
     assert (found, len(trained.model.adapters)) == TUNED[name], name
@@ -112,16 +109,11 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path):
     build_tenant(store, "own", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
     evaluation = evaluate_tenant(store, "own", test, CPU, show_progress=False)
 
-    def compared(**files):
-        return score_schemes(store, evaluation, ["shared"], CPU, show_progress=False, **files)["shared"].rows
+    def compared(*files):
+        return score_schemes(store, evaluation, ["shared"], CPU, *files, show_progress=False)["shared"].rows
 
     moved = train.rename(tmp_path / "moved.jsonl")
-    assert compared(train_file=moved) == 40
-    for files, option in (({"train_file": other}, "train"), ({"train_file": moved, "dev_file": other}, "dev")):
-        with pytest.raises(InvalidInput, match=mentioning(other, "'own'", f"--{option}")):
-            compared(**files)
-    for content in (None, other.read_text()):  # the file is gone, or another one is there
-        if content:
-            train.write_text(content)
-        with pytest.raises(InvalidInput, match=mentioning(train, "'own'", "--train")):
-            compared()
+    assert compared(moved) == 40
+    for files, named in (((), (train, "--train")), ((other,), (other, "--train")), ((moved, other), (other, "--dev"))):
+        with pytest.raises(InvalidInput, match=mentioning(*named, "'own'")):
+            compared(*files)
