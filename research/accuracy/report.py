@@ -83,8 +83,8 @@ class Report:
 
     def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
         """Computes all missing results. Each training has one thread, because its result depends on the number of threads."""
-        wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
-        missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
+        told = [(self._told(run), run) for study in studies for run in self._runs(study)]
+        missing = list({repr(one): run for one, run in told if self.results.get(one) is None}.values())
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
@@ -145,15 +145,11 @@ class Report:
         made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, RANKING]
         return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def _stores(self) -> Stores:
-        kept = self._kept_corpora
+        """Stores of copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
+        kept = {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
         return Stores(self.model, [kept[name] for name in self._general], kept, self.home / "stores", self.device)
-
-    @property
-    def _kept_corpora(self) -> dict[str, Path]:
-        """Copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
-        return {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
         return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
@@ -168,7 +164,7 @@ class Report:
         return case.recipe or self._bare
 
     def _build(self, runs: Sequence[Run]) -> None:
-        for name, kept in self._kept_corpora.items():
+        for name, kept in self._stores.corpora.items():
             if runs and not kept.exists():
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with replaced(kept) as copy:
@@ -211,7 +207,7 @@ class Report:
     def _pretrained(self, part: str, domain: str) -> WholeBody:
         store, minutes = self._stores.open(self._bare), self.tier.whole_minutes
         folder = self.home / "pretrained" / f"{domain}-{part}-{store.config.upper_layers}-{minutes:g}"
-        return pretrained_body(store, part, minutes, self._kept_corpora[domain], folder, self.device)
+        return pretrained_body(store, part, minutes, self._stores.corpora[domain], folder, self.device)
 
 
 def named_options(options: TrainingOptions) -> dict[str, Any]:

@@ -95,10 +95,6 @@ class Comparison:
     def mix(self, tenants: int) -> Mix:
         return Mix(tenants, lengths=lengths_of(self.lengths))
 
-    def some(self, tenants: int) -> Arrivals:
-        """Returns requests without a time."""
-        return self.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
-
     def settings(self) -> dict[str, Any]:
         """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
         clients = 1 if self.scenario == "slowdown" else self.connections
@@ -145,7 +141,8 @@ def measured(case: Comparison, scheme: str, server: TritonServer, tenants: int) 
         texts = zip(texts_of(SIZES[case.size], arrivals.tokens), arrivals.tenant.tolist(), strict=True)
         return [infer_request(case.size, [text], tenant_id(tenant)) for text, tenant in texts]
 
-    warming = Load(server.http_url, requests(case.some(tenants)), connections=case.clients, patience=case.patience)
+    drawn = case.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))  # without a time
+    warming = Load(server.http_url, requests(drawn), connections=case.clients, patience=case.patience)
     if case.is_closed:
         load = replace(warming, seconds=case.seconds)
         send(replace(warming, seconds=WARM_UP * case.seconds))
