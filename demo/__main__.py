@@ -13,19 +13,7 @@ from pathlib import Path
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from demo.building import (
-    BACKBONE,
-    SIZES,
-    SMALL,
-    Size,
-    build_demo_domain,
-    build_demo_root,
-    build_demo_tenant,
-    fingerprint,
-    minilm,
-    named,
-    say,
-)
+from demo.building import BACKBONE, SIZES, SMALL, Size, build_demo_root, build_demo_tenant, fingerprint, minilm, named, say
 from demo.data import MANIFEST, stored_demo_data
 from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server
 from hplm.engine.engine import resolve_device
@@ -82,9 +70,9 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
     store = build_demo_root(folder / "store", model, [domain.corpus for domain in data.domains], size, device)
     with ExitStack() as stack:
         server: TritonServer | None = None
-        for domain, tenant in ((own, tenant) for own in data.domains for tenant in data.tenants_of(own)):
-            build_demo_domain(store, domain, size, device)
-            build_demo_tenant(store, tenant, device)
+        domains = {domain.name: domain for domain in data.domains}
+        for tenant in data.tenants:
+            build_demo_tenant(store, domains[tenant.domain], tenant, size, device)
             if server is None:
                 say(f"starting Triton with tenant {tenant.id}")
                 server = stack.enter_context(live_server(store, live))

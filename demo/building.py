@@ -61,15 +61,13 @@ def build_demo_root(folder: Path, model: str, corpora: list[Path], size: Size, d
     return Store(folder)
 
 
-def build_demo_domain(store: Store, domain: DemoDomain, size: Size, device: torch.device) -> None:
+def build_demo_tenant(store: Store, domain: DemoDomain, tenant: DemoTenant, size: Size, device: torch.device) -> None:
+    """Builds a tenant, and before it its domain."""
     if not store.table_folder(domain.name, 1).exists():
         say(f"domain {domain.name}: computing a table of the frequent n-grams in {domain.documents:,} docstrings")
         # Guessing words needs longer than the demo has, and MiniLM comes without a head that could.
         options = DomainOptions(keep=size.domain_keep, learn="distil")
         build_domain(store, domain.name, [domain.corpus], options, Budget(minutes=size.domain_minutes), device)
-
-
-def build_demo_tenant(store: Store, tenant: DemoTenant, device: torch.device) -> None:
     if not store.tenant_folder(tenant.id, 1).exists():
         say(f"tenant {tenant.id}: training its adapter and head to answer: {tenant.question}")
         build_tenant(store, tenant.id, tenant.domain, tenant.task, tenant.train, tenant.dev, epochs=EPOCHS, device=device)

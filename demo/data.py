@@ -21,7 +21,6 @@ from demo.domains import DOMAINS, Domain
 from demo.tasks import TASKS, Classified, DemoTask, Example, Names
 from hplm.errors import HplmError
 
-SIZES = {"train": 2000, "dev": 300, "test": 500}
 MANIFEST = "demo.json"
 FORMAT = 3  # of the written files: raised when the same packages give other files
 
@@ -52,10 +51,7 @@ class DemoTenant:
 @dataclass(frozen=True)
 class DemoData:
     domains: tuple[DemoDomain, ...]
-    tenants: tuple[DemoTenant, ...]
-
-    def tenants_of(self, domain: DemoDomain) -> list[DemoTenant]:
-        return [tenant for tenant in self.tenants if tenant.domain == domain.name]
+    tenants: tuple[DemoTenant, ...]  # in the order of their domains
 
 
 class File(NamedTuple):
@@ -81,9 +77,9 @@ def source_files(domains: Sequence[Domain], further: bool = False) -> list[File]
 
 def write_demo_data(
     folder: Path,
-    domains: Sequence[Domain] = DOMAINS,
-    tasks: Sequence[DemoTask] = TASKS,
-    sizes: Mapping[str, int] = SIZES,
+    domains: Sequence[Domain],
+    tasks: Sequence[DemoTask],
+    sizes: Mapping[str, int],
     show_progress: bool = True,
     further: bool = False,
 ) -> DemoData:
@@ -92,8 +88,7 @@ def write_demo_data(
     `further`: the corpora also contain the rest of the packages, and related packages.
     """
     names = {domain.name: Names(domain.package_names) for domain in domains}
-    documents: dict[str, list[Document]] = defaultdict(list)
-    only_read: dict[str, list[Document]] = defaultdict(list)
+    documents, only_read = defaultdict[str, list[Document]](list), defaultdict[str, list[Document]](list)
     for file in tqdm(source_files(domains, further), "reading docstrings", unit="file", disable=not show_progress):
         for definition in read_definitions(file.package, file.module, file.path):
             if file.area:
@@ -105,8 +100,7 @@ def write_demo_data(
     examples = {task.tenant: _examples(task, splits[task.domain], names[task.domain]) for task in tasks}
     # The root reads the corpora of all domains, so none may contain a dev or test text of any domain.
     asked = Asked(one.text for own in (*splits.values(), *examples.values()) for split in ("dev", "test") for one in own[split])
-    written: list[DemoDomain] = []
-    tenants: list[DemoTenant] = []
+    written, tenants = list[DemoDomain](), list[DemoTenant]()
     for domain in tqdm(domains, "writing demo data", unit="domain", disable=not show_progress):
         home = folder / domain.name
         corpus = readable(splits[domain.name]["train"] + only_read[domain.name], asked)
@@ -143,23 +137,21 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = False) -> DemoData:
     """Returns the data in a folder. Writes them if they are missing, or were written with other settings."""
     written_as = {"sizes": dict(sizes), "further": further, "format": FORMAT}
-    return stored(folder, written_as, lambda: write_demo_data(folder, sizes=sizes, further=further))
+    return stored(folder, written_as, lambda: write_demo_data(folder, DOMAINS, TASKS, sizes, further=further))
 
 
 def stored(folder: Path, written_as: Mapping[str, Any], write: Callable[[], DemoData]) -> DemoData:
-    """Returns the data that an earlier run has written into a folder with these settings, or writes them."""
+    """Returns the data that an earlier run has written into a folder with these settings, or writes them.
+
+    The folder may have been moved since.
+    """
     manifest = folder / MANIFEST
     if not manifest.exists() or json.loads(manifest.read_bytes()).get("written_as") != written_as:
         described = {"written_as": written_as, **vars(write())}
         content = msgspec.json.encode(described, enc_hook=lambda path: str(path.relative_to(folder)))
         with replaced(manifest) as temporary:
             temporary.write_bytes(msgspec.json.format(content, indent=1))
-    return data_of(folder)
-
-
-def data_of(folder: Path) -> DemoData:
-    """Returns the data that an earlier run has written. The folder may have been moved since."""
-    return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=DemoData, dec_hook=lambda _, name: folder / name)
+    return msgspec.json.decode(manifest.read_bytes(), type=DemoData, dec_hook=lambda _, name: folder / name)
 
 
 def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:

@@ -93,13 +93,8 @@ def _definitions_in(body: Iterable[ast.stmt], outer: Definition) -> Iterator[Def
 
 
 def _definition(node: ast.ClassDef | Function, outer: Definition) -> Definition:
-    found = Definition(
-        outer.package,
-        outer.module,
-        f"{outer.qualified_name}.{node.name}".lstrip("."),
-        "class",
-        ast.get_docstring(node) or "",
-    )
+    name, docstring = f"{outer.qualified_name}.{node.name}".lstrip("."), ast.get_docstring(node) or ""
+    found = Definition(outer.package, outer.module, name, "class", docstring)
     if isinstance(node, ast.ClassDef):
         inits = (item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
         return replace(found, parameters=next(map(_parameters, inits), ()))

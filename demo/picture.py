@@ -7,7 +7,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.pictures import GRID, INK, OTHERS, OWN, save
+from builder.pictures import GRID, INK, OTHERS, OWN, panels, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,9 @@ def draw_bars(bars: Bars, path: Path, log: bool = False, least: float = 0.0) -> 
 
     `least`: where the other axes begin.
     """
-    from matplotlib.figure import Figure
-
     rows = max(len(series) * len(values) for series in bars.values() for values in series.values())
-    figure = Figure(figsize=(3 + 4 * len(bars), max(4.0, 1.4 + rows / 5)), dpi=110, layout="constrained")
-    for axes, (title, series) in zip(figure.subplots(1, len(bars), squeeze=False).ravel(), bars.items(), strict=True):
+    figure, found = panels(3 + 4 * len(bars), max(4.0, 1.4 + rows / 5), len(bars))
+    for axes, (title, series) in zip(found, bars.items(), strict=True):
         names, width = list(next(iter(series.values()))), 0.8 / len(series)
         for number, ((label, values), color) in enumerate(zip(series.items(), colors(), strict=False)):
             places = [place + width * (number - (len(series) - 1) / 2) for place in range(len(names))]

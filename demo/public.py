@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from demo.data import SIZES, DemoData, DemoDomain, shuffled, stored, write_lines, write_tenant
-from demo.documents import LONGEST, SHORTEST, Asked
+from demo.data import DemoData, DemoDomain, shuffled, stored, write_lines, write_tenant
+from demo.documents import LONGEST, SHORTEST, SPLITS, Asked
 from demo.tasks import Classified
 from hplm.errors import InvalidInput
 
@@ -99,7 +99,7 @@ def _written(
         write_lines(path, corpus)
         domains.append(DemoDomain(domain, (), path, len(corpus)))
     for task, split in splits.items():
-        chosen = {part: _drawn(split[part], sizes[part], every_label=part == "train") for part in SIZES}
+        chosen = {part: _drawn(split[part], sizes[part], every_label=part == "train") for part in SPLITS}
         cut = {part: [Classified(" ".join(one.text.split()[:words]), one.label) for one in own] for part, own in chosen.items()}
         home = folder / task.domain
         tenants.append(write_tenant(home, task.tenant, task.domain, "classify", task.question, cut, ascii=True))

@@ -53,12 +53,8 @@ def bert_config(config: BackboneConfig) -> Any:
 
 def word(number: int) -> str:
     """Returns the text of a token: `w` and lower-case letters, so that every tokenizer keeps it as one word."""
-    letters = ""
-    while True:
-        number, rest = divmod(number, 26)
-        letters = chr(ord("a") + rest) + letters
-        if not number:
-            return "w" + letters
+    front, last = divmod(number, 26)
+    return (word(front) if front else "w") + chr(ord("a") + last)
 
 
 def words(vocabulary: int) -> list[str]:
@@ -139,25 +135,20 @@ def change_version(store: Store, tenant: TenantFile, **changes: Any) -> None:
 def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Weights:
     """Returns an adapter and a head in the form of the tenant's. `spread`: the standard deviation of their numbers."""
     generator = torch.Generator().manual_seed(seed)
-    adapter, head = tenant.adapter_layout(config), tenant.head_layout(config) if tenant.has_head else None
+    adapter = tenant.adapter_layout(config)
+    weights = None if adapter is None else random_layers(adapter, spread, generator)
+    return weights, random_layers(tenant.head_layout(config), spread, generator)[0] if tenant.has_head else {}
 
-    def layers(layout: Layout) -> list[dict[str, torch.Tensor]]:
-        return [
-            {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
-            for _ in range(layout.layers)
-        ]
 
-    return (layers(adapter) if adapter is not None else None), (layers(head)[0] if head is not None else {})
+def random_layers(layout: Layout, spread: float, generator: torch.Generator) -> list[dict[str, torch.Tensor]]:
+    return [
+        {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
+        for _ in range(layout.layers)
+    ]
 
 
 def random_table(
-    store: Store,
-    domain: str,
-    version: int,
-    parent: tuple[str, int] | None,
-    corpus_tokens: int,
-    seed: int,
-    dtype: str = "fp16",
+    store: Store, domain: str, version: int, parent: tuple[str, int] | None, corpus_tokens: int, seed: int, dtype: str = "fp16"
 ) -> None:
     spec = store.table_spec(domain, version, parent, dtype, corpus_tokens)
     keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, root=parent is None)
@@ -211,26 +202,16 @@ def random_exits(store: Store, tenant: TenantFile, *given: Any, **options: Any) 
 
 
 def random_exit_knowledge(
-    config: BackboneConfig,
-    tenant: TenantFile,
-    exit: int | None = 0,
-    threshold: float = 0.6,
-    plans: int = 2,
-    spread: float = 0.3,
-    seed: int = 0,
+    config: BackboneConfig, tenant: TenantFile, exit: int | None = 0, threshold: float = 0.6, plans: int = 2, seed: int = 0
 ) -> ExitKnowledge:
     """Returns exits of random weights, and two plans: one with this threshold, and a cheaper one with half of it.
 
     `plans`: 1 leaves the cheaper one out.
     """
-    generator = torch.Generator().manual_seed(seed)
     task = find_task(tenant.task)
     layout = exit_layout(config, task.exit_outputs(tenant.labels), tenant.dtype)
-    heads = [
-        {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
-        for _ in range(layout.layers)
-    ]
-    heads = [{name: weight.to(layout.torch_dtype) for name, weight in head.items()} for head in heads]
+    drawn = random_layers(layout, 0.3, torch.Generator().manual_seed(seed))
+    heads = [{name: weight.to(layout.torch_dtype) for name, weight in head.items()} for head in drawn]
     calibration = Calibration(INTERVAL, delta=1.0) if task.is_number else Calibration(temperature=1.5)
     both = Plan(exit, threshold, 0.3, 0.9, 0.7), Plan(exit, threshold / 2, 0.3, 0.8, 0.5)
     return ExitKnowledge(Exits(None, (calibration,) * layout.layers, both[:plans]), layout, heads)

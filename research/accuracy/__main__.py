@@ -12,11 +12,9 @@ from cyclopts import Parameter
 from transformers import AutoConfig
 
 from bench.run import app_of
+from demo import public
 from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
-from demo.public import FEW as FEW_PUBLIC
-from demo.public import GCN, stored_public_data
-from demo.public import TASKS as PUBLIC_TASKS
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from research.accuracy.report import FEW, Report
@@ -69,8 +67,10 @@ def accuracy(
         raise InvalidInput(f"--model {source} cannot be read: {str(error).strip().splitlines()[0]}") from None
     data, general, few = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}, FEW
     if texts == "public":
-        further, few = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}, FEW_PUBLIC
-        data, general = stored_public_data(work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further)
+        further, few = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}, public.FEW
+        data, general = public.stored_public_data(
+            work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further
+        )
     name, on = named(model) if model else BACKBONE, resolve_device(device)
     report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on, few, general)
     if list_studies:
@@ -88,7 +88,7 @@ def accuracy(
             continue
         weights, tasks = tenants_in(runs) if study.tenants else None, {run["task"] for run in runs}
         print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
-        if published := [(task.tenant, GCN, task.published) for task in PUBLIC_TASKS if task.tenant in tasks]:
+        if published := [(task.tenant, public.GCN, task.published) for task in public.TASKS if task.tenant in tasks]:
             print(f"\nPublished, on all training texts:\n\n{markdown(('task', 'published', 'accuracy'), published)}")
         if pictures is not None:
             draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)

@@ -41,13 +41,7 @@ def pretrained_body(store: Store, part: str, minutes: float, corpus: Path, folde
 
 
 def _pretrain(
-    body: WholeBody,
-    store: Store,
-    documents: Sequence[np.ndarray],
-    part: str,
-    budget: Budget,
-    device: torch.device,
-    saved: Path,
+    body: WholeBody, store: Store, documents: Sequence[np.ndarray], part: str, budget: Budget, device: torch.device, saved: Path
 ) -> None:
     """Changes `body` in place. Fits a head first if the model has none. The same call continues an interrupted one."""
     config, given = store.config, given_head(store.model, store.config)

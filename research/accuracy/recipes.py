@@ -10,10 +10,13 @@ import torch
 
 from builder.learning.limits import Budget
 from builder.store.store import Store
+from builder.tables.build_folder import held, put_away
+from builder.tables.counts import Counts
 from builder.tables.domain import DomainOptions, build_domain
 from builder.tables.root import RootOptions, build_root
+from builder.tables.table import build_table
 from hplm.model.windows import Window
-from research.accuracy.recut import recut_domain, recut_root
+from hplm.plot.table import Table
 from research.result_file import digest_of
 
 
@@ -80,8 +83,8 @@ class Stores:
         """Builds what is missing for these recipes and domains: roots first, and large tables before those cut from them."""
         for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
             self._build_root(root)
-        with_table = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
-        for recipe, domain in dict.fromkeys([(recipe.whole, domain) for recipe, domain in with_table] + with_table):
+        tables = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
+        for recipe, domain in dict.fromkeys([*((recipe.whole, domain) for recipe, domain in tables), *tables]):
             store, branch, whole = self.open(recipe), recipe.branch(domain), recipe.whole
             if (branch, 1) in store.domains():
                 continue
@@ -100,3 +103,30 @@ class Stores:
         elif not (folder / "plot/root/1").exists():
             options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
             build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.root_minutes), self.device)
+
+
+def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
+    """Makes a new store with another table of the same corpus and layers."""
+    if not (folder / "store.json").exists():
+        tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+        Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
+    return recut_domain(origin, "root", Store(folder), "root", keep, origin.meta("root", 1).dtype, device)
+
+
+def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
+    """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root.
+
+    Rows of the old table are copied if both store them in the same format.
+    """
+    build = store.work_folder(name, 1)
+    with held(build, f"domain {name!r}"):
+        if (name, 1) in store.domains():
+            return store.table(name, 1)
+        store.remove_branch(name, 1)  # of an interrupted call, perhaps with another size
+        put_away(build)
+        counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
+        store.save_lower(name, 1, lower)  # before the table, which makes it a branch
+        spec = store.table_spec(name, 1, None if name == "root" else ("root", 1), dtype, counts.tokens)
+        table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
+        put_away(build)
+        return table

@@ -37,9 +37,7 @@ from research.schemes.trained import options_of, train_scheme
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
-# Raise these if the same options train differently, the same recipe makes other lower layers, or the same share keeps other
-# n-grams: earlier results are void then.
-TRAINING, BELOW, RANKING = 1, 1, 2
+RANKING = 2  # raised when the same share keeps other n-grams: earlier results are void then
 LATER = ("function", "head_function")  # options of training younger than results: named if not at their defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
@@ -73,8 +71,7 @@ class Report:
 
     def finished(self, study: Study) -> list[dict[str, Any]]:
         """Returns the runs that have a result, with it, in the order of tasks, cases and seeds."""
-        told = [(run, self._told(run)) for run in self._runs(study)]
-        found = [(run, self.results.get(one)) for run, one in told]
+        found = ((run, self.results.get(self._told(run))) for run in self._runs(study))
         return [
             {"task": run.task.id, "kind": run.task.task, "case": run.case.label, "seed": run.seed, **result}
             for run, result in found
@@ -86,8 +83,8 @@ class Report:
 
     def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
         """Computes all missing results. Each training has one thread, because its result depends on the number of threads."""
-        wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
-        missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
+        told = [(self._told(run), run) for study in studies for run in self._runs(study)]
+        missing = list({repr(one): run for one, run in told if self.results.get(one) is None}.values())
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
@@ -100,16 +97,13 @@ class Report:
 
     def _runs(self, study: Study) -> Iterator[Run]:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
-        given: dict[str, int] = {}
+        seeds: list[Sequence[int]] = [self.tier.seeds] * len(tasks)
         if study.tenants:
-            sizes = [(task, len(training_task(task.task).read(task.train).examples)) for task in tasks]
-            given = {task.id: count for task, count in tenants_of(sizes, study.tenants)}
-        for task in tasks:
-            for case in study.cases:
-                if study.tenants:
-                    yield from (Run(task, case, seed, self.tier.tenant_texts) for seed in range(given[task.id]))
-                else:
-                    yield from (Run(task, case, seed) for seed in self.tier.seeds)
+            sizes = [len(training_task(task.task).read(task.train).examples) for task in tasks]
+            seeds = list(map(range, tenants_of(sizes, study.tenants)))
+        sample = self.tier.tenant_texts if study.tenants else 0
+        for task, own in zip(tasks, seeds, strict=True):
+            yield from (Run(task, case, seed, sample) for case in study.cases for seed in own)
 
     def _told(self, run: Run) -> dict[str, Any]:
         """Returns everything that the result depends on, and nothing else."""
@@ -123,14 +117,11 @@ class Report:
             told |= {"recipe": asdict(recipe.plain)}
         if case.pretrained:
             told |= {"pretrained": {"part": case.pretrained, "minutes": self.tier.whole_minutes}}
-        versions = {"trained": TRAINING}
         if recipe is not None or case.pretrained:
             read = dict.fromkeys([*(self._general if recipe is not None else ()), task.domain])
             told |= {"corpora": digest_of(*(self._corpora[name] for name in read))}
-            versions |= {"made": BELOW}
         if recipe is not None and recipe.lacks_ngrams:
-            versions |= {"ranked": RANKING}
-        told |= {name: version for name, version in versions.items() if version > 1}
+            told |= {"ranked": RANKING}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property
@@ -151,18 +142,14 @@ class Report:
     @cached_property
     def home(self) -> Path:
         """The folder of the stores. It changes with the corpora, the model, the formats and the way of making stores."""
-        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW, RANKING]
+        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, RANKING]
         return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def _stores(self) -> Stores:
-        kept = self._kept_corpora
+        """Stores of copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
+        kept = {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
         return Stores(self.model, [kept[name] for name in self._general], kept, self.home / "stores", self.device)
-
-    @property
-    def _kept_corpora(self) -> dict[str, Path]:
-        """Copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
-        return {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
         return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
@@ -177,7 +164,7 @@ class Report:
         return case.recipe or self._bare
 
     def _build(self, runs: Sequence[Run]) -> None:
-        for name, kept in self._kept_corpora.items():
+        for name, kept in self._stores.corpora.items():
             if runs and not kept.exists():
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with replaced(kept) as copy:
@@ -220,7 +207,7 @@ class Report:
     def _pretrained(self, part: str, domain: str) -> WholeBody:
         store, minutes = self._stores.open(self._bare), self.tier.whole_minutes
         folder = self.home / "pretrained" / f"{domain}-{part}-{store.config.upper_layers}-{minutes:g}"
-        return pretrained_body(store, part, minutes, self._kept_corpora[domain], folder, self.device)
+        return pretrained_body(store, part, minutes, self._stores.corpora[domain], folder, self.device)
 
 
 def named_options(options: TrainingOptions) -> dict[str, Any]:

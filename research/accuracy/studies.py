@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builder.training.finetuning import TrainingOptions
-from demo.data import DemoTenant
 from research.accuracy.recipes import Recipe
 from research.schemes.trained import HEAD_RATE, SCHEMES
 
@@ -157,11 +156,10 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     return {study.name: study for study in studies}
 
 
-def tenants_of(tasks: Sequence[tuple[DemoTenant, int]], count: int) -> list[tuple[DemoTenant, int]]:
-    """Divides `count` tenants among the tasks in proportion to their training texts (HMI's Eq. 4), at least one to each."""
-    total = sum(texts for _, texts in tasks)
-    shares = [max(1.0, count * texts / total) for _, texts in tasks]
+def tenants_of(texts: Sequence[int], count: int) -> list[int]:
+    """Divides `count` tenants among tasks in proportion to their training texts (HMI's Eq. 4), at least one to each."""
+    shares = [max(1.0, count * own / sum(texts)) for own in texts]
     given = [int(share) for share in shares]
-    for place in sorted(range(len(tasks)), key=lambda i: given[i] - shares[i])[: max(0, count - sum(given))]:
+    for place in sorted(range(len(texts)), key=lambda i: given[i] - shares[i])[: max(0, count - sum(given))]:
         given[place] += 1
-    return [(task, number) for (task, _), number in zip(tasks, given, strict=True)]
+    return given

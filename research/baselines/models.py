@@ -1,6 +1,6 @@
 """Many whole models behind one Triton model. Memory holds some of them, and a new one replaces the least recently used one.
 
-whole.json      the scheme and its tenants
+whole.json      the tenants
 backbone.json   sizes; `upper_layers` are the layers that every tenant has for itself
 tokenizer.json
 bodies/  heads/     a file for each tenant: of `research.baselines.body`, and safetensors
@@ -44,8 +44,6 @@ class WholeTenant:
 class WholeConfig:
     FILE = "whole.json"
 
-    scheme: str
-    note: str  # tells a reader of the file where the weights come from
     tenants: tuple[WholeTenant, ...]
 
     def save(self, folder: Path) -> None:
@@ -154,11 +152,10 @@ class WholeModels:
     def _run(self, slot: Slot, batch: list[Question]) -> list[list[TextAnswer]]:
         texts = [(question, number) for question in batch for number in range(len(question.encoded))]
         texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # attention runs over texts of equal length
-        encoded, spans = ([getattr(one, name)[number] for one, number in texts] for name in ("encoded", "spans"))
+        encoded, spans = [one.encoded[number] for one, number in texts], [one.spans[number] for one, number in texts]
         lengths, tenant = [len(text.tokens) for text in encoded], batch[0].tenant
-        tokens, segments = (
-            self._sent(np.concatenate([getattr(text, column) for text in encoded])) for column in ("tokens", "segments")
-        )
+        tokens = self._sent(np.concatenate([text.tokens for text in encoded]))
+        segments = self._sent(np.concatenate([text.segments for text in encoded]))
         starts = np.cumsum(lengths) - lengths
         reading = np.concatenate([np.maximum(rows[:, 0], 0) + start for rows, start in zip(spans, starts, strict=True)])
         hidden = slot.body(tokens, segments, lengths, self._sent(reading))

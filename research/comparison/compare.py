@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from hplm.server import TritonServer
 from hplm.simulate.arrivals import SECOND, Arrivals
 from loadtest.encode import infer_request
 from loadtest.generator import Load
-from loadtest.load import Report, send
+from loadtest.load import send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import COMPARED, MB, export_compared, megabytes, random_tenant_store
@@ -96,10 +95,6 @@ class Comparison:
     def mix(self, tenants: int) -> Mix:
         return Mix(tenants, lengths=lengths_of(self.lengths))
 
-    def some(self, tenants: int) -> Arrivals:
-        """Returns requests without a time."""
-        return self.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
-
     def settings(self) -> dict[str, Any]:
         """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
         clients = 1 if self.scenario == "slowdown" else self.connections
@@ -114,42 +109,40 @@ QUICK = Comparison(
 )  # fmt: skip
 
 
-def run(case: Comparison, results: Path, work: Path | None = None) -> Numbers:
+def run(case: Comparison, results: Path, work: Path) -> Numbers:
     """Measures missing numbers. A failure stops no other measurement; it is raised at the end."""
     kept, settings, failed = ResultFile(results / f"{case.size}-{case.scenario}.jsonl"), case.settings(), []
     config = SIZES[case.size]
-    with ExitStack() as stack:
-        if work is None:
-            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-compare-")))
-        options = ServingOptions(dtype=case.dtype, batch_tokens=max(case.batch_tokens, config.positions))
-        for scheme in case.schemes:
-            runs = {tenants: {"scheme": scheme, "tenants": tenants, "settings": settings} for tenants in case.tenants}
-            missing = {tenants: one for tenants, one in runs.items() if kept.get(one) is None}
-            if not missing:
-                continue
-            say(f"{scheme}: exporting")
-            store = random_tenant_store(work / f"store-{case.size}-{case.rank}", config, case.rank)
-            exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
-            with TritonServer(work / scheme) as server:
-                for tenants, one in missing.items():
-                    say(f"{scheme}: measuring {tenants} tenants")
-                    try:
-                        kept.put(one, measured(case, scheme, megabytes(exported), server, tenants))
-                    except HplmError as error:
-                        failed.append(str(error))
+    options = ServingOptions(dtype=case.dtype, batch_tokens=max(case.batch_tokens, config.positions))
+    for scheme in case.schemes:
+        runs = {tenants: {"scheme": scheme, "tenants": tenants, "settings": settings} for tenants in case.tenants}
+        missing = {tenants: one for tenants, one in runs.items() if kept.get(one) is None}
+        if not missing:
+            continue
+        say(f"{scheme}: exporting")
+        store = random_tenant_store(work / f"store-{case.size}-{case.rank}", config, case.rank)
+        exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
+        with TritonServer(work / scheme) as server:
+            for tenants, one in missing.items():
+                say(f"{scheme}: measuring {tenants} tenants")
+                try:
+                    kept.put(one, measured(case, scheme, server, tenants) | megabytes(exported))
+                except HplmError as error:
+                    failed.append(str(error))
     if failed:
         raise HplmError("\n".join(failed))
     return next(one for one in numbers_in(kept) if one.settings == settings)
 
 
-def measured(case: Comparison, scheme: str, weights: dict[str, float], server: TritonServer, tenants: int) -> dict[str, Any]:
+def measured(case: Comparison, scheme: str, server: TritonServer, tenants: int) -> dict[str, Any]:
     """Returns the figures of one scheme behind a real Triton, for so many tenants."""
 
     def requests(arrivals: Arrivals) -> list[bytes]:
         texts = zip(texts_of(SIZES[case.size], arrivals.tokens), arrivals.tenant.tolist(), strict=True)
         return [infer_request(case.size, [text], tenant_id(tenant)) for text, tenant in texts]
 
-    warming = Load(server.http_url, requests(case.some(tenants)), connections=case.clients, patience=case.patience)
+    drawn = case.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))  # without a time
+    warming = Load(server.http_url, requests(drawn), connections=case.clients, patience=case.patience)
     if case.is_closed:
         load = replace(warming, seconds=case.seconds)
         send(replace(warming, seconds=WARM_UP * case.seconds))
@@ -162,15 +155,11 @@ def measured(case: Comparison, scheme: str, weights: dict[str, float], server: T
     (report,) = send(load)
     if case.is_closed:
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
-    speeds = [round(speed, 1) for speed in (before, gflops())]  # whether the machine is steady
-    private = round(Used.by(server.pid).private / MB, 1)
-    about = {"machine_gflops": speeds, "known_tenants": max(case.tenants), "private_mb": private}
-    return figures(report, load) | weights | about
-
-
-def figures(report: Report, load: Load) -> dict[str, Any]:
     good, due = report.latencies[report.statuses == 200], load.due
     return report.summary() | {
+        "machine_gflops": [round(speed, 1) for speed in (before, gflops())],  # whether the machine is steady
+        "known_tenants": max(case.tenants),
+        "private_mb": round(Used.by(server.pid).private / MB, 1),
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds
         "offered": len(due) if due is not None else None,
         "offered_req_per_s": round(len(due) / load.seconds, 2) if due is not None else None,
@@ -195,7 +184,9 @@ def compare(
     :param as_json: end with one line of JSON
     """
     with tempfile.TemporaryDirectory(prefix="hplm-compare-") as scratch:
-        kept = run(replace(QUICK, scenario=case.scenario), Path(scratch)) if quick else run(case, results, work)
+        if quick:
+            case, results = replace(QUICK, scenario=case.scenario), Path(scratch)
+        kept = run(case, results, work or Path(scratch))
     found = summary(kept)
     print(json.dumps(found) if as_json else described(kept))
     return int(bool(found["missed"]))

@@ -83,11 +83,10 @@ def numbers_in(file: ResultFile) -> list[Numbers]:
 
 def summary(results: Numbers) -> dict[str, Any]:
     rates, private = results.by_tenants("req_per_s"), results.by_tenants("private_mb")
-    weights = {scheme: one for scheme, _, one in reversed(results.found)}
     memory = {
-        scheme: {f"{name}_mb": round(weights[scheme][name], 2) for name in WEIGHTS}
-        | {"models_in_16_gb": weights[scheme]["models_in_16_gb"], "private_mb": own}
-        for scheme, own in private.items()
+        scheme: {f"{name}_mb": round(one[name], 2) for name in WEIGHTS}
+        | {"models_in_16_gb": one["models_in_16_gb"], "private_mb": private[scheme]}
+        for scheme, _, one in results.found  # weights are the same for all numbers of tenants
     }
     ratios, targets = {}, {}
     if results.settings["scenario"] == "saturate" and (own := rates.get("hplm")):
@@ -134,21 +133,20 @@ def draw_results(results: Numbers, to: Path) -> list[Path]:
     """Draws a chart of the scenario, or of each number of tenants in a burst: a curve for each scheme."""
     scenario, size = results.settings["scenario"], results.settings["size"]
     title, _, label = TITLES[scenario].partition(": ")
-    charts: dict[Path, dict[str, dict[str, Curve]]] = {}  # by path, title and scheme
+    charts: dict[tuple[Path, str], dict[str, Curve]] = {}  # by path and title
     if scenario == "burst":
         for scheme, tenants, one in results.found:
             answered = one["succeeded"] / one["offered"] / 100
-            curve: Curve = {f"{ms:.3f}": percent * answered for percent, ms in enumerate(one["latency_ms"])}
-            chart = charts.setdefault(to / f"{results.name}-{tenants}.svg", {f"{label}: {size}, {tenants:,} tenants": {}})
-            next(iter(chart.values()))[NAMES[scheme]] = curve
+            chart = charts.setdefault((to / f"{results.name}-{tenants}.svg", f"{label}: {size}, {tenants:,} tenants"), {})
+            chart[NAMES[scheme]] = {f"{ms:.3f}": percent * answered for percent, ms in enumerate(one["latency_ms"])}
     else:
         drawn = "p50_ms" if scenario == "steady" else "req_per_s"
         figures = results.slower() if scenario == "slowdown" else results.by_tenants(drawn)
         curves = {NAMES[scheme]: {n: value or None for n, value in own.items()} for scheme, own in figures.items()}
-        charts[to / f"{results.name}.svg"] = {f"{label}: {size}": curves}
-    for path, chart in charts.items():
-        draw(chart, title, path, log="x" if scenario == "burst" else "xy")
-    return list(charts)
+        charts[to / f"{results.name}.svg", f"{label}: {size}"] = curves
+    for (path, name), chart in charts.items():
+        draw({name: chart}, title, path, log="x" if scenario == "burst" else "xy")
+    return [path for path, _ in charts]
 
 
 def make_report(results: Path, to: Path) -> list[str]:

@@ -14,7 +14,7 @@ from bench.server import multiply, tenant_id
 from builder.publish.export import SCHEME as HPLM
 from builder.publish.export import Exported, export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store
+from builder.store.store import Store, written_folder
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.model.config import BackboneConfig
@@ -49,11 +49,10 @@ def megabytes(exported: Exported) -> dict[str, float]:
 
 
 def random_tenant_store(folder: Path, config: BackboneConfig, rank: int) -> Store:
-    """Returns the store of random weights in `folder`, with one tenant. Makes it if it is not complete."""
-    if not (folder / "done").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        random_store(folder, config, random_tenants(1, rank, LABELS))
-        (folder / "done").touch()
+    """Returns the store of random weights in `folder`, with one tenant. Makes it if it is not there."""
+    if not folder.exists():
+        with written_folder(folder) as written:
+            random_store(written, config, random_tenants(1, rank, LABELS))
     return Store(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,13 +23,11 @@ from research.papers.placements import Baseline, clockwork, greedy, manual, repl
 from testing.random_trace import power_law
 
 Line = Callable[[Any], float | None]
-Two = tuple[Problem, Problem]  # what a placement is made for, and what comes
 BIG = "BERT-2.7B"
 NO_DEADLINE = 1e6  # an SLO scale at which nothing is refused
 TABLE2 = "Table 2: in time by deadline"
 UNIFORM = [1 / 8] * 8
-RATE, CV, DEADLINE = "rate", "cv", "slo_scale"
-AXES = {RATE: "rate", CV: "CV", DEADLINE: "deadline", "devices": "devices"}
+AXES = {"rate": "rate", "cv": "CV", "slo_scale": "deadline", "devices": "devices"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ def alpaserve(*, seconds: Positive = 200.0, numbers: Whole = 8) -> Rows:
     simulated = {one.title: one.curves(numbers) for one in figures_of(seconds)}
     simulated[TABLE2] |= stated()
     yield Row("source", f"simulated, with profiles of {PAPER['source']}")
-    for title in sorted(simulated := simulated | cut_curves(), key=_number):
-        yield from rows_of(simulated[title], at=f"curves/{title}/")
+    for title, curves in (simulated | cut_curves()).items():
+        yield from rows_of(curves, at=f"curves/{title}/")
 
 
 def stated() -> dict[str, Curve]:
@@ -69,82 +66,69 @@ def stated() -> dict[str, Curve]:
 
 
 def figures_of(seconds: float) -> list[Figure]:
-    def figure(
-        name: str, setting: Callable[..., Any], axis: str, numbers: Sequence[float], lines: Mapping[str, Line]
-    ) -> Figure:
-        return Figure(f"{name} by {AXES[axis]}", lambda number: setting(**{axis: number}), numbers, lines)
+    def figures(name: str, setting: Callable[..., Any], lines: Mapping[str, Line], **axes: Sequence[float]) -> list[Figure]:
+        """Returns the figure over each of these axes."""
+        return [
+            Figure(f"{name} by {AXES[axis]}", lambda number, axis=axis: setting(**{axis: number}), numbers, lines)
+            for axis, numbers in axes.items()
+        ]
 
     # Two models on two devices: a device each, beside two stages for both.
-    def fig2(*shares: float) -> Callable[..., Problem]:
-        return partial(
-            problem_of, ["BERT-6.7B"] * 2, 2, 3.0, slo_scale=NO_DEADLINE, seconds=10 * seconds, seed=0, shares=shares
-        )
-
+    two_models = partial(problem_of, ["BERT-6.7B"] * 2, 2, 3.0, slo_scale=NO_DEADLINE, seconds=10 * seconds)
     both = {"a device a model over two stages": times_as_long}
     # 8 models with equal rates on 8 devices: replicas beside eight stages.
-    eight = partial(problem_of, [BIG] * 8, 8, rate=20.0, cv=3.0, slo_scale=NO_DEADLINE, seconds=seconds, seed=0, shares=UNIFORM)
+    eight = partial(problem_of, [BIG] * 8, 8, rate=20.0, cv=3.0, slo_scale=NO_DEADLINE, seconds=seconds, shares=UNIFORM)
     ways = {"replication": manual(1, 1), "8 stages": manual(8, 1)}
     means, shares = ({name: of(way) for name, way in ways.items()} for of in (_mean_of, _share_of))
     pipelines = {"replication": _mean_of(round_robin(1)), "pipelines": _mean_of_the_shortest_pipelines}
     # As Table 2. No trace of Azure's functions is needed.
-    many = partial(problem_of, [BIG] * 24, devices=16, rate=20.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
+    many = partial(problem_of, [BIG] * 24, devices=16, rate=20.0, cv=4.0, slo_scale=5.0, seconds=seconds)
     placed = {"search": _searched, "clockwork": _share_of(clockwork(20)), "replication": _share_of(replication)}
     searched: dict[str, Line] = {name: placed[name] for name in ("replication", "search")}
     # 4 models of 104B, which fit on 16 devices each: all ways to cut them, beside a search on machines of 32 devices.
-    large = partial(problem_of, models(PAPER["sets"]["S4"]), 64, rate=8.0, cv=4.0, slo_scale=5.0, seconds=seconds, seed=0)
+    large = partial(problem_of, models(PAPER["sets"]["S4"]), 64, rate=8.0, cv=4.0, slo_scale=5.0, seconds=seconds)
     large = partial(large, a_machine=32)
     cut = {"search": _searched} | {f"{a},{b} each": _share_of(manual(a, b)) for a, b in ((16, 1), (8, 2), (4, 4), (2, 8))}
     # Other requests come than those that placements were made for. Clockwork++ knows those that come.
     changed = {
-        "search": lambda given: given[1].screen.attained(_groups(given[0])).share,
-        "clockwork": lambda given: _share_of(clockwork(20))(given[1]),
+        "search": lambda given: given[1].screen.attained(_placed(given[0])).share,
+        "clockwork": lambda given: placed["clockwork"](given[1]),
         "replication": lambda given: given[1].screen.attained(replication(given[0]).groups).share,
-        "search, timely": lambda given: _served(given[1], _groups(given[0]), 1),
+        "search, timely": lambda given: _served(given[1], _placed(given[0]), 1),
     }
     # 8 models on 8 devices with batches, and our own scheduler on the placement without batches.
-    small = partial(problem_of, ["BERT-1.3B"] * 8, 8, rate=32.0, cv=4.0, seconds=seconds, seed=0, shares=UNIFORM)
+    small = partial(problem_of, ["BERT-1.3B"] * 8, 8, rate=32.0, cv=4.0, seconds=seconds, shares=UNIFORM)
     batched: dict[str, Line] = {f"batches of {most}": _batched(most) for most in (1, 2, 8)}
-    batched["timely, batches of 8"] = lambda problem: _served(problem, _groups(problem), 8)
+    batched["timely, batches of 8"] = lambda problem: _served(problem, _placed(problem), 8)
     # The 60 models of S3 on 64 devices.
     kinds = models(PAPER["sets"]["S3"])
-    sixty = partial(problem_of, kinds, 64, rate=80.0, cv=4.0, slo_scale=5.0, seconds=seconds / 4, seed=0)
+    sixty = partial(problem_of, kinds, 64, rate=80.0, cv=4.0, slo_scale=5.0, seconds=seconds / 4)
     ablated = {"search": _searched, "greedy, 4 stages": _share_of(greedy(4)), "round robin": _share_of(round_robin(4))}
 
     def with_memory(models_a_device: float) -> Problem:
         return eight(device_bytes=models_a_device * PAPER["models"][BIG]["bytes"] * 1.001)
 
-    def two(**axis: float) -> Two:
-        """Draws each model's rate anew around the power law, and so the arrivals."""
-        planned, actual = (many(**{**axis, "seed": seed, "shares": _drawn_shares(24, seed)}) for seed in (1, 2))
-        return planned, actual
+    def two(**axis: Any) -> list[Problem]:
+        """Returns what a placement is made for, and what comes: each model's rate is drawn anew around the power law."""
+        return [many(**axis, seed=seed, shares=_drawn_shares(24, seed)) for seed in (1, 2)]
 
     return [
         Figure(TABLE2, lambda scale: many(rate=40.0, slo_scale=scale), PAPER["table2"]["scales"], searched),
-        figure("Fig. 2, equal rates: mean latency,", fig2(0.5, 0.5), CV, (1, 3), both),
-        figure("Fig. 2, 20 and 80 %: mean latency,", fig2(0.2, 0.8), CV, (1, 3), both),
+        *figures("Fig. 2, equal rates: mean latency,", partial(two_models, shares=(0.5, 0.5)), both, cv=(1, 3)),
+        *figures("Fig. 2, 20 and 80 %: mean latency,", partial(two_models, shares=(0.2, 0.8)), both, cv=(1, 3)),
         Figure("Fig. 4: mean s by memory, in models a device", with_memory, (1, 2, 3, 4, 6, 8), pipelines),
-        figure("Fig. 5: mean s", eight, RATE, (5, 10, 15, 20, 25, 30), means),
-        figure("Fig. 6: mean s", eight, CV, (1, 2, 3, 4, 6, 8), means),
-        figure("Fig. 7: in time", eight, DEADLINE, (1.5, 2, 3, 5, 8, 12, 20), shares),
-        figure("Fig. 12: in time", many, "devices", (8, 12, 16, 24, 32), placed),
-        figure("Fig. 12: in time", many, RATE, (5, 10, 20, 40, 60), placed),
-        figure("Fig. 12: in time", many, CV, (1, 2, 4, 6, 8), placed),
-        figure("Fig. 12: in time", many, DEADLINE, (1, 2, 3, 5, 10), placed),
-        figure("Fig. 13: in time", large, RATE, (2, 4, 8, 12, 16), cut),
-        figure("Fig. 13: in time", large, CV, (1, 2, 4, 6, 8), cut),
-        figure("Fig. 13: in time", large, DEADLINE, (0.5, 1, 2.5, 5, 7.5), cut),
-        figure("Fig. 14: other requests come,", two, RATE, (5, 10, 20, 40), changed),
-        figure("Fig. 14: other requests come,", two, CV, (1, 2, 4, 6), changed),
-        figure("Fig. 14: other requests come,", two, DEADLINE, (1, 2, 3, 5, 10), changed),
-        figure("Fig. 15: in time, with batches,", small, DEADLINE, (2, 3, 5, 8, 12), batched),
-        figure("Fig. 17: in time", sixty, RATE, (40, 80, 120, 160, 200), ablated),
-        figure("Fig. 17: in time", sixty, CV, (1, 2, 4, 6, 8), ablated),
+        *figures("Fig. 5: mean s", eight, means, rate=(5, 10, 15, 20, 25, 30)),
+        *figures("Fig. 6: mean s", eight, means, cv=(1, 2, 3, 4, 6, 8)),
+        *figures("Fig. 7: in time", eight, shares, slo_scale=(1.5, 2, 3, 5, 8, 12, 20)),
+        *figures("Fig. 12: in time", many, placed, devices=(8, 12, 16, 24, 32), rate=(5, 10, 20, 40, 60)),
+        *figures("Fig. 12: in time", many, placed, cv=(1, 2, 4, 6, 8), slo_scale=(1, 2, 3, 5, 10)),
+        *figures("Fig. 13: in time", large, cut, rate=(2, 4, 8, 12, 16), cv=(1, 2, 4, 6, 8), slo_scale=(0.5, 1, 2.5, 5, 7.5)),
+        *figures(
+            "Fig. 14: other requests come,", two, changed, rate=(5, 10, 20, 40), cv=(1, 2, 4, 6), slo_scale=(1, 2, 3, 5, 10)
+        ),
+        *figures("Fig. 15: in time, with batches,", small, batched, slo_scale=(2, 3, 5, 8, 12)),
+        *figures("Fig. 17: in time", sixty, ablated, rate=(40, 80, 120, 160, 200), cv=(1, 2, 4, 6, 8)),
     ]
-
-
-def _number(title: str) -> tuple[bool, int]:
-    """Returns the place of a table, or of a figure: 8 of `Fig. 8a: ...`."""
-    return title != TABLE2, int("".join(letter for letter in re.split("[:,]", title)[0] if letter.isdigit()))
 
 
 def _drawn_shares(count: int, seed: int) -> list[float]:
@@ -157,16 +141,14 @@ def _share_of(place: Baseline) -> Line:
 
 
 def _mean_of(place: Baseline) -> Line:
-    return lambda problem: _seconds(place(problem).attained.mean_ms())
+    return lambda problem: _seconds(place(problem).attained)
 
 
 def _mean_of_the_shortest_pipelines(problem: Problem) -> float | None:
     """Returns the mean of the pipelines with the fewest stages that hold all models (Fig. 3b)."""
-    for stages in (1, 2, 4, 8):
-        found = round_robin(stages)(problem)
-        if all(len(group.units) == len(problem.units) for group in found.groups):
-            return _seconds(found.attained.mean_ms())
-    return None
+    tried = (round_robin(stages)(problem) for stages in (1, 2, 4, 8))
+    whole = (one for one in tried if all(len(group.units) == len(problem.units) for group in one.groups))
+    return next((_seconds(one.attained) for one in whole), None)
 
 
 def times_as_long(problem: Problem) -> float | None:
@@ -184,27 +166,25 @@ def _filled(problem: Problem, parallel: Parallel) -> Attained:
     return problem.screen.attained(groups)
 
 
-def _seconds(ms: float | None) -> float | None:
+def _seconds(attained: Attained) -> float | None:
+    ms = attained.mean_ms()
     return None if ms is None else ms / 1e3
 
 
-def _searched(problem: Problem) -> float:
-    try:
-        return search(problem)[0].attained.share
-    except NothingFound:
-        return 0.0
-
-
-def _batched(most: int) -> Line:
-    return lambda problem: _searched(replace(problem, most_texts=most))
-
-
-def _groups(problem: Problem) -> Groups:
+def _placed(problem: Problem) -> Groups:
     """Returns no groups where no placement is in time."""
     try:
         return search(problem)[0].groups
     except NothingFound:
         return ()
+
+
+def _searched(problem: Problem) -> float:
+    return problem.screen.attained(_placed(problem)).share
+
+
+def _batched(most: int) -> Line:
+    return lambda problem: _searched(replace(problem, most_texts=most))
 
 
 def _served(problem: Problem, groups: Groups, most_texts: int) -> float:

@@ -1,7 +1,7 @@
 """AlpaServe's Figs. 8, 9 and 16: what cuts cost and need, computed from the paper's profiles. No requests are simulated.
 
 AlpaServe cuts between operators. Here a model is cut between attention and the other half of a layer. Its first and last
-parts take more time than others, by a guess (`ends` in alpaserve.json): else every equal cut would be even.
+parts take more time than others, by a guess (`ends` in alpaserve_models.json): else every equal cut would be even.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bench.curves import Curve
 from hplm.placement.profile import BackboneProfile, Shape, Terms
-from hplm.placement.stages import Cut, best_cut, equal_cut, overhead, stage_times
+from hplm.placement.stages import best_cut, equal_cut, overhead, stage_times
 from research.papers.alpaserve_models import ASSUMED, PAPER, TOKENS, profile_of
 
 DEVICES = (1, 2, 4, 8)
@@ -36,47 +36,47 @@ def halved(kind: str) -> BackboneProfile:
 
 
 def cut_curves() -> dict[str, dict[str, Curve]]:
+    """Returns the lines of each figure. In Fig. 9, devices are stages, or share a stage, or are replicas."""
     model = halved(MODEL)
-    alone, size = model.terms(1).ns(*SHAPE) / 1e9, PAPER["models"][MODEL]["bytes"] / 1e9
+    alone, size = _seconds(model, 1), PAPER["models"][MODEL]["bytes"] / 1e9
+    ways = "stages", "devices a stage", "replicas"
 
-    def uneven(stages: int) -> float:
-        return overhead(model, NO_HOP, 1, _best(model, stages), SHAPE)
+    def uneven(n: int) -> float:
+        return _overhead(model, n, NO_HOP)
 
-    def stages(n: int) -> list[float]:
-        return [own / 1e9 for own in stage_times(model, HOP, 1, _best(model, n), SHAPE).tolist()]
-
-    def divided(n: int) -> float:
-        return model.terms(n).ns(*SHAPE) / 1e9
-
-    def by_devices(**values: Callable[[int], float]) -> dict[str, Curve]:
-        return {name.replace("_", " "): {str(n): value(n) for n in DEVICES} for name, value in values.items()}
-
-    def partitioned(kind: str) -> dict[str, Curve]:
-        """The overhead of equal cuts, and of those that `best_cut` finds."""
+    lines: dict[str, dict[str, Callable[[int], float]]] = {
+        "Fig. 8a: overhead of stages": {"uneven cut": uneven, "hops": lambda n: _overhead(model, n) - uneven(n)},
+        "Fig. 8b: overhead of devices a stage": {"communication": lambda n: n * _seconds(model, n) / alone - 1},
+        "Fig. 9a: seconds of a request by devices": dict(
+            zip(ways, (lambda n: sum(_stages(model, n)), lambda n: _seconds(model, n), lambda n: alone), strict=True)
+        ),
+        "Fig. 9b: requests a second by devices": dict(
+            zip(
+                ways, (lambda n: 1 / max(_stages(model, n)), lambda n: 1 / _seconds(model, n), lambda n: n / alone), strict=True
+            )
+        ),
+        "Fig. 9c: GB of weights by devices": dict(zip(ways, (lambda n: size, lambda n: size, lambda n: n * size), strict=True)),
+    }
+    for kind in ("BERT-1.3B", MODEL):
         own = halved(kind)
-        return by_devices(
-            equal_cut=lambda n: overhead(own, HOP, 1, equal_cut(own.layers, n), SHAPE),
-            best_cut=lambda n: overhead(own, HOP, 1, _best(own, n), SHAPE),
-        )
-
-    # Fig. 8: what is beyond an even share of the model's time. Fig. 9: devices as stages, in each stage, or as replicas.
+        lines[f"Fig. 16: overhead by stages, {kind}"] = {
+            "equal cut": lambda n, own=own: overhead(own, HOP, 1, equal_cut(own.layers, n), SHAPE),
+            "best cut": lambda n, own=own: _overhead(own, n),
+        }
     return {
-        "Fig. 8a: overhead of stages": by_devices(
-            uneven_cut=uneven, hops=lambda n: overhead(model, HOP, 1, _best(model, n), SHAPE) - uneven(n)
-        ),
-        "Fig. 8b: overhead of devices a stage": by_devices(communication=lambda n: n * divided(n) / alone - 1),
-        "Fig. 9a: seconds of a request by devices": by_devices(
-            stages=lambda n: sum(stages(n)), devices_a_stage=divided, replicas=lambda n: alone
-        ),
-        "Fig. 9b: requests a second by devices": by_devices(
-            stages=lambda n: 1 / max(stages(n)), devices_a_stage=lambda n: 1 / divided(n), replicas=lambda n: n / alone
-        ),
-        "Fig. 9c: GB of weights by devices": by_devices(
-            stages=lambda n: size, devices_a_stage=lambda n: size, replicas=lambda n: n * size
-        ),
-        **{f"Fig. 16: overhead by stages, {kind}": partitioned(kind) for kind in ("BERT-1.3B", MODEL)},
+        title: {name: {str(n): value(n) for n in DEVICES} for name, value in figure.items()} for title, figure in lines.items()
     }
 
 
-def _best(model: BackboneProfile, stages: int) -> Cut:
-    return best_cut(model, HOP, 1, stages, SHAPE)
+def _overhead(model: BackboneProfile, stages: int, hop: Terms = HOP) -> float:
+    return overhead(model, hop, 1, best_cut(model, HOP, 1, stages, SHAPE), SHAPE)
+
+
+def _stages(model: BackboneProfile, stages: int) -> list[float]:
+    """Returns the seconds of each stage."""
+    return (stage_times(model, HOP, 1, best_cut(model, HOP, 1, stages, SHAPE), SHAPE) / 1e9).tolist()
+
+
+def _seconds(model: BackboneProfile, devices: int) -> float:
+    """Returns the seconds of a request, whose layers these devices compute together."""
+    return model.terms(devices).ns(*SHAPE) / 1e9

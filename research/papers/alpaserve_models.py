@@ -52,7 +52,7 @@ def problem_of(
     cv: float,
     slo_scale: float,
     seconds: float,
-    seed: int,
+    seed: int = 0,
     shares: Sequence[float] | None = None,
     device_bytes: float = PAPER["device_bytes"],
     most_texts: int = 1,

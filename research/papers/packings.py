@@ -212,9 +212,7 @@ def cheapest_cuts(lengths: Array, cost: GroupCost) -> Array:
         totals = least[:end] + cost.of(end - starts, lengths[:end])
         begin[end] = totals.argmin()
         least[end] = totals[begin[end]]
-    cuts: list[int] = []
-    end = count
-    while begin[end] > 0:
-        end = int(begin[end])
-        cuts.append(end)
-    return np.array(cuts[::-1], dtype=np.int64)
+    cuts = [count]
+    while begin[cuts[0]] > 0:
+        cuts.insert(0, int(begin[cuts[0]]))
+    return np.array(cuts[:-1], dtype=np.int64)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import cycle
+from queue import SimpleQueue
 from statistics import median
 
 import numpy as np
@@ -114,33 +115,27 @@ def _one_after_the_other(encoder: Encoder) -> None:
     encoder.prepare, encoder.compute = (lambda: None if computing.is_set() else prepare()), compute_alone
 
 
-def looked_up(backbone: Backbone, texts: Sequence[str]) -> list[Form]:
+def looked_up(backbone: Backbone, texts: list[str]) -> list[Form]:
     """Returns a request for each text, of random tenants."""
     lookup, view = Lookup(backbone), backbone.view
-    chosen = np.random.default_rng(3).choice(len(view.snapshot.tenants), len(texts)).tolist()
-    asked = zip((view.snapshot.tenants[number] for number in chosen), texts, strict=True)
-    return [lookup.resolve(view, tenant, [text], None, False) for tenant, text in asked]
+    chosen = np.random.default_rng(3).choice(len(view.snapshot.tenants), len(texts))
+    asked = zip(chosen, texts, strict=True)
+    return [lookup.resolve(view, view.snapshot.tenants[number], [text], None, False) for number, text in asked]
 
 
 def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
     """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
-    room, failures, sent = threading.Semaphore(in_flight), list[Exception](), 0
-
-    def answered(answer: list[TextAnswer] | Exception) -> None:
-        if isinstance(answer, Exception):
-            failures.append(answer)
-        room.release()
-
-    start = time.perf_counter()
-    while time.perf_counter() < start + seconds and not failures:
-        room.acquire()
-        form = next(forms)
-        form.head = form.head._replace(arrival_ns=time.monotonic_ns())
-        service.submit(form, answered)
-        process.wake()
-        sent += 1
-    for _ in range(in_flight):
-        room.acquire()
-    if failures:
-        raise failures[0]
-    return sent / (time.perf_counter() - start)
+    answers: SimpleQueue[list[TextAnswer] | Exception] = SimpleQueue()
+    start, sent, waiting = time.perf_counter(), 0, 0
+    while True:
+        while waiting < in_flight and time.perf_counter() < start + seconds:
+            form = next(forms)
+            form.head = form.head._replace(arrival_ns=time.monotonic_ns())
+            service.submit(form, answers.put)
+            process.wake()
+            sent, waiting = sent + 1, waiting + 1
+        if not waiting:
+            return sent / (time.perf_counter() - start)
+        if isinstance(answer := answers.get(), Exception):
+            raise answer
+        waiting -= 1

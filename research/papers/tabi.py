@@ -66,16 +66,14 @@ def tabi(*, folder: Path = Path(".hplm/bench-cascade"), dtype: EngineDtype = "au
     for id, question in asked.items():
         own = judged(store, id, question, precision)
         for name, ways in WAYS.items():
-            for drop, leaves in zip(_names(name), ways(own.choosing, own.test), strict=True):
-                found.setdefault(name, {}).setdefault(drop, []).append(_way(own, leaves))
+            tried = [_way(own, leaves) for leaves in ways(own.choosing, own.test)]
+            drops = [f"{drop:g}" for drop in DROPS] if len(tried) > 1 else ["-"]
+            for drop, way in zip(drops, tried, strict=True):
+                found.setdefault(name, {}).setdefault(drop, []).append(way)
         for keep, way in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
             found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(way)
     for name, own in found.items():
         yield from rows_of({drop: described(ways) for drop, ways in own.items()}, at=f"ways/{name}/")
-
-
-def _names(way: str) -> Sequence[str]:
-    return ("-",) if way in ("vote", "oracle") else [f"{drop:g}" for drop in DROPS]
 
 
 def _way(own: Judged, leaves: Leaves) -> Way:
@@ -117,7 +115,7 @@ def cheapest(choosing: Part, judged: Part) -> Iterable[Leaves]:
     exits, texts = len(choosing.answered.confidences), len(judged.wanted_numbers)
     losses = [100 * _likely(own) for own in choosing.answered.losses]
     for drop in DROPS:
-        exit = next(exit for exit in range(exits + 1) if exit == exits or losses[exit] <= drop)
+        exit = next((exit for exit in range(exits) if losses[exit] <= drop), exits)
         yield Leaves(judged, np.full(texts, exit), np.full(texts, exit < exits))
 
 
@@ -190,13 +188,12 @@ def _best(sure: Array, gains: Array, looks: float) -> float:
 def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[float]]:
     """Returns the part with the answers of ensembles, and their weights, which its labels choose if none are given."""
     texts, right = np.arange(len(part.wanted_numbers)), part.wanted_numbers
-    mixed, chosen = [part.probabilities[0]], []
+    mixed, chosen = [part.probabilities[0]], list[float]()
     for level, own in enumerate(part.probabilities[1:]):
-        tried = [
-            weight * own + (1 - weight) * mixed[-1] for weight in (WEIGHTS if weights is None else weights[level : level + 1])
-        ]
+        able = WEIGHTS if weights is None else weights[level : level + 1]
+        tried = [weight * own + (1 - weight) * mixed[-1] for weight in able]
         best = int(np.argmin([-np.log(one[texts, right] + 1e-9).mean() for one in tried]))
-        chosen.append(float(WEIGHTS[best]) if weights is None else weights[level])
+        chosen.append(float(able[best]))
         mixed.append(tried[best])
     labels = np.array([one.argmax(axis=1) for one in mixed])
     full = part.probabilities[-1]
@@ -207,16 +204,12 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
 def pruned(store: Store, id: str, question: Question, precision: Precision, own: Judged) -> list[Way]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
     tenant, task = find_tenant(store, id), training_task(question.task)
-    opening = opened(
-        store, tenant, store.tenant_weights(tenant), task.read(question.test), resolve_device("auto"), precision, False
-    )
-    costs = costs_of(store.config, 1 / own.tokens)
-    ways: list[Way] = []
-    for keep in KEEPS:
-        right = _pruned_labels(*opening, keep) == own.test.wanted_numbers
-        work = float(costs[1] + keep * (1 - costs[1]))
-        ways.append(Way(work, Estimate.of(own.test.right[-1] - right)))
-    return ways
+    weights, device = store.tenant_weights(tenant), resolve_device("auto")
+    opening = opened(store, tenant, weights, task.read(question.test), device, precision, False)
+    first = float(costs_of(store.config, 1 / own.tokens)[1])  # the work of the first layer
+    right = [_pruned_labels(*opening, keep) == own.test.wanted_numbers for keep in KEEPS]
+    lost = [Estimate.of(own.test.right[-1] - one) for one in right]
+    return [Way(first + keep * (1 - first), one) for keep, one in zip(KEEPS, lost, strict=True)]
 
 
 @torch.inference_mode()

@@ -20,7 +20,6 @@ from builder.tasks.lookup import Pack
 from builder.training.bodies import WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune
-from hplm.model.attention import PackedAttention
 from research.schemes.pretrained import evenly
 
 
@@ -49,7 +48,9 @@ def distilled(
 
 def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: TrainingOptions, show_progress: bool) -> None:
     """Moves each of the student's hidden states towards that of the teacher's layers which it replaces."""
-    ends = [round((i + 1) * len(teacher.layers) / len(student.layers)) for i in range(len(student.layers))]
+    layers = len(teacher.layers)
+    teacher = teacher.with_layers(range(layers))  # whose states are told after each layer
+    ends = [0, *(round((i + 1) * layers / len(student.layers)) for i in range(len(student.layers)))]
     rng = np.random.default_rng(options.seed)
     chosen = [
         some
@@ -60,10 +61,9 @@ def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: Tr
     def loss_of(some: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, some, data.device, False)
         with torch.no_grad():
-            wanted = states_of(teacher, pack)
-        own = states_of(student, pack)
-        pairs = zip(own, [wanted[0], *(wanted[end] for end in ends)], strict=True)
-        apart = [F.mse_loss(mine.float(), theirs.float()) for mine, theirs in pairs]
+            wanted = teacher.states(pack, None)
+        pairs = zip(student.states(pack, None), ends, strict=True)
+        apart = [F.mse_loss(own.float(), wanted[end].float()) for own, end in pairs]
         return torch.stack(apart).sum(), len(pack.tokens)
 
     learned = Group(options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())})
@@ -72,12 +72,3 @@ def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: Tr
         lambda: Exam(0.0, 0.0), WAY_OUT,
     )  # fmt: skip
     train(training, Budget(steps=len(chosen)), show_progress=show_progress)
-
-
-def states_of(body: WholeBody, pack: Pack) -> list[Tensor]:
-    """Returns the embeddings and each layer's output, for all tokens."""
-    attend = PackedAttention(pack.lengths, body.heads, pack.tokens.device)
-    found = [body.embedded(pack)]
-    for layer in body.layers:
-        found.append(layer(found[-1], attend))
-    return found

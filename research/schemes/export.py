@@ -16,9 +16,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.publish.export import Exported, copy_file, export, refuse_mixture
-from builder.publish.model_configs import MAX_TEXTS, ServingOptions, check_options
+from builder.publish.export import Exported, check_export, copy_file, export, refuse_mixture
+from builder.publish.model_configs import MAX_TEXTS, ServingOptions
 from builder.store.store import Store, TenantFile, written_folder
+from hplm.engine.backbone import Backbone
 from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -89,20 +90,19 @@ def export_scheme(
 def _export_whole(
     store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int, replace: bool
 ) -> Exported:
+    check_export(store, options)
     tenants, name = store.tenants(), store.config.name
-    if not tenants:
-        raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
-    check_options(store.config, options)
     given = [name for name, value in asdict(options).items() if value != getattr(ServingOptions, name) and name not in OF_WHOLE]
     if given:  # they have no slots, no scheduler and no locked tables
         raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out these options")
     if options.dtype == INT8:
         raise InvalidInput(f"scheme {scheme!r} has no dtype int8, which is for layers that tenants share: choose fp32 or bf16")
-    served = _served(repository, name)
-    if (lost := sorted(set(served) - {tenant.id for tenant in tenants})) and not replace:
+    exported = [file.parent for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}") if _name_in(file.parent) == name]
+    served = {tenant.id for folder in exported for tenant in WholeConfig.load(folder).tenants}
+    if (lost := served - {tenant.id for tenant in tenants}) and not replace:
         raise InvalidInput(
-            f"{repository} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
-            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or give --replace to drop them"
+            f"{repository} serves {len(lost)} tenants that this store does not have, {min(lost)!r} for one: export from the "
+            "store they were built in, or give --replace to drop them"
         )
     body = pretrained(store)
     if scheme == "compressed":
@@ -110,8 +110,8 @@ def _export_whole(
     parameters = {"scheme": scheme, "device": options.device, "dtype": options.dtype, "threads": options.threads}
     parameters |= {"batch_tokens": options.batch_tokens, "queue_requests": options.queue_texts, "resident": resident}
     groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
-    for model in {*(path.name for path in served.values()), *groups}:
-        shutil.rmtree(repository / model, ignore_errors=True)
+    for folder in exported:
+        shutil.rmtree(folder.parent)
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:
         body.save(Path(scratch) / "body")
@@ -135,18 +135,13 @@ def _write_whole(
             save_weights({name: tensor.float() for name, tensor in head.items()}, own_head)
             labels = tuple(tenant.labels)
             listed.append(WholeTenant(tenant.id, tenant.version, tenant.task, labels, tenant.head_function, tenant.id))
-        config.save(folder / "backbone.json")
-        copy_file(store.folder / "tokenizer.json", folder / "tokenizer.json")
-        WholeConfig(scheme, NOTES[scheme], tuple(listed)).save(folder)
+        config.save(folder / Backbone.CONFIG)
+        copy_file(store.folder / Backbone.TOKENIZER, folder / Backbone.TOKENIZER)
+        WholeConfig(tuple(listed)).save(folder)
         about = CONFIG.format(name=target.name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS)
         (written / "config.pbtxt").write_text(about + "".join(PARAMETER.format(*one) for one in parameters.items()), "utf-8")
 
 
-def _served(repository: Path, name: str) -> dict[str, Path]:
-    """Returns the model folder of each tenant that an export of whole models wrote for this backbone."""
-    served: dict[str, Path] = {}
-    for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}"):
-        model, tenants = file.parent.parent, [tenant.id for tenant in WholeConfig.load(file.parent).tenants]
-        if model.name in (name, *(f"{name}-{tenant}" for tenant in tenants)):
-            served |= dict.fromkeys(tenants, model)
-    return served
+def _name_in(folder: Path) -> str:
+    """Returns the name of an exported backbone."""
+    return BackboneConfig.load(folder / Backbone.CONFIG).name

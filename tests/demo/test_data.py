@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builder.tasks.tasks import training_task
-from demo.data import MANIFEST, data_of, stored_demo_data, write_demo_data
+from demo.data import MANIFEST, stored, write_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
 from demo.domains import DOMAINS, Domain
@@ -25,21 +25,19 @@ SMALL_TASKS = [replace(task, domain="small") for task in TASKS]
 SIZES = {"train": 60, "dev": 10, "test": 20}
 
 
-def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(tmp_path: Path, monkeypatch) -> None:
-    def written(folder: Path, **_: object):
+def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(tmp_path: Path) -> None:
+    def written(folder: Path):
         return write_demo_data(folder, [SMALL], SMALL_TASKS, SIZES, show_progress=False)
 
     def files(folder: Path) -> dict[Path, bytes]:
         return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if path.name != MANIFEST}
 
-    data, stored = written(tmp_path / "first"), tmp_path / "stored"
-    stored.mkdir()
-    monkeypatch.setattr("demo.data.write_demo_data", written)  # not of the demo's own sources
-    first = stored_demo_data(stored, SIZES)
-    assert files(stored) == files(tmp_path / "first") and len(files(stored)) == 1 + 3 * len(SMALL_TASKS)
-    monkeypatch.setattr("demo.data.write_demo_data", None)
-    assert stored_demo_data(stored, SIZES) == first
-    moved = data_of(stored.rename(tmp_path / "moved"))
+    data, folder = written(tmp_path / "first"), tmp_path / "stored"
+    folder.mkdir()
+    first = stored(folder, SIZES, lambda: written(folder))
+    assert files(folder) == files(tmp_path / "first") and len(files(folder)) == 1 + 3 * len(SMALL_TASKS)
+    assert stored(folder, SIZES, lambda: pytest.fail("written again")) == first
+    moved = stored(folder.rename(tmp_path / "moved"), SIZES, lambda: pytest.fail("written again"))
     assert all(domain.corpus.exists() for domain in moved.domains)
     for tenant, own in zip(moved.tenants, data.tenants, strict=True):
         for part, size in SIZES.items():  # as the builder reads them

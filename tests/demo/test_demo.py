@@ -20,7 +20,9 @@ from tests.support.message import mentioning
 
 
 def test_only_packages_that_the_demo_reads_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, version = fingerprint("settings", further=False), importlib.metadata.version
+    distributions, version = importlib.metadata.packages_distributions(), importlib.metadata.version
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: distributions)  # which takes long to find
+    before = fingerprint("settings", further=False)
     assert before != fingerprint("other settings", further=False)
     for package, counts in (("numpy", True), ("pytest", False)):
         monkeypatch.setattr("importlib.metadata.version", lambda name, p=package: f"{version(name)}{'.9' if name == p else ''}")
@@ -42,8 +44,8 @@ def test_a_tenant_is_added_with_its_domain_while_another_is_served(tmp_path: Pat
     test.write_text("".join(json.dumps({"text": f"wb {text}", "label": f"label-{i}"}) + "\n" for i, text in enumerate("abcd")))
     labels = ("label-0", "label-1")
     tenants = [
-        DemoTenant(f"tenant-{i}", domain, "classify", "which?", labels, test, test, test, 0.5)
-        for i, domain in enumerate(("root", "late"))
+        DemoTenant(id, domain, "classify", "which?", labels, test, test, test, 0.5)
+        for id, domain in (("tenant-0", "root"), ("tenant-1", "late"))
     ]
     with live_server(store, tmp_path / "live") as server:
         assert "-> label-" in first_answer(tenants[0], server.http_url)

@@ -98,10 +98,9 @@ def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
 
 def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_split() -> None:
     asked = Asked([sentence(1), " ".join(sentence(number) for number in range(10, 14))])
-    extended = document(f"{sentence(1)} {sentence(2)} {sentence(3)}", "extended.py")  # a short test text, and other sentences
-    extract = document(sentence(12), "extract.py")  # a small part of a long test text, and nothing else
-    mention = document(f"{sentence(12)} {sentence(4)} {sentence(5)}", "mention.py")
-    fresh = document(sentence(99), "fresh.py")
+    extended = document(f"{sentence(1)} {sentence(2)} {sentence(3)}")  # a short test text, and other sentences
+    extract = document(sentence(12))  # a small part of a long test text, and nothing else
+    mention, fresh = document(f"{sentence(12)} {sentence(4)} {sentence(5)}"), document(sentence(99))
     assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
     template = "Construct a {} tokenizer, backed by the library that splits words into smaller pieces. Calls {}."
     copies = [document(template.format(f"{name}Model", f"{name}_base"), f"{name}.py") for name in ("Bert", "Gpt", "T5x")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -12,32 +11,27 @@ import pytest
 
 from hplm.errors import InvalidInput
 from research.result_file import ResultFile, digest_of
+from tests.support.killed import deaths_survived
 from tests.support.message import mentioning
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> ResultFile:
-    return ResultFile(tmp_path / "results" / "numbers.jsonl")
 
 
 def run_of(task: str, seed: int) -> dict:
     return {"task": task, "training": {"rank": 32, "places": None}, "seed": seed}
 
 
-def test_a_number_is_found_by_its_run_and_an_interruption_keeps_those_before(results, monkeypatch) -> None:
-    assert results.get(run_of("a", 0)) is None and not list(results)
+def put_all(folder: Path) -> ResultFile:
+    results = ResultFile(folder / "results" / "numbers.jsonl")
     for task, seed, accuracy in (("b", 0, 0.5), ("a", 1, 0.7), ("b", 0, 0.8)):
         results.put(run_of(task, seed), {"accuracy": accuracy})
+    return results
+
+
+def test_a_number_is_found_by_its_run_and_an_interruption_loses_none(tmp_path: Path) -> None:
+    results = put_all(tmp_path)
     stored = [(run_of("a", 1), {"accuracy": 0.7}), (run_of("b", 0), {"accuracy": 0.8})]
     assert results.get(run_of("b", 0)) == {"accuracy": 0.8} and results.get(run_of("a", 2)) is None
     assert list(results) == stored and json.loads(results.path.read_text().splitlines()[0])["digest"] == digest_of(stored[0][0])
-    for step in ("fsync", "replace"):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(os, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            results.put(run_of("c", 1), {"accuracy": 0.7})
-        assert list(results) == stored, step
-    results.put(run_of("c", 1), {"accuracy": 0.7})  # the lock is free
-    assert len(list(results)) == 3
+    assert deaths_survived(put_all, tmp_path) == 3
 
 
 def _puts(results: ResultFile, task: str) -> None:
@@ -45,16 +39,17 @@ def _puts(results: ResultFile, task: str) -> None:
         results.put(run_of(task, seed), {"accuracy": seed / 10})
 
 
-def test_processes_that_write_at_the_same_time_lose_nothing(results) -> None:
+def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    results = ResultFile(tmp_path / "numbers.jsonl")
     with ProcessPoolExecutor(3, get_context("spawn")) as pool:
         list(pool.map(_puts, [results] * 3, "abc"))
-    assert {(run["task"], run["seed"]): result["accuracy"] for run, result in results} == {
-        (task, seed): seed / 10 for task in "abc" for seed in range(10)
-    }
+    found = {(run["task"], run["seed"]): result["accuracy"] for run, result in results}
+    assert found == {(task, seed): seed / 10 for task in "abc" for seed in range(10)}
     assert len(results.path.read_text().splitlines()) == 30
 
 
-def test_a_line_that_is_no_result_is_named(results) -> None:
+def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+    results = ResultFile(tmp_path / "numbers.jsonl")
     results.put(run_of("a", 0), {"accuracy": 0.6})
     good = results.path.read_text()
     for line in ("{", "[]", good.replace("0.6", "0.7"), good.replace('"a"', '"b"'), '{"run": {}}', "<<<<<<< ours"):

@@ -18,7 +18,7 @@ from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
-from research.accuracy.recut import recut_domain
+from research.accuracy.recipes import recut_domain
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import CPU, NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
 from tests.support.message import mentioning

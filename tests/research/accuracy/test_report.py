@@ -1,20 +1,21 @@
 """The report on a toy backbone: each number is computed once, averages equal those by hand, a table and a picture."""
 
-import random
 from dataclasses import replace
+from itertools import count, product
+from typing import ClassVar
 
 import pytest
 
+from builder.store.store import Store
 from demo.data import DemoData, DemoDomain, DemoTenant
-from research.accuracy import report as reports
 from research.accuracy.__main__ import main
 from research.accuracy.report import Report
 from research.accuracy.studies import Tier
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import CPU, some_lines
-from tests.builder.training.small_tenants import classified, tagged, write
+from tests.builder.stores import CPU, corpus
+from tests.builder.training.small_tenants import made
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
@@ -26,60 +27,53 @@ FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
 
 
-@pytest.fixture
-def data(tmp_path):
-    rng = random.Random(0)
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(some_lines(3000, seed=1)), "utf-8")
-    tenants = []
-    for task, maker in (("classify", classified), ("tag", tagged)):
-        files = {
-            part: write(tmp_path / f"{task}.{part}.jsonl", [maker(rng) for _ in range(count)])
-            for part, count in TINY.sizes.items()
-        }
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """Gives a report on two tasks of toy words. Its stores are built once for all studies."""
+    folder, tenants = tmp_path_factory.mktemp("report"), []
+    for task in ("classify", "tag"):
+        files = {part: made(folder, task, size, part) for part, size in TINY.sizes.items()}
         tenants.append(DemoTenant(f"toy-{task}", "toys", task, "?", (), **files, majority_share=0.5))
-    return DemoData((DemoDomain("toys", ("toy",), corpus, 3000),), tuple(tenants))
+    data = DemoData((DemoDomain("toys", ("toy",), corpus(folder, 1, 3000), 3000),), tuple(tenants))
+    (folder / "model").mkdir()
+    model = str(save_bert(folder / "model", with_head=True))
+    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), CPU, FEW)
 
 
 @pytest.fixture
-def report(data, tmp_path):
-    (tmp_path / "model").mkdir()
-    model = str(save_bert(tmp_path / "model", with_head=True))
-    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", ResultFile(tmp_path / "results.jsonl"), CPU, FEW)
+def report(made_once, tmp_path):
+    return replace(made_once, results=ResultFile(tmp_path / "results.jsonl"))
 
 
-def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
-    trained, train = [], reports.train_scheme
+class Interrupted(ResultFile):
+    """Is interrupted behind the seventh number."""
 
-    def counted(store, data, name, *rest, **more):
-        if len(trained) == 7:
-            trained.append("cut")
+    put_before: ClassVar = count(1)
+
+    def put(self, run, result):
+        super().put(run, result)
+        if next(self.put_before) == 7:
             raise KeyboardInterrupt
-        trained.append((data.task, name))
-        return train(store, data, name, *rest, **more)
 
-    monkeypatch.setattr(reports, "train_scheme", counted)
-    schemes = report.studies["schemes"]
+
+def test_every_number_is_computed_once(report, tmp_path):
+    schemes, watched = report.studies["schemes"], replace(report, results=Interrupted(report.results.path))
     with pytest.raises(KeyboardInterrupt):
-        report.run([schemes], at_a_time=1)
+        watched.run([schemes], at_a_time=1)
     assert len(report.finished(schemes)) == 7 and {run["seed"] for run in report.finished(schemes)[:5]} == {0}
-    report.run([schemes], at_a_time=1)
+    watched.run([schemes], at_a_time=1)
     runs = report.finished(schemes)
-    assert len(runs) == report.size(schemes) == 2 * 5 * 2 and len(trained) == len(runs) + 1
-    assert {(run["task"], run["case"], run["seed"]) for run in runs} == {
-        (task, case, seed) for task in FEW for case in SCHEMES for seed in (0, 1)
-    }
+    assert len(runs) == report.size(schemes) == 2 * 5 * 2 == next(Interrupted.put_before) - 1
+    assert {(run["task"], run["case"], run["seed"]) for run in runs} == set(product(FEW, SCHEMES, (0, 1)))
     assert all(("windows_found" in run) == (run["case"] in ("plot", "hplm")) for run in runs)
-    elsewhere = replace(report, work=tmp_path / "elsewhere")
-    elsewhere.run([schemes], at_a_time=1)
-    assert elsewhere.finished(schemes) == runs and len(trained) == len(runs) + 1
+    replace(report, work=tmp_path / "elsewhere").run([schemes], at_a_time=1)  # nothing is missing
     assert not (tmp_path / "elsewhere").exists()
-    tasks = report.data.tenants
-    tasks[0].train.write_text(tasks[1].train.read_text())  # other data give other numbers
-    assert len(replace(report).finished(schemes)) == 5 * 2
-    report.data.domains[0].corpus.write_text("another")  # a BERT without tables does not read the corpus
-    assert {run["case"] for run in replace(report).finished(schemes)} == {"dedicated", "adapter", "shared"}
-    assert replace(report).home != report.home  # and stores of the old corpus are not continued
+    first, second = report.data.tenants
+    other = replace(report.data, tenants=(replace(first, train=second.train), second))
+    assert len(replace(report, data=other).finished(schemes)) == 5 * 2  # other data give other numbers
+    other = replace(report.data, domains=(replace(report.data.domains[0], corpus=first.train),))
+    assert {run["case"] for run in replace(report, data=other).finished(schemes)} == {"dedicated", "adapter", "shared"}
+    assert replace(report, data=other).home != report.home  # and stores of the old corpus are not continued
 
 
 @pytest.mark.parametrize("name", ["keep", "stored", "o1", "tenants-3"])
@@ -89,24 +83,18 @@ def test_studies_cut_tables_pretrain_and_resample(report, name):
     study = report.studies[name]
     report.run([study], at_a_time=1)
     assert len(report.finished(study)) == report.size(study) == len(list(report.results))
-    recipes = [report._recipe(case) for case in study.cases]
-    for recipe in recipes:
-        table = report._stores.open(recipe).table(recipe.branch("toys"), 1).meta
-        assert table.dtype == recipe.dtype
-    assert {store.name for store in (report.home / "stores").iterdir()} == {
-        folder for recipe in recipes for folder in (recipe.store, recipe.whole.store)
-    }
+    for recipe in filter(None, (case.recipe for case in study.cases)):
+        stored = Store(report.home / "stores" / recipe.store).table(recipe.branch("toys"), 1).meta
+        assert stored.dtype == recipe.dtype and (report.home / "stores" / recipe.whole.store).is_dir()
 
 
-def made(task, case, seed, score):
-    told = {"metric": "accuracy", "kind": "classify", "trained_on": 30}
-    return {"task": task, "case": case, "seed": seed, "accuracy": score, **told}
-
-
+SCORES = {("a", "dedicated"): (0.8, 0.9), ("a", "hplm"): (0.8, 0.8), ("b", "dedicated"): (0.5, 0.5), ("b", "hplm"): (0.6, 0.4)}
+TOLD = {"metric": "accuracy", "kind": "classify", "trained_on": 30}
 RUNS = [
-    made("a", "dedicated", 0, 0.8), made("a", "dedicated", 1, 0.9), made("a", "hplm", 0, 0.8), made("a", "hplm", 1, 0.8),
-    made("b", "dedicated", 0, 0.5), made("b", "dedicated", 1, 0.5), made("b", "hplm", 0, 0.6), made("b", "hplm", 1, 0.4),
-]  # fmt: skip
+    {"task": task, "case": case, "seed": seed, "accuracy": score, **TOLD}
+    for (task, case), scores in SCORES.items()
+    for seed, score in enumerate(scores)
+]
 
 
 def test_averages_are_over_seeds_then_tasks(tmp_path):

@@ -11,10 +11,10 @@ import pytest
 
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import InvalidInput
-from research.comparison import compare as compare_module
 from research.comparison.compare import QUICK, run
-from research.comparison.report import NAMES, described, make_report, summary
+from research.comparison.report import NAMES, make_report
 from research.comparison.schemes import export_compared, megabytes, random_tenant_store
+from research.result_file import ResultFile
 from testing.random_store import SIZES
 from tests.support.message import mentioning
 
@@ -23,24 +23,20 @@ pytestmark = pytest.mark.slow
 STORED = Path(__file__).parents[3] / "research/report/results"
 
 
-def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
-    """Three servers start. Of the five dedicated models, two fit in memory."""
-    first = summary(run(replace(QUICK, schemes=("hplm",)), tmp_path / "results", tmp_path / "work"))
-    results = run(QUICK, tmp_path / "results", tmp_path / "work")
-    figures = summary(results)
-    assert figures["schemes"].keys() == set(QUICK.schemes) and figures["ratios"]["hplm_to_inprocess"] > 0
-    assert all(set(rates) == {"1", "5"} and min(rates.values()) > 0 for rates in figures["schemes"].values())
-    assert figures["schemes"]["hplm"] == first["schemes"]["hplm"] and "| hPLM | 5 |" in described(results)
-    for _, _, measured in results.found:
-        assert set(measured["by_status"]) == {"200"} and not measured["errors"] and measured["private_mb"] > 0
-    case = replace(QUICK, scenario="burst", tenants=(3,), schemes=("hplm",), seconds=2.0)
-    ((_, _, measured),) = run(case, tmp_path / "results", tmp_path / "work").found
+def test_what_is_missing_is_measured_and_no_number_twice(tmp_path: Path) -> None:
+    """A server starts. `tests/bench/test_commands.py` starts several schemes."""
+    case = replace(QUICK, scenario="burst", tenants=(3, 5), seconds=2.0)
+    kept = ResultFile(tmp_path / "toy-burst.jsonl")
+    others = [(scheme, tenants) for scheme in QUICK.schemes for tenants in (3, 5) if (scheme, tenants) != ("hplm", 3)]
+    for scheme, tenants in others:
+        kept.put({"scheme": scheme, "tenants": tenants, "settings": case.settings()}, {"p50_ms": 1.0})
+    found = {(scheme, tenants): measured for scheme, tenants, measured in run(case, tmp_path, tmp_path / "work").found}
+    assert found.keys() == {("hplm", 3), *others} and all(found[one] == {"p50_ms": 1.0} for one in others)
     # A user starts every 0.05 s, and each sends again after 1.2 s.
+    measured = found["hplm", 3]
     assert measured["offered"] == 40 + 16 == measured["succeeded"] and np.all(np.diff(measured["latency_ms"]) >= 0)
-    monkeypatch.setattr(compare_module, "export_compared", lambda *_: pytest.fail("measured again"))
-    assert summary(run(QUICK, tmp_path / "results", tmp_path / "work")) == figures
-    with pytest.raises(pytest.fail.Exception):  # a server that knows one tenant is another one
-        run(replace(QUICK, tenants=(1,)), tmp_path / "results", tmp_path / "work")
+    assert set(measured["by_status"]) == {"200"} and not measured["errors"] and measured["private_mb"] > 0
+    assert replace(case, tenants=(3,)).settings() != case.settings()  # a server that knows fewer tenants is another one
 
 
 def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A tiny BERT saved by Hugging Face."""
+"""A tiny BERT saved by Hugging Face, and a store that was made from it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel
 
+from builder.store.store import Store
+from hplm.model.checkpoint import load_checkpoint, split
+from testing.random_store import random_table
 from tests.builder.checkpoints import SIZES, save_tokenizer
 
 
@@ -16,3 +19,12 @@ def save_bert(folder: Path) -> BertModel:
     model.save_pretrained(folder)
     save_tokenizer(folder, 200)
     return model
+
+
+def bert_and_store(folder: Path) -> tuple[BertModel, Store]:
+    """Returns a BERT of four layers, and a store with its halves and a root of random numbers."""
+    bert = save_bert(folder / "bert")
+    read = load_checkpoint(str(folder / "bert"), "tiny", 2, 2)
+    store = Store.create(folder / "store", str(folder / "bert"), read.config, read.tokenizer_json, *split(read))
+    random_table(store, "root", 1, None, 2000, 1)
+    return bert, store

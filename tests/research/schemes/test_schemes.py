@@ -11,16 +11,15 @@ import torch
 
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import TenantFile
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, QueueFull
-from hplm.model.checkpoint import load_checkpoint, split
 from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
-from testing.random_store import random_table, random_tenant
+from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.research.schemes.checkpoints import save_bert
+from tests.research.schemes.checkpoints import bert_and_store
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Hold
 
@@ -38,19 +37,12 @@ TENANTS = [
 ]
 
 
-def make_store(folder: Path, model: Path) -> Store:
-    checkpoint = load_checkpoint(str(model), "tiny", 2, 2)
-    store = Store.create(folder, str(model), checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
-    random_table(store, "root", 1, None, 2000, 1)
-    for seed, tenant in enumerate(TENANTS):
-        random_tenant(store, tenant, 0.3, seed)
-    return store
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("bert")
-    return save_bert(folder / "model"), make_store(folder / "store", folder / "model")
+    model, store = bert_and_store(tmp_path_factory.mktemp("bert"))
+    for seed, tenant in enumerate(TENANTS):
+        random_tenant(store, tenant, 0.3, seed)
+    return model, store
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +54,8 @@ def repositories(bert, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return {scheme: folder / scheme for scheme in NOTES}
 
 
-def open_models(repository: Path, room: int = 2, model: str = "tiny") -> WholeModels:
-    return WholeModels(repository / model / "1", room, OPTIONS.batch_tokens, CPU, torch.float32)
+def open_models(repository: Path, room: int = 2) -> WholeModels:
+    return WholeModels(repository / "tiny/1", room, OPTIONS.batch_tokens, CPU, torch.float32)
 
 
 def ask(models: WholeModels, asked: list[tuple[str, str]]) -> list[np.ndarray]:
@@ -76,12 +68,11 @@ def ask(models: WholeModels, asked: list[tuple[str, str]]) -> list[np.ndarray]:
 
 def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
     model, store = bert
-    tenant = next(one for one in TENANTS if one.id == tenant_id)
-    encoded = store.tokenizer().encode(text)
+    tenant = store.tenant(tenant_id)
+    tokens = torch.from_numpy(store.tokenizer().encode(text).tokens.astype(np.int64))
     with torch.no_grad():
-        hidden = model(torch.from_numpy(encoded.tokens.astype(np.int64))[None]).last_hidden_state[0]
-    _, head = store.tenant_weights(tenant)
-    head = {name: tensor.float() for name, tensor in head.items()}
+        hidden = model(tokens[None]).last_hidden_state[0]
+    head = {name: tensor.float() for name, tensor in store.tenant_weights(tenant)[1].items()}
     if tenant.head_function:
         hidden = torch.tanh(hidden @ head["dense"].T + head["dense_bias"])
     logits = (hidden @ head["weight"].T + head["bias"]).numpy()
@@ -91,9 +82,9 @@ def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
 def test_dedicated_models_equal_transformers_even_if_few_fit(bert, repositories) -> None:
     rng = random.Random(1)
     for room in (1, 2, 9):
-        models = open_models(repositories["dedicated_inprocess"], room)
         asked = [(rng.choice(TENANTS).id, rng.choice(TEXTS)) for _ in range(20)]
-        for (tenant, text), logits in zip(asked, ask(models, asked), strict=True):
+        found = ask(open_models(repositories["dedicated_inprocess"], room), asked)
+        for (tenant, text), logits in zip(asked, found, strict=True):
             np.testing.assert_allclose(logits, by_transformers(bert, tenant, text), atol=1e-4, err_msg=f"{tenant}, {room}")
     models = open_models(repositories["compressed"])
     assert models.config.upper_layers == 2 and np.isfinite(ask(models, [("beta", TEXTS[0])])[0]).all()
@@ -108,31 +99,29 @@ def test_the_shared_bert_equals_the_dedicated_one_and_adapters_change_its_upper_
         off = np.abs(adapted.forward(TEXTS[0], tenant.id).numpy() - expected).max()
         assert (off > 0.1) == bool(tenant.rank), tenant.id
     (record,) = [tenant.adapter for tenant in adapted.backbone.view.snapshot.tenants if tenant.adapter is not None]
-    layers = adapted.backbone.records.weights(record)
-    assert [any(tensor.any() for tensor in layer.values()) for layer in layers] == [False, False, True, True]
+    changed = [any(tensor.any() for tensor in layer.values()) for layer in adapted.backbone.records.weights(record)]
+    assert changed == [False, False, True, True]
 
 
-def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> None:
+def test_schemes_and_options_that_cannot_serve_are_refused(bert, repositories, tmp_path, monkeypatch, capsys) -> None:
+    """So is a second scheme in one repository. The same scheme may be exported again."""
+    monkeypatch.chdir(tmp_path)
     _, store = bert
-    export_scheme(store, tmp_path, OPTIONS, "shared")
-    export_scheme(store, tmp_path, OPTIONS, "shared")  # exporting again is allowed
-    for repository, served, scheme in ((tmp_path, "shared", "adapter"), (repositories["dedicated"], "dedicated", "shared")):
-        with pytest.raises(InvalidInput, match=mentioning(repr(served), repr(scheme), "--repository")):
-            export_scheme(store, repository, OPTIONS, scheme)
-    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
-        refuse_mixture(repositories["dedicated"], "tiny")
-
-
-def test_schemes_and_options_that_cannot_serve_are_refused(bert, tmp_path, capsys) -> None:
-    _, store = bert
+    served = {name: f" --repository {folder}" for name, folder in repositories.items()}
     for given, named in {
         "bert": ["'bert'", "adapter", "compressed"], "plot": ["'plot'", "dedicated"],
         "dedicated --resident 0": ["--resident", 0],
         "dedicated_inprocess --dtype int8": ["'dedicated_inprocess'", "int8"],  # whole models have 16 bits at least
         "compressed --slots 7": ["'compressed'", "slots"], "dedicated --device gpu": ["device", "'gpu'"],
+        f"adapter{served['shared']}": ["'shared'", "'adapter'", "--repository"],
+        f"shared{served['dedicated']}": ["'dedicated'", "'shared'", "--repository"],
     }.items():  # fmt: skip
-        assert main([*given.split(), "--store", str(store.folder), "--repository", str(tmp_path)]) == 1, given
+        assert main([*given.split(), "--store", str(store.folder)]) == 1, given
         assert mentions(capsys.readouterr().err, *named) and not list(tmp_path.iterdir()), given
+    for scheme in ("shared", "dedicated"):
+        assert main([*f"{scheme} --dtype fp32{served[scheme]}".split(), "--store", str(store.folder)]) == 0
+    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
+        refuse_mixture(repositories["dedicated"], "tiny")
 
 
 def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
