@@ -65,6 +65,7 @@ ILL = {
     "loses its tenants": lambda router, replica: replica.dead.add("toy"),
     "loses its front": lambda router, replica: replica.dead.add("hplm"),
     "drains": lambda router, replica: setattr(replica, "drains", True),
+    "is cut off": lambda router, replica: replica.cut(),
     # Over gRPC and for tenants with quotas too: all backends follow the pool's.
     "is drained here": lambda router, replica: router.socket.ask(f"set server all/{replica.name} state drain"),
 }
@@ -79,6 +80,7 @@ def test_a_replica_that_is_not_well_gets_no_requests_of_any_kind(router, replica
         assert {router.replica_of(name) for name in (*NAMES[:50], *LIMITED)} == {"replica-1", "replica-3"}
     finally:
         router.socket.ask("set server all/replica-2 state ready")
+        replicas[1].mend()
 
 
 def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
