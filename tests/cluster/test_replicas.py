@@ -47,7 +47,13 @@ def test_a_killed_replica_is_routed_round_and_comes_back(router, replicas):
     gone, everybody = replicas[0], (*NAMES, *LIMITED)
     homes = {name: router.replica_of(name) for name in everybody}
     own = [name for name in everybody if homes[name] == gone.name]
-    gone.stop()
+    gone.hold()
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(router.ask, own[0])
+        eventually(lambda: gone.count)
+        gone.stop()
+        assert asked.result().status == 502, "what it had is answered, and not sent to another one"
+    gone.release()
     try:
         for name in (*own[:3], own[-1]):  # of which the last one has quotas
             assert router.ask(name).replica != gone.name, "a refused connection goes elsewhere at once"
