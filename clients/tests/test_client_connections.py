@@ -107,7 +107,7 @@ def test_a_silent_server_times_out_without_a_retry(way, certificate, tls, monkey
     trust = {"ca_file": certificate[0]} if tls else {}
     with silent() as server:
         with raising(ClientTimeout, match=r"127\.0\.0\.1:\d+"):
-            way.call(server.url, infer, backbone="minilm", network_timeout=0.5, retries=5, **trust)
+            way.call(server.url, infer, backbone="minilm", network_timeout=0.2, retries=5, **trust)
         eventually(lambda: server.connections >= 1)
         assert server.connections == 1
         if not tls:
@@ -132,7 +132,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
     with reading_slowly(received) as slow:
         door, trust = before(slow.url, True)
         with raising(ClientTimeout):
-            settings = {"backbone": "minilm", "network_timeout": 1.0, **trust}
+            settings = {"backbone": "minilm", "network_timeout": 0.5, **trust}
             Way("http", is_async).call(door.url, lambda client: infer(client, text), **settings)
         assert sum(received) < 30_000_000
 

@@ -69,7 +69,8 @@ def echo(request: Request) -> dict[str, np.ndarray]:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Has an encoder, and a decoder. `script`: refusals of its next requests; `answer`: outputs of the others.
 
-    `parts` are what the decoder says to each prompt: without a reason to end, until its client leaves. `refuses_unread`: a stream, before its prompt is read.
+    `parts` are what the decoder says to each prompt; if the last one has no reason to end, it waits until the client leaves.
+    `refuses_unread`: a stream, before its prompt is read.
     """
 
     models = frozenset({"minilm", "minilm-lookup", "minilm-upper", "chat"})

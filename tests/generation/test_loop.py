@@ -19,13 +19,6 @@ from tests.generation.world import KINDS, MS, World, greedy
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
 
-def test_tenants_with_the_same_prompt_have_answers_of_their_own(small):
-    world = World(small)
-    asked = [world.ask(ALIKE, greedy(20), tenant) for tenant in range(len(small.sources))]
-    world.run()
-    assert len({tuple(said.ids()) for said in asked}) == len(asked)
-
-
 def test_attention_of_a_step_with_a_seed_must_not_depend_on_neighbours(small, monkeypatch):
     """Only a GPU's kernel makes a difference."""
     asked = []
