@@ -153,7 +153,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                     response = _response_of({name: array.astype(kinds[name]) for name, array in arrays.items()})
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
                     if part.get("finish_reason") == "" and part is self.parts[-1]:  # more would come
-                        asked.gone.wait(PATIENCE)
+                        asked.gone.wait(2 * PATIENCE)
             except Refusal as refusal:  # in a stream it has no status
                 if refusal.status is None:
                     refusal.end(context)
