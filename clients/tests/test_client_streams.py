@@ -99,7 +99,7 @@ def test_many_streams_over_http_run_at_once_and_end_at_the_server_when_they_are_
 
     fake.parts = UNFINISHED
     asyncio.run(run())
-    eventually(lambda: all(request.gone.is_set() for request in fake.requests))
+    eventually(lambda: all(request.has_left for request in fake.requests))
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -109,6 +109,6 @@ def test_a_closed_stream_ends_at_the_server_and_the_next_request_is_answered(fak
         pieces = client.stream("a", tenant="acme")
         assert next(pieces).text == "a"
         pieces.close()
-        eventually(fake.requests[0].gone.is_set)
+        eventually(lambda: fake.requests[0].has_left)
         fake.parts = [PART]
         assert generate(client).text == "a"

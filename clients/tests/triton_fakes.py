@@ -41,7 +41,8 @@ class Request:
     outputs: list[str]
     parameters: dict[str, Any]
     headers: dict[str, str]
-    gone: threading.Event = field(default_factory=threading.Event)  # set when a stream has ended
+    gone: threading.Event = field(default_factory=threading.Event)  # of a stream over gRPC: it has ended
+    has_left: bool = False  # its client has closed a stream that had not ended
 
 
 def tensors(rows: Sequence[Sequence[tuple[str, float, tuple[int, int]]]], **more: Any) -> dict[str, np.ndarray]:
@@ -153,7 +154,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                     response = _response_of({name: array.astype(kinds[name]) for name, array in arrays.items()})
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
                     if part.get("finish_reason") == "" and part is self.parts[-1]:  # more would come
-                        asked.gone.wait(2 * PATIENCE)
+                        asked.has_left = asked.gone.wait(PATIENCE)
             except Refusal as refusal:  # in a stream it has no status
                 if refusal.status is None:
                     refusal.end(context)
@@ -217,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(chunk(b""))
             else:  # more would come: the stream ends when its client leaves
                 self.rfile.read(1)
-                request.gone.set()
+                request.has_left = True
         elif size < len(body):
             self.say(200, *_as_binary(_response_of(found)))
         else:
