@@ -42,7 +42,12 @@ class Request:
     parameters: dict[str, Any]
     headers: dict[str, str]
     gone: threading.Event = field(default_factory=threading.Event)  # of a stream over gRPC: it has ended
-    has_left: bool = False  # its client has closed a stream that had not ended
+    is_over: bool = False  # all of the stream was said
+    has_left: bool = False  # its client has closed a stream that was not over
+
+    def end(self) -> None:
+        self.has_left = not self.is_over
+        self.gone.set()
 
 
 def tensors(rows: Sequence[Sequence[tuple[str, float, tuple[int, int]]]], **more: Any) -> dict[str, np.ndarray]:
@@ -146,7 +151,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.refuses_unread.end(context)
         for request in request_iterator:
             asked = _request_of(request, context)
-            context.add_callback(asked.gone.set)
+            context.add_callback(asked.end)
             try:
                 for part in self.decode(asked):
                     arrays = {name: np.array(value if isinstance(value, list) else [value]) for name, value in part.items()}
@@ -154,12 +159,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                     response = _response_of({name: array.astype(kinds[name]) for name, array in arrays.items()})
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
                     if part.get("finish_reason") == "" and part is self.parts[-1]:  # more would come
-                        asked.has_left = asked.gone.wait(PATIENCE)
+                        asked.gone.wait(PATIENCE)
             except Refusal as refusal:  # in a stream it has no status
                 if refusal.status is None:
                     refusal.end(context)
                 yield service_pb2.ModelStreamInferResponse(error_message=str(refusal))
                 return
+            asked.is_over = True
             if "triton_enable_empty_final_response" in request.parameters:
                 last = service_pb2.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}})
                 yield service_pb2.ModelStreamInferResponse(infer_response=last)
@@ -218,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(chunk(b""))
             else:  # more would come: the stream ends when its client leaves
                 self.rfile.read(1)
-                request.has_left = True
+                request.end()
         elif size < len(body):
             self.say(200, *_as_binary(_response_of(found)))
         else:
