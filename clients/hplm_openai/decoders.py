@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from hplm_client import generation, wire
@@ -22,11 +22,11 @@ SECONDS_TO_FIND = 10.0
 class Decoders:
     """Belongs to the event loop in which it is made."""
 
-    def __init__(self, url: str, named: Sequence[str], seconds: float) -> None:
+    def __init__(self, url: str, named: Sequence[str], seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`named`: the decoders to ask; empty: all of the server. `seconds` limit the wait for each part of an answer."""
         self._transport = AsyncGrpcTransport(Settings(url, "grpc"))
         self._named = list(named)
-        self._seconds = seconds
+        self._seconds, self._clock = seconds, clock
         self._known: list[str] | None = None
         self._known_at = 0.0
         self._renewing: asyncio.Task[list[str]] | None = None
@@ -78,7 +78,7 @@ class Decoders:
         """Returns the decoders to ask. One task at a time renews the list; others use the old one meanwhile, if any."""
         if self._named:
             return self._named
-        now, renewing = time.monotonic(), self._renewing
+        now, renewing = self._clock(), self._renewing
         if renewing is None or renewing.done():
             if self._known is not None and now - self._known_at < SECONDS_KNOWN:
                 return self._known

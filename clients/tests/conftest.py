@@ -32,6 +32,12 @@ def ask(way: Way, fake: FakeTriton) -> Callable[..., Any]:
     return lambda use, **settings: way.call(way.url(fake), use, **{"backbone": "minilm", **settings})
 
 
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients wait only a moment longer than a deadline."""
+    monkeypatch.setattr("hplm_client.retry.GRACE_S", 0.1)
+
+
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The files of a certificate for localhost and 127.0.0.1, and of the same with its key."""

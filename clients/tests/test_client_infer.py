@@ -105,8 +105,8 @@ def test_a_refusal_has_its_class_and_only_a_request_that_was_not_taken_is_sent_a
         ask(infer, backbone="nope")
 
 
-def test_the_next_request_after_a_timeout_is_fine(way, fake, monkeypatch):
-    monkeypatch.setattr("hplm_client.retry.GRACE_S", 0.1)
+@pytest.mark.usefixtures("no_grace")
+def test_the_next_request_after_a_timeout_is_fine(way, fake):
     hold = Hold()
 
     def answer(request):

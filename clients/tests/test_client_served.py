@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 
@@ -10,15 +9,13 @@ import pytest
 from client_fakes import generate, raising, read
 
 from hplm.cli.main import main
-from hplm_client import AsyncHplmClient, DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant, QuotaExceeded
+from hplm_client import DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant
 from testing.toy import WORDS
-from tests.support.servers import SECRET, cancelled
-from tests.support.wait import eventually
+from tests.support.servers import SECRET
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
 GREEDY = {"tenant": "plain", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
-LONG = {**GREEDY, "tenant": "single", "max_tokens": 16_000}
 CHAT = {"prompt": None, "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Où ?"}]}
 CHAT_WRITTEN = "<|258|>system\nbe kind<|257|>\n<|258|>user\nOù ?<|257|>\n<|258|>assistant\n"
 
@@ -38,14 +35,9 @@ def test_an_encoder_answers_as_plain_clients_are_answered(ask, server):
         expected = [[label.decode() for label in row if label] for row in stock["LABEL"]]
         assert [[label for label in answer.labels if label] for answer in found] == expected
         assert {answer.version for answer in found} == {"1"} and len({answer.labels for answer in found}) > 1
-    for given, kind, named in (
-        ({"tenant": "nobody"}, NoTenant, "no_tenant"), ({"tenant": "plain"}, NoTenant, "no_tenant"),
-        ({"backbone": "nope"}, NoBackbone, "nope"), ({"texts": ["a"] * 1025}, InvalidInput, "1024"),
-    ):  # fmt: skip
-        given = {"tenant": "acme", "texts": ["a"], **given}
-        settings = {"backbone": given.pop("backbone", None), "retries": 0}
-        with raising(kind, match=named):
-            ask(lambda client, given=given: client.infer_batch(**given), **settings)
+    for given, kind in (({"tenant": "plain"}, NoTenant), ({"texts": ["a"] * 1025}, InvalidInput)):
+        with raising(kind):
+            ask(lambda client, given=given: client.infer_batch(**{"tenant": "acme", "texts": ["a"], **given}))
     assert ask(lambda client: client.backbones()) == ["toy"]
 
 
@@ -75,46 +67,18 @@ def test_several_choices_are_told_apart_and_the_key_is_sent_on_every_way(ask):
 def test_errors_have_their_classes(ask):
     for more, kind, named in (
         ({"temprature": 1}, InvalidInput, "temprature"),
-        ({"top_p": 2}, InvalidInput, "top_p"),
         ({"top_p": float("nan")}, InvalidInput, None),
         ({"first_token_ms": 0.000001}, DeadlineMissed, None),
         ({"tenant": "keyed"}, NoTenant, None),
-        *((given, InvalidInput, "messages") for given in (
-            {"prompt": None}, {"messages": CHAT["messages"]}, {"prompt": None, "messages": [object()]},
-            {"prompt": None, "messages": []},
-        )),
-    ):  # fmt: skip
+        ({"messages": CHAT["messages"]}, InvalidInput, "messages"),
+        ({"prompt": None, "messages": [object()]}, InvalidInput, "messages"),
+    ):
         for call in (generate, read):
             with pytest.raises(kind, match=named):
                 ask(partial(call, **{"tenant": "plain", **more}))
     for call in (generate, read):
         with pytest.raises(NoBackbone, match="nobody"):
             ask(call, backbone="nobody")
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_closed_stream_frees_its_place(server, protocol):
-    at = server.http_url if protocol == "http" else server.grpc_url, protocol
-
-    async def begin_and_leave():
-        async with AsyncHplmClient(*at, retries=600) as other:
-            begun = other.stream("a", **LONG)
-            await anext(begun)
-            await begun.aclose()
-            return await other.generate("a", tenant="single", max_tokens=1)
-
-    before = cancelled(server)
-    with HplmClient(*at, retries=0) as client:
-        pieces = client.stream("a", **LONG)
-        assert next(pieces).tokens
-        with pytest.raises(QuotaExceeded):
-            client.generate("a", tenant="single", max_tokens=1)
-        pieces.close()
-    eventually(lambda: cancelled(server) == before + 1)
-    with HplmClient(*at, retries=600) as other:
-        assert other.generate("a", tenant="single", max_tokens=1).generated_tokens == 1
-        assert asyncio.run(begin_and_leave()).generated_tokens == 1
-    eventually(lambda: cancelled(server) == before + 2)
 
 
 def test_the_command_prints_the_answer(server, capsys):

@@ -9,9 +9,11 @@ import pytest
 from client_fakes import Way, canned, generate, http, infer, raising, read
 from triton_fakes import PART, STREAM, Refusal, chunk, event
 
-from hplm_client import AsyncHplmClient, ConnectionLost, InvalidInput, UnexpectedAnswer
+from hplm_client import AsyncHplmClient, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
+from tests.support.wait import eventually
 
 REFUSAL = "[invalid_input] as always"
+UNFINISHED = [{**PART, "finish_reason": ""}]  # after which more would come
 LONG = "a" * 10_000_000  # more than a server takes before it reads
 both = pytest.mark.parametrize("is_async", [False, True])
 
@@ -86,7 +88,7 @@ def test_the_encoder_that_was_found_is_not_asked_to_generate(way, fake):
     assert (before, answer.text, after) == ("minilm", "a", "minilm")
 
 
-def test_many_streams_over_http_run_at_once(fake):
+def test_many_streams_over_http_run_at_once_and_end_at_the_server_when_they_are_closed(fake):
     async def run():
         async with AsyncHplmClient(fake.http_url, backbone="chat") as client:
             streams = [client.stream("a", tenant="acme") for _ in range(120)]
@@ -95,5 +97,18 @@ def test_many_streams_over_http_run_at_once(fake):
             for stream in streams:
                 await stream.aclose()
 
-    fake.parts = [{**PART, "finish_reason": ""}]
+    fake.parts = UNFINISHED
     asyncio.run(run())
+    eventually(lambda: all(request.has_left for request in fake.requests))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_closed_stream_ends_at_the_server_and_the_next_request_is_answered(fake, protocol):
+    fake.parts = UNFINISHED
+    with HplmClient(Way(protocol).url(fake), protocol, "chat") as client:
+        pieces = client.stream("a", tenant="acme")
+        assert next(pieces).text == "a"
+        pieces.close()
+        eventually(lambda: fake.requests[0].has_left)
+        fake.parts = [PART]
+        assert generate(client).text == "a"

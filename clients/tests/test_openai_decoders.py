@@ -51,11 +51,11 @@ class Several(FakeTriton):
             yield from ({"text_output": request.model}, {"text_output": "end"})
 
 
-def use(act, named=(), **given):
-    """Returns what `act(decoders, triton)` gives, and the fake Triton."""
+def use(act, named=(), clock=None, **given):
+    """Returns what `act(decoders, triton)` gives, and the fake Triton. No time passes but by the clock."""
 
     async def in_loop():
-        decoders = Decoders(triton.grpc_url, named, 30.0)
+        decoders = Decoders(triton.grpc_url, named, 30.0, (clock or Clock()).monotonic)
         try:
             return await act(decoders, triton)
         finally:
@@ -109,24 +109,19 @@ def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
     assert use(lambda decoders, _: decoders.opened("key"), tenants=tenants)[0] == {"a": "y", "b": "y", "c": "z"}
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("hplm_openai.decoders.time", clock)
-    return clock
-
-
 ANSWER, ONE = ["y", "end"], {"y": ["a"]}
 
 
-def test_the_list_of_decoders_is_renewed_after_a_while_by_one_request_at_a_time(clock):
+def test_the_list_of_decoders_is_renewed_after_a_while_by_one_request_at_a_time():
+    clock = Clock()
+
     async def act(decoders, triton):
         for passed, listed in ((0, 1), (0, 1), (SECONDS_KNOWN / 2, 1), (SECONDS_KNOWN, 2)):
             clock.sleep(passed)
             assert await asyncio.gather(*(ask(decoders) for _ in range(5))) == [ANSWER] * 5
             assert triton.listed == listed
 
-    use(act, tenants=ONE)
+    use(act, clock=clock, tenants=ONE)
 
 
 def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
@@ -149,7 +144,9 @@ def test_a_list_that_fails_fails_those_that_wait_for_it_and_is_asked_for_again()
     assert found == ([ServerFault] * 3, ANSWER) and triton.listed == 2
 
 
-def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to(clock):
+def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to():
+    clock = Clock()
+
     async def act(decoders, triton):
         await ask(decoders)
         clock.sleep(SECONDS_KNOWN)
@@ -162,4 +159,4 @@ def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to(cloc
             await renewing
         return old, await ask(decoders)
 
-    assert use(act, tenants=ONE)[0] == (ANSWER, ANSWER)
+    assert use(act, clock=clock, tenants=ONE)[0] == (ANSWER, ANSWER)

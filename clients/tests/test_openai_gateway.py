@@ -255,14 +255,17 @@ def test_other_paths_and_methods_are_not_there(served):
         assert found == status and error_in(json.loads(answer))["message"]
 
 
-def test_more_requests_than_may_be_on_their_way_are_refused():
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_requests_than_may_be_on_their_way_are_refused_and_a_client_that_goes_frees_its_place(stream):
     with gateway(at_once=1) as served:
         connection = served.connect()
-        connection.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "ab"}))
+        connection.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "ab", "stream": stream}))
         eventually(lambda: served.triton.requests)
         status, answer = served.complete()
         assert status == 503 and error_in(answer)["code"] == "queue_full"
         assert served.send("GET", "/health")[0] == 200
+        if stream:
+            assert connection.getresponse().read(1)
         connection.close()
         eventually(served.asked.gone.is_set)
         eventually(lambda: served.complete()[0] == 200)

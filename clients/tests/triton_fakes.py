@@ -16,6 +16,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 from typing_extensions import Self
 
+from tests.support.wait import PATIENCE
+
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CODES = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 500: "INTERNAL", 503: "UNAVAILABLE"}
 PART = {"text_output": "a", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 1}
@@ -40,6 +42,12 @@ class Request:
     parameters: dict[str, Any]
     headers: dict[str, str]
     gone: threading.Event = field(default_factory=threading.Event)  # of a stream over gRPC: it has ended
+    is_over: bool = False  # all of the stream was said
+    has_left: bool = False  # its client has closed a stream that was not over
+
+    def end(self) -> None:
+        self.has_left = not self.is_over
+        self.gone.set()
 
 
 def tensors(rows: Sequence[Sequence[tuple[str, float, tuple[int, int]]]], **more: Any) -> dict[str, np.ndarray]:
@@ -67,7 +75,8 @@ def echo(request: Request) -> dict[str, np.ndarray]:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Has an encoder, and a decoder. `script`: refusals of its next requests; `answer`: outputs of the others.
 
-    `parts` are what the decoder says to each prompt. `refuses_unread`: a stream, before its prompt is read.
+    `parts` are what the decoder says to each prompt; if the last one has no reason to end, it waits until the client leaves.
+    `refuses_unread`: a stream, before its prompt is read.
     """
 
     models = frozenset({"minilm", "minilm-lookup", "minilm-upper", "chat"})
@@ -142,18 +151,21 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.refuses_unread.end(context)
         for request in request_iterator:
             asked = _request_of(request, context)
-            context.add_callback(asked.gone.set)
+            context.add_callback(asked.end)
             try:
                 for part in self.decode(asked):
                     arrays = {name: np.array(value if isinstance(value, list) else [value]) for name, value in part.items()}
                     kinds = {name: np.object_ if array.dtype.kind in "US" else np.int32 for name, array in arrays.items()}
                     response = _response_of({name: array.astype(kinds[name]) for name, array in arrays.items()})
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
+                    if part.get("finish_reason") == "" and part is self.parts[-1]:  # more would come
+                        asked.gone.wait(PATIENCE)
             except Refusal as refusal:  # in a stream it has no status
                 if refusal.status is None:
                     refusal.end(context)
                 yield service_pb2.ModelStreamInferResponse(error_message=str(refusal))
                 return
+            asked.is_over = True
             if "triton_enable_empty_final_response" in request.parameters:
                 last = service_pb2.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}})
                 yield service_pb2.ModelStreamInferResponse(infer_response=last)
@@ -212,6 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(chunk(b""))
             else:  # more would come: the stream ends when its client leaves
                 self.rfile.read(1)
+                request.end()
         elif size < len(body):
             self.say(200, *_as_binary(_response_of(found)))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ class FakeServer:
         self._host, self._larger_than, self._port = host, larger_than, ports[0]
         self._changed = threading.Condition()
         self._may_answer, self._answered = True, 0
+        self._reached = threading.Event()
+        self._reached.set()
         self._server: _Server | None = None
         self.start()
         self._grpc = grpc.server(ThreadPoolExecutor(THREADS))
@@ -50,6 +53,10 @@ class FakeServer:
     def start(self) -> None:
         self._server = _Server((self._host, self._port), _handler(self))
         self._port = self._server.server_port
+        self._serve()
+
+    def _serve(self) -> None:
+        assert self._server is not None
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
@@ -59,7 +66,23 @@ class FakeServer:
         self._server.close_all()
         self._server = None
 
+    def cut(self) -> None:
+        """Is as good as cut off by the network over HTTP: nobody is told, connections stay open, and new ones are not made."""
+        assert self._server is not None
+        self._reached.clear()
+        self._server.shutdown()
+        self._server.socket.listen(0)
+        self._in_line = socket.create_connection((self._host, self._port))  # the only one: packets of others are dropped
+
+    def mend(self) -> None:
+        if not self._reached.is_set() and self._server is not None:
+            self._in_line.close()
+            self._server.server_activate()
+            self._serve()
+            self._reached.set()
+
     def close(self) -> None:
+        self.mend()
         self.release()
         if self._server is not None:
             self.stop()
@@ -93,6 +116,7 @@ class FakeServer:
                 self.count -= 1
 
     def answer_to(self, path: str, headers: Any, body: bytes) -> tuple[int, dict[str, Any]]:
+        assert self._reached.wait(PATIENCE)
         if PROBED in body:
             self.probed.add(path)
             is_dead = self.drains or path.split("/")[3] in self.dead

@@ -1,6 +1,5 @@
 """Cores are divided among replicas."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,12 @@ from hplm.placement.placement import Group
 HERE = Path("repository")
 
 
-def test_each_replica_gets_as_many_cores(monkeypatch):
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch):
     monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+def test_each_replica_gets_as_many_cores():
     assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2, 3))] == [(0, 1), (2, 3)]
     assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2))] == [(0,), (1, 2)]
     assert [replica.cores for replica in replicas_of(HERE, 2)] == [(), ()]
@@ -26,13 +29,12 @@ def group(name, *units, devices=("cuda:0",), machine="here"):
 
 
 def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
-    core = min(os.sched_getaffinity(0))
-    groups = [group("A", "toy/a", "toy/b", devices=(f"cpu:{core}",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
+    groups = [group("A", "toy/a", "toy/b", devices=("cpu:5",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
     repositories = {name: tmp_path / name for name in "ABC"}
     first, second = placed_pools(groups, repositories)
     assert (first.name, first.repository) == ("a", tmp_path / "A")
     assert [(replica.id, replica.repository.name, replica.cores) for replica in first.replicas] == [
-        (1, "A", (core,)),
+        (1, "A", (5,)),
         (2, "B", ()),
     ]
     assert second.name == "c" and [replica.id for replica in second.replicas] == [3]
@@ -42,8 +44,7 @@ def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
     "count, cores, what",
     [(0, (), "replicas 0"), (3, (0, 1), "2 cores for 3"), (2, (0, 0), "twice"), (1, (99999,), "core 99999")],
 )
-def test_what_cannot_be_divided_is_refused(count, cores, what, monkeypatch):
-    monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
+def test_what_cannot_be_divided_is_refused(count, cores, what):
     with pytest.raises(InvalidInput, match=what):
         replicas_of(HERE, count, cores)
 

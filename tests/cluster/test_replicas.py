@@ -47,7 +47,13 @@ def test_a_killed_replica_is_routed_round_and_comes_back(router, replicas):
     gone, everybody = replicas[0], (*NAMES, *LIMITED)
     homes = {name: router.replica_of(name) for name in everybody}
     own = [name for name in everybody if homes[name] == gone.name]
-    gone.stop()
+    gone.hold()
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(router.ask, own[0])
+        eventually(lambda: gone.count)
+        gone.stop()
+        assert asked.result().status == 502, "what it had is answered, and not sent to another one"
+    gone.release()
     try:
         for name in (*own[:3], own[-1]):  # of which the last one has quotas
             assert router.ask(name).replica != gone.name, "a refused connection goes elsewhere at once"
@@ -65,6 +71,7 @@ ILL = {
     "loses its tenants": lambda router, replica: replica.dead.add("toy"),
     "loses its front": lambda router, replica: replica.dead.add("hplm"),
     "drains": lambda router, replica: setattr(replica, "drains", True),
+    "is cut off": lambda router, replica: replica.cut(),
     # Over gRPC and for tenants with quotas too: all backends follow the pool's.
     "is drained here": lambda router, replica: router.socket.ask(f"set server all/{replica.name} state drain"),
 }
@@ -79,6 +86,7 @@ def test_a_replica_that_is_not_well_gets_no_requests_of_any_kind(router, replica
         assert {router.replica_of(name) for name in (*NAMES[:50], *LIMITED)} == {"replica-1", "replica-3"}
     finally:
         router.socket.ask("set server all/replica-2 state ready")
+        replicas[1].mend()
 
 
 def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
-import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from hplm_client.errors import HplmClientError
 from loadtest.proxy import Proxy, reverse_proxy
 from tests.cluster.front import Front
 from tests.deploy.programs import debian_program
-from tests.server.stock import LIBRARIES, Stock
 
 
 def require_haproxy() -> None:
@@ -47,19 +46,10 @@ class DoorToAsk(Front):
         return int(found[0]) if found else 0
 
 
-class StockAtDoor(Stock):
-    def __init__(self, door: DoorToAsk, protocol: str) -> None:
-        self._library = LIBRARIES[protocol]
-        url, certificate = f"localhost:{door.port}", str(door.certificate)
-        if protocol == "http":
-            secure: dict[str, Any] = {"ssl_context_factory": lambda: ssl.create_default_context(cafile=certificate)}
-        else:
-            secure = {"root_certificates": certificate}
-        self._client = self._library.InferenceServerClient(url, ssl=True, **secure)
-
-    @property
-    def client(self):
-        return self._client
+def body_of(texts: Sequence[str] = ("a",), shape: list[float] | None = None, **more: Any) -> bytes:
+    """Returns the body of a request in JSON to an encoder."""
+    text = {"name": "TEXT", "shape": shape or [len(texts), 1], "datatype": "BYTES", "data": list(texts)}
+    return json.dumps({"parameters": {"tenant": "acme"}, "inputs": [text], **more}).encode()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -25,7 +26,12 @@ BUCKET = "--set=registry.address=s3://bucket/hplm"
 
 def rendered(*options: str, release: str = "hplm", namespace: str = "hplm") -> list[Object]:
     """Returns the objects that `helm install` would send."""
-    return list(yaml.safe_load_all(run(helm(), "template", release, CHART, "--namespace", namespace, *options)))
+    return list(yaml.safe_load_all(_templates(release, "--namespace", namespace, *options)))
+
+
+@cache
+def _templates(*words: str) -> str:
+    return run(helm(), "template", words[0], CHART, *words[1:])
 
 
 def validate(one: Object, version: str = NEWEST) -> None:

@@ -3,33 +3,24 @@
 import asyncio
 import json
 import random
+import time
 
 import pytest
 
 from hplm_client import AsyncHplmClient, HplmClient, NoBackbone, NoTenant
 from testing.toy import WORDS
 from tests.cluster.front import GENERATE, INFER
-from tests.deploy.door import StockAtDoor
+from tests.deploy.door import body_of
+from tests.server.stock import refused
 from tests.support.message import mentions
+from tests.support.servers import published
+from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 LONGEST_REQUEST = 16 * 1024 * 1024
-PROTOCOLS = ("http", "grpc")
-
-
-def body_of(texts=("a",), shape=None, **more):
-    text = {"name": "TEXT", "shape": shape or [len(texts), 1], "datatype": "BYTES", "data": list(texts)}
-    return json.dumps({"parameters": {"tenant": "acme"}, "inputs": [text], **more}).encode()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_large_requests_and_all_parameters_get_through(door, protocol):
-    stock = StockAtDoor(door, protocol)
-    longest = " ".join(random.Random(0).choices(WORDS, k=20_000))[:90_000]
-    more = dict(truncate=True, top_k=2, hplm_priority=-3, hplm_rung=1, timeout=500_000_000)
-    answer = stock.ask([longest] * 30 + ["a"] * 994, "acme", **more)
-    assert answer["LABEL"].shape == (1024, 2)
+LONG = " ".join(random.Random(0).choices(WORDS, k=20_000))[:90_000]
+protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 def test_json_of_any_text_gets_through(door):
@@ -45,18 +36,18 @@ def test_json_of_any_text_gets_through(door):
     answer = door.post(INFER, body_of(["a" * (LONGEST_REQUEST - 1000)]))
     assert answer.status == 400 and mentions(answer.error, "100,000"), "this one hPLM refuses"
     assert door.send("GET", "/v2/health/live").status == door.send("GET", "/v2/health/ready").status == 200
-    assert StockAtDoor(door, "grpc").client.is_server_ready()
 
 
 @pytest.fixture
-def url(door):
-    return f"localhost:{door.port}"
+def at_door(door):
+    """The arguments of a client of the door, but the protocol and the backbone."""
+    return {"url": f"localhost:{door.port}", "ca_file": door.certificate}
 
 
-def asynchronously(url, protocol, backbone, door, use):
+def asynchronously(use, **client):
     async def used():
-        async with AsyncHplmClient(url, protocol, backbone, ca_file=door.certificate) as client:
-            return await use(client)
+        async with AsyncHplmClient(**client) as own:
+            return await use(own)
 
     return asyncio.run(used())
 
@@ -65,27 +56,44 @@ def ask(client):
     return client.infer(WORDS[0], tenant="acme", deadline_ms=30_000, logits=True)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@protocols
 @pytest.mark.parametrize("backbone", ["toy", "hplm"])
-def test_answers_are_those_of_the_server(server, door, url, protocol, backbone):
+def test_answers_are_those_of_the_server_also_to_large_requests_with_all_parameters(server, at_door, protocol, backbone):
     direct = server.http_url if protocol == "http" else server.grpc_url
     with HplmClient(direct, protocol, backbone) as client:
         expected = ask(client)
-    with HplmClient(url, protocol, backbone, ca_file=door.certificate) as client:
+    client_of = {**at_door, "protocol": protocol, "backbone": backbone}
+    with HplmClient(**client_of) as client:
         assert ask(client) == expected and client.ready()
-        assert len(client.infer_batch([" ".join(WORDS * 20)] * 150, tenant="acme", truncate=True)) == 150
+        more = {"truncate": True, "top_k": 2, "priority": -3, "rung": 1, "deadline_ms": 500_000}
+        answers = client.infer_batch([LONG] * 30 + ["a"] * 994, tenant="acme", **more)
+        assert [len(answer.rows) for answer in answers] == [2] * 1024
         with pytest.raises(NoTenant):
             client.infer("a", tenant="nobody")
-    assert asynchronously(url, protocol, backbone, door, ask) == expected
-    assert asynchronously(url, protocol, backbone, door, lambda client: client.ready())
+    assert asynchronously(ask, **client_of) == expected
+    assert asynchronously(lambda client: client.ready(), **client_of)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_without_a_backbone_the_setting_is_named(door, url, protocol):
-    with HplmClient(url, protocol, ca_file=door.certificate) as client:
+@protocols
+def test_without_a_backbone_the_setting_is_named(at_door, protocol):
+    with HplmClient(protocol=protocol, **at_door) as client:
         for way in ("infer", "generate"):
             with pytest.raises(NoBackbone, match="--backbone"):
                 getattr(client, way)("a", tenant="acme")
         assert client.ready()
     with pytest.raises(NoBackbone, match="--backbone"):
-        asynchronously(url, protocol, None, door, ask)
+        asynchronously(ask, protocol=protocol, **at_door)
+
+
+def test_a_deadline_counts_from_the_arrival_that_the_door_says_and_metrics_tell_how_long_a_request_has_waited(server):
+    """`test_limits` shows that it says a request's arrival there, `tests/tenants/test_arrival.py` which times count."""
+    stock, before = server.stock(), {name: published(server, f"hplm_before_lookup_seconds_{name}") for name in ("sum", "count")}
+    arrived = {"hplm-arrived": str(time.time_ns() // 1000 - 50_000_000)}
+    for model in ("toy", "hplm"):
+        with refused("deadline"):
+            stock.ask([WORDS[0]], "acme", model=model, timeout=15_000_000, headers=arrived)
+        stock.ask([WORDS[0]], "acme", model=model, headers=arrived)
+        with refused("invalid_input", "hplm-arrived"):
+            stock.ask([WORDS[0]], "acme", model=model, headers={"hplm-arrived": "soon"})
+    eventually(lambda: published(server, "hplm_before_lookup_seconds_count") > before["count"])
+    eventually(lambda: published(server, "hplm_before_lookup_seconds_sum") > before["sum"] + 50)

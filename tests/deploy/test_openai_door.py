@@ -102,10 +102,12 @@ def test_hplm_client_gets_whole_answers_of_the_model_hplm(door, server, protocol
         async with AsyncHplmClient(*at_door, "hplm", **trust) as client:
             return await client.generate("some words", **settings)
 
-    def is_refused():  # a stream of gRPC may be lost, since HAProxy answers and resets what is still open
-        with pytest.raises((Forbidden, ConnectionLost) if protocol == "grpc" else Forbidden) as refusal:
-            list(client.stream("some words", **settings))
-        return isinstance(refusal.value, Forbidden) and mentions(refusal.value, "OpenAI")
+    def is_refused(backbone, use, named):
+        """Whether a client was told what to do. An answer of gRPC may be lost, since HAProxy resets what is still open."""
+        kinds = (Forbidden, ConnectionLost) if protocol == "grpc" else Forbidden
+        with HplmClient(*at_door, backbone, **trust) as client, pytest.raises(kinds) as refusal:
+            use(client)
+        return isinstance(refusal.value, Forbidden) and mentions(refusal.value, named)
 
     with HplmClient(*at_door, "hplm", **trust) as client:
         assert client.generate("some words", **settings) == asyncio.run(asked()) == expected
@@ -113,7 +115,5 @@ def test_hplm_client_gets_whole_answers_of_the_model_hplm(door, server, protocol
             client.generate("some words", tenant="nobody")
         with pytest.raises(InvalidInput, match="first_token_ms"):
             client.generate("some words", first_token_ms=100, **settings)
-    with HplmClient(*at_door, "hplm", **trust) as client:  # one of its own, because HAProxy may reset its connection
-        eventually(is_refused)
-    with HplmClient(*at_door, "chat", **trust) as client, pytest.raises(Forbidden, match="--backbone hplm"):
-        client.generate("some words", **settings)
+    eventually(lambda: is_refused("hplm", lambda client: list(client.stream("some words", **settings)), "OpenAI"))
+    eventually(lambda: is_refused("chat", lambda client: client.generate("some words", **settings), "--backbone hplm"))

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.cluster.front import CLOSED, GENERATE, INFER, SERVICE, message_of, read_answer
-from tests.deploy.door import require_haproxy
+from tests.deploy.door import body_of, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.support.message import mentions
 from tests.support.wait import eventually
@@ -25,11 +25,6 @@ WITH_GATEWAY = {"HPLM_OPENAI": CLOSED}
 @pytest.fixture
 def door(opened):
     return opened()
-
-
-def body_of(texts=("a",), shape=None, **more):
-    text = {"name": "TEXT", "shape": shape or [len(texts), 1], "datatype": "BYTES", "data": list(texts)}
-    return json.dumps({"parameters": {"tenant": "acme"}, "inputs": [text], **more}).encode()
 
 
 def refused(answer, status, *words):

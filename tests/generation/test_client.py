@@ -1,55 +1,57 @@
 """The model process of a decoder: parts of answers stay in order, whichever thread sends them."""
 
 import threading
+from itertools import count
 from types import SimpleNamespace
-
-import pytest
 
 from hplm.engine import client as engine_client
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics.meter import Meter
-from hplm.request.answers import End, Reply, strings
+from hplm.request.answers import End, Reply, packed, strings
 from tests.support.wait import Hold, eventually
 
 
-@pytest.fixture
-def client(tmp_path, monkeypatch):
-    """Returns a client whose engine is what the test says."""
-    engine = SimpleNamespace(close=lambda: None, current=None)
-    monkeypatch.setattr(engine_client, "Workers", lambda *given: engine)
-    client = DecoderClient(tmp_path / "1", {}, None, Meter())
-    yield client
-    client.close()
+class Engine:
+    """Stands for the decoder's process, and takes every prompt."""
+
+    def __init__(self, *given):
+        self._receive = given[2]
+        channel = SimpleNamespace(send=print, send_bytes=print, arrived=lambda: self.comes.pop(0))
+        self.bell = SimpleNamespace(poll=lambda: None)
+        self.current = SimpleNamespace(channel=channel, bell=self.bell, told=None)
+        self.close = lambda: None
+
+    def says(self, number, *texts, end=None):
+        """Says parts of an answer at once. The thread of the test receives them, until the process ends."""
+        replies = [Reply([(number, 1)], {"text_output": strings([text])}, end=end) for text in texts]
+        self.comes = [[bytearray(packed([one])) for one in replies], [None]]
+        self._receive(self.current)
 
 
-def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(client):
-    sent, hold = [], Hold()
+def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_client, "Workers", Engine)
+    client, sent, hold, here = DecoderClient(tmp_path / "1", {}, None, Meter()), [], Hold(), threading.current_thread()
+    engine = client.workers
 
     def respond(reply):
-        sent.append((reply.outputs["text_output"][0], threading.current_thread().name))
-        if reply.outputs["text_output"][0] == b"1":
+        sent.append((reply.outputs["text_output"][0], threading.current_thread() is here))
+        if sent[-1][0] == b"1":
             hold.pass_through()
 
     pending = PendingPrompt(b"", respond, lambda: None)
-    pending.number = 7
-    client._held[7] = pending
-
-    def said(number, alone):
-        end = End("length", 2, 5, 0) if number == 4 else None
-        client._answer_all(Reply([(7, 1)], {"text_output": strings([b"%d" % number])}, end=end), alone)
-
-    here = threading.current_thread().name
+    client.submit([pending])
     with hold:
-        said(0, alone=True)
-        assert sent == [(b"0", here)]
-        said(1, alone=False)
+        engine.says(pending.number, b"0")
+        assert sent == [(b"0", True)]
+        engine.says(pending.number, b"1", b"2")
         hold.until_reached()
-        said(2, alone=True)  # another thread still sends
+        engine.says(pending.number, b"3")  # another thread still sends
         assert [text for text, _ in sent] == [b"0", b"1"]
-    eventually(lambda: client._sent == 2)
-    said(3, alone=True)
-    said(4, alone=True)
-    assert [text for text, _ in sent] == [b"%d" % number for number in range(5)]
-    assert [thread == here for _, thread in sent] == [True, False, False, True, True] and not client._held
-    said(4, alone=True)
-    assert len(sent) == 5, "something was sent behind the end"
+    numbers = count(4)
+    eventually(lambda: engine.says(pending.number, b"%d" % next(numbers)) or sent[-1][1])
+    last = next(numbers)
+    engine.says(pending.number, b"%d" % last, end=End("length", 2, 5, 0))
+    engine.says(pending.number, b"behind the end")
+    assert [text for text, _ in sent] == [b"%d" % number for number in range(last + 1)]
+    assert [is_here for _, is_here in sent[:4]] == [True, False, False, False] and sent[-1][1]
+    client.close()
