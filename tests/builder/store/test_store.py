@@ -27,6 +27,7 @@ from hplm.plot.room import NoSpace
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import Snapshot
 from testing.random_store import change_version, random_exits, random_table, random_tenant
 from tests.builder.stores import full_disk, grow, make_store, meanwhile, rooted
 from tests.cli.commands import printed
@@ -162,6 +163,26 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
     random_tenant(store, TenantFile("bare", 9, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
     newest = [(tenant.id, tenant.version) for tenant in store.tenants()]
     assert newest == [("acme", 10), ("bare", 9)]
+
+
+def test_what_earlier_versions_have_left_of_levels_stacks_and_links_is_ignored(store, tmp_path):
+    def packed(name):
+        pack_root(store, tmp_path / name)
+        return (tmp_path / name).read_bytes()
+
+    random_table(store, "root", 1, None, 500, seed=1)
+    before, tenants = packed("before.tar"), store.tenants()
+    level = "tenants/acme/1/levels/small"
+    left = ["stacks/small.safetensors", "stacks/small.json", f"{level}/level.json", f"{level}/head.safetensors"]
+    for name in (*left, *(f"tenants/acme/1/{name}.json" for name in ("ladder", "link", "profile"))):
+        (store.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (store.folder / name).write_text("{")
+    opened = Store(store.folder)
+    assert opened.tenants() == tenants and packed("after.tar") == before
+    assert not [wrong for part in store_parts(store.folder) for wrong in part.check(part.path, lambda done: None)]
+    export(opened, tmp_path / "repository", ServingOptions())
+    exported = tmp_path / "repository" / store.config.name / "1"
+    assert not (exported / "stacks").exists() and len(Snapshot.load(exported / "tenants.json").tenants) == len(tenants)
 
 
 @pytest.fixture
