@@ -73,7 +73,7 @@ def _register_keys(actions: argparse._SubParsersAction) -> None:
     add.add_argument("--days", type=float, default=0.0, help="days until it expires (default: never)")
     _action(kinds, "list", run_key_list, "list a tenant's keys, without their secrets")
     revoke = _action(kinds, "revoke", run_key_revoke, "refuse a key from now on")
-    revoke.add_argument("--key", required=True, metavar="KEY-ID")
+    revoke.add_argument("--key", required=True, metavar="KEY-ID", help="as `hplm tenant key list` shows it")
     revoke.add_argument("--wait", action="store_true", help="end when no server, not even one that is cut off, takes the key")
 
 
