@@ -38,7 +38,7 @@ SHARE_OF_BOUND = {"bert-base": 0.95, "minilm": 0.85, "toy": 0.0}  # targets
 MB = 1e6
 
 
-@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.5, connections=4)
+@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4)
 def serve(
     *,
     size: Size = "bert-base",

@@ -73,6 +73,7 @@ def test_every_request_is_counted_once_by_what_became_of_it(respond, sent, statu
     assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3 if len(good) else np.nan, nan_ok=True)
 
 
+@pytest.mark.slow  # the load has three seconds to answer ten requests on a busy machine
 def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> None:
     with SmallServer() as server:
 

@@ -30,6 +30,7 @@ class Doing:
         return self.what, os.getpid()
 
 
+@pytest.mark.slow
 def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_end_ends_the_others(monkeypatch) -> None:
     """Processes start one after the other."""
     (first, one), (second, other) = send(Doing("first"), Doing("second"))
