@@ -25,7 +25,7 @@ import numpy as np
 from bench.machine import gflops, machine
 from bench.rows import Positive, Size, Whole, expect_text, say
 from bench.run import app_of
-from bench.server import Used, tenant_id, texts_of
+from bench.server import private_bytes, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
 from hplm.server import TritonServer
@@ -163,7 +163,7 @@ def measured(case: Comparison, scheme: str, weights: dict[str, float], server: T
     if case.is_closed:
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
     speeds = [round(speed, 1) for speed in (before, gflops())]  # whether the machine is steady
-    private = round(Used.by(server.pid).private / MB, 1)
+    private = round(private_bytes(server.pid) / MB, 1)
     about = {"machine_gflops": speeds, "known_tenants": max(case.tenants), "private_mb": private}
     return figures(report, load) | weights | about
 
