@@ -49,16 +49,9 @@ Part = Literal["proxy", "faults", "changes", "revoke", "spread", "limits"]
 
 
 @benchmark(
-    size="toy",
-    tokens=16,
-    slots=4,
-    connections=8,
-    seconds=0.5,
-    rounds=1,
-    adds=2,
-    table_mb=1.0,
+    size="toy", tokens=16, slots=4, connections=8, seconds=0.5, rounds=1, adds=2, table_mb=1.0,
     only=("proxy", "changes", "revoke"),
-)
+)  # fmt: skip
 def cluster(
     *,
     size: Size = "minilm",

@@ -32,7 +32,7 @@ RATE, WARM_UP = 5e-5, 0.1  # of fine-tuning, as papers on BERT do it
 UNREAD = -100  # the target that transformers leaves out
 
 
-@benchmark(tasks=1, texts=120, tuned_for=1, minutes=0.05, keep=0.01, unlabelled=150)
+@benchmark(tasks=1, texts=60, tuned_for=1, minutes=0.02, keep=0.01, unlabelled=80)
 def imports(
     *,
     folder: Path = Path(".hplm/bench-imports"),
