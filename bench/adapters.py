@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.rows import Positive, Row, Rows, Whole, benchmark
-from bench.turns import alternate_timed
+from bench.turns import alternate
 from hplm.adapters.kernel import kernel
 from hplm.adapters.layout import Layout
 from hplm.model.layer import ATTENTION_OUT, QKV
@@ -56,7 +56,7 @@ def adapters(
     with torch.inference_mode():
         for tokens in TOKENS:
             for count in tenants:
-                median = alternate_timed(
+                median = alternate(
                     {name: _timed(*variant) for name, variant in variants(hidden, rank, count, tokens, with_peft).items()},
                     seconds,
                     warm_up=3,

@@ -48,7 +48,7 @@ CLIENTS, MOST_CONNECTIONS = 64, 512
 COMPARED = 2000  # answers that are compared with those offline, at most
 
 
-@benchmark(questions=2, texts=320, epochs=1, minutes=0.05, keep=0.01, seconds=1.0, rounds=1)
+@benchmark(questions=2, texts=160, epochs=1, minutes=0.02, keep=0.01, seconds=0.3, rounds=1)
 def cascade(
     *,
     folder: Path = Path(".hplm/bench-cascade"),
@@ -215,9 +215,8 @@ class _Turns:
     def _right(self, server: _Server, way: str, texts: Sequence[_Asked], due: Array, allowed: Array) -> float:
         """Returns the share of the texts that are answered rightly and in time."""
         report = server.send(texts, way, MOST_CONNECTIONS, allowed, seconds=due[-1] + 1, arrivals=due)
-        in_time = (report.statuses == 200) & (report.latencies <= allowed[report.numbers])
-        answers = zip(report.numbers[in_time].tolist(), np.flatnonzero(in_time).tolist(), strict=True)
-        return sum(_answer(report.bodies[place])[0] == texts[number].wanted for number, place in answers) / len(texts)
+        answers = zip(report.in_time(allowed), report.numbers, report.bodies, strict=True)
+        return sum(_answer(body)[0] == texts[number].wanted for in_time, number, body in answers if in_time) / len(texts)
 
     def _served(self, asked: Sequence[_Asked]) -> dict[str, float]:
         """Compares answers with those offline. One of a hundred texts that could leave is audited, and goes on."""

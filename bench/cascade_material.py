@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.material import stored_root, tasks_in, write_tasks
 from bench.rows import say
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import answered_by, calibration_by
@@ -18,17 +18,11 @@ from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import States, states_of
 from builder.exits.thresholds import Answered, Estimate
-from builder.learning.limits import Budget
-from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
-from builder.tables.root import RootOptions, build_root
 from builder.tasks.examples import Labelled
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.tenant import build_tenant
-from demo.building import minilm
-from demo.data import write_demo_data
-from demo.domains import DOMAINS
-from demo.public import stored_public_data
+from demo.data import MANIFEST, DemoTenant
 from demo.tasks import TASKS
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
@@ -39,38 +33,19 @@ from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.knowledge import ExitKnowledge
 
 DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
-TASKS_FILE = "tasks.json"
-WORDS = 64  # of a public text
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
-
-
-class Question(NamedTuple):
-    task: str
-    train: Path
-    dev: Path
-    test: Path
 
 
 def stored(
     folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float
-) -> tuple[Store, dict[str, Question]]:
+) -> tuple[Store, dict[str, DemoTenant]]:
     """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
-    if not (folder / TASKS_FILE).exists():
-        demo, public = ({part: min(size, texts) for part, size in sizes.items()} for sizes in (DEMO, PUBLIC))
+    if not (folder / "demo" / MANIFEST).exists():
         asked = [task for task in TASKS if task.task == "classify"][:count]
-        domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in asked}]
-        found = [*write_demo_data(folder / "demo", domains, asked, demo).tenants]
-        found += stored_public_data(folder / "public", files, public, WORDS, {})[0].tenants if files else ()
-        write_json(
-            folder / TASKS_FILE, {one.id: [one.task, *map(str, (one.train, one.dev, one.test))] for one in found[:count]}
-        )
+        write_tasks(folder, files, asked, *({part: min(size, texts) for part, size in one.items()} for one in (DEMO, PUBLIC)))
     questions, device = questions_in(folder, count), resolve_device("auto")
-    if not (folder / "store/plot/root/1").exists():
-        say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
-        corpora = sorted({own.train.with_name("corpus.txt") for own in questions.values()})
-        options = RootOptions(lower=2, keep=keep)
-        build_root(model or str(minilm()), corpora, folder / "store", options, Budget(minutes=minutes), device)
-    store = Store(folder / "store")
+    corpora = sorted({own.train.with_name("corpus.txt") for own in questions.values()})
+    store = stored_root(folder / "store", model, corpora, keep, minutes)
     for id, own in questions.items():
         if not store.tenant_folder(id, 1).exists():
             say(f"tenant {id}")
@@ -78,13 +53,11 @@ def stored(
     return store, questions
 
 
-def questions_in(folder: Path, count: int) -> dict[str, Question]:
-    try:
-        listed = json.loads((folder / TASKS_FILE).read_text("utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(f"{folder} has no questions: `hplm bench cascade --folder {folder}` builds some") from None
-    every = {id: Question(task, *map(Path, own)) for id, (task, *own) in listed.items() if task == "classify"}
-    return dict(list(every.items())[:count])
+def questions_in(folder: Path, count: int) -> dict[str, DemoTenant]:
+    every = [one for one in tasks_in(folder).tenants if one.task == "classify"]
+    if not every:
+        raise InvalidInput(f"{folder} has no questions: `hplm bench cascade --folder {folder}` builds some")
+    return {one.id: one for one in every[:count]}
 
 
 class Way(NamedTuple):
@@ -148,7 +121,7 @@ class Judged:
         return Way(self.test.answered.cost_of(leaving), Estimate(lost, 0.0))
 
 
-def judged(store: Store, id: str, question: Question, precision: Precision) -> Judged:
+def judged(store: Store, id: str, question: DemoTenant, precision: Precision) -> Judged:
     """Makes a tenant's exits if they are missing in this precision. The texts that judge them have chosen nothing."""
     tenant, task, device = find_tenant(store, id), training_task(question.task), resolve_device("auto")
     say(f"exits of {id} in {precision.name}, and their answers")

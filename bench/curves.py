@@ -15,7 +15,16 @@ COLUMNS = 4
 
 
 def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws curves over the number in the names; if no name has one, bars.
+    """Draws curves over the number in the names; if no name has one, bars."""
+    if panels := panels_of(rows):
+        draw(panels, title, path)
+    else:
+        values = {row.name: float(row.value) for row in rows if isinstance(row.value, (int, float))}
+        draw_bars({title: {"": values}}, path, log=True)
+
+
+def panels_of(rows: Sequence[Row]) -> Curves:
+    """Returns the curves of figures that have a number in their names.
 
     `tenants/10/p50` with the unit `ms` is in the panel `tenants: ms` on the line `p50`, `rates/1.5/das/utility` in the panel
     `rates: utility` on the line `das`, and `curves/Fig. 5/search/8` in the panel `Fig. 5` on the line `search`.
@@ -30,11 +39,7 @@ def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
                 what = row.unit or (after.pop() if len(after) > 1 else "")
                 panel, line = ": ".join(filter(None, ("/".join(before), what))), "/".join(after)
             panels.setdefault(panel, {}).setdefault(line, {})[f"{row.x:g}"] = row.value
-    if panels:
-        draw(panels, title, path)
-    else:
-        values = {row.name: float(row.value) for row in rows if isinstance(row.value, (int, float))}
-        draw_bars({title: {"": values}}, path, log=True)
+    return panels
 
 
 def draw(curves: Curves, title: str, path: Path, log: str = "") -> None:

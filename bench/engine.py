@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
-from bench.turns import alternate_timed
+from bench.turns import alternate
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
 from hplm.model.checkpoint import random_backbone
@@ -124,7 +124,7 @@ class LayerRuns:
     def time(self, runs: dict[str, Run]) -> dict[str, float]:
         """Returns microseconds a token."""
         with torch.inference_mode():
-            return alternate_timed(runs, self.seconds, warm_up=2)
+            return alternate(runs, self.seconds, warm_up=2)
 
     def batches(self, lay: Lay, batches: list[np.ndarray]) -> Run:
         """Returns a function that runs one of the batches."""

@@ -12,32 +12,27 @@ import numpy as np
 import torch
 import transformers
 
+from bench.material import stored_root, tasks_in, write_tasks
 from bench.rows import Positive, Row, Rows, Whole, benchmark, say
 from builder.importing.folders import Importer, write_page
 from builder.importing.matching import MatchingOptions
 from builder.importing.tenant import ImportOptions
-from builder.learning.limits import Budget
 from builder.packed_batches import packed_batches
-from builder.store.store import Store
-from builder.tables.root import RootOptions, build_root
 from builder.tasks.examples import Example
 from builder.tasks.tasks import training_task
 from demo.building import minilm
-from demo.data import DemoData, DemoTenant, stored, write_demo_data
-from demo.domains import DOMAINS
-from demo.public import stored_public_data
+from demo.data import DemoTenant
 from demo.tasks import TASKS
 from hplm.engine.engine import resolve_device
 from hplm.model.tokenizer import words_of
 from hplm.tasks import find_task
 
 DEV, TEST = 100, 1000  # texts of a task; dev is not used here
-WORDS = 64  # of a public text
 RATE, WARM_UP = 5e-5, 0.1  # of fine-tuning, as papers on BERT do it
 UNREAD = -100  # the target that transformers leaves out
 
 
-@benchmark(tasks=1, texts=120, tuned_for=1, minutes=0.05, keep=0.01, unlabelled=150)
+@benchmark(tasks=1, texts=60, tuned_for=1, minutes=0.02, keep=0.01, unlabelled=80)
 def imports(
     *,
     folder: Path = Path(".hplm/bench-imports"),
@@ -68,23 +63,21 @@ def imports(
     :param epochs: of an import
     :param rank: of a tenant
     """
-    source, device = model or str(minilm()), resolve_device("auto")
-    data = _data(folder, files, tasks, texts)
-    chosen = data.tenants[:tasks]
-    home = folder / f"store-{minutes:g}-{keep:g}"
-    if not (home / "plot/root/1").exists():
-        say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
-        corpora = [domain.corpus for domain in data.domains]
-        build_root(source, corpora, home, RootOptions(lower=2, keep=keep), Budget(minutes=minutes), device)
-    store, found = Store(home), []
-    for task in chosen:
+    sizes = {"train": texts, "dev": DEV, "test": min(TEST, texts)}
+    write_tasks(folder, files, TASKS[:tasks], sizes, sizes)
+    data, source, device = tasks_in(folder, bool(files)), model or str(minilm()), resolve_device("auto")
+    corpora = {domain.name: domain.corpus for domain in data.domains}
+    store, found = stored_root(folder / f"store-{minutes:g}-{keep:g}", source, [*corpora.values()], keep, minutes), []
+    for task in data.tenants[:tasks]:
         checkpoint = folder / f"checkpoints-{texts}-{tuned_for}" / task.id
         if not checkpoint.exists():
             say(f"fine-tuning {task.id} in full")
             finetune(source, task, checkpoint, tuned_for)
-        corpus = next(domain.corpus for domain in data.domains if domain.name == task.domain)
         say(f"importing {task.id}")
-        given = MatchingOptions(rank, epochs, most_texts=unlabelled, least=0), _unlabelled(task, corpus, folder, unlabelled)
+        given = (
+            MatchingOptions(rank, epochs, most_texts=unlabelled, least=0),
+            _unlabelled(task, corpora[task.domain], folder, unlabelled),
+        )
         found.append((task.id, Importer(store, ImportOptions(test=task.test), *given, device).one(task.id, checkpoint)[1]))
     yield from _rows(found)
     say(f"each import: {write_page(store, [])}")
@@ -116,18 +109,6 @@ def _rows(found: Sequence[tuple[str, dict[str, Any]]]) -> Rows:
     yield Row("agreement_where_sure", means["where_sure"], least=0.98)
     yield Row("seconds", means["took"], most=120)
     yield Row("bytes_over_checkpoint", means["bytes"], most=0.05)
-
-
-def _data(folder: Path, files: Sequence[Path], count: int, texts: int) -> DemoData:
-    """Returns tasks of docstrings, and of public texts if their files are given."""
-    sizes, asked = {"train": texts, "dev": DEV, "test": min(TEST, texts)}, TASKS[:count]
-    domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in asked}]
-    written_as = {"sizes": sizes, "tasks": [task.tenant for task in asked]}
-    found = stored(folder / "demo", written_as, lambda: write_demo_data(folder / "demo", domains, asked, sizes))
-    if not files:
-        return found
-    public, _ = stored_public_data(folder / "public", files, sizes, WORDS, {})
-    return DemoData((*found.domains, *public.domains), (*found.tenants, *public.tenants))
 
 
 def _unlabelled(task: DemoTenant, corpus: Path, folder: Path, count: int) -> Path:

@@ -34,12 +34,12 @@ def cpu_name() -> str:
     return " ".join(name.split())
 
 
-def gflops() -> float:
+def gflops(seconds: float = MEASURED_S) -> float:
     """Returns the median speed of small fp32 matrix products. It shows how much of the machine other programs leave to us."""
     x = torch.randn(PRODUCT, PRODUCT)
     _ = x @ x
-    rates, end = [], time.perf_counter() + MEASURED_S
-    while time.perf_counter() < end:
+    rates, end = [], time.perf_counter() + seconds
+    while not rates or time.perf_counter() < end:
         start = time.perf_counter()
         _ = x @ x
         rates.append(2 * PRODUCT**3 / (time.perf_counter() - start) / 1e9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
-from hplm.simulate.arrivals import Arrivals, Lengths
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.costs import one_stage
 from hplm.simulate.encoders import Machine, simulate_one
 from loadtest.generator import Load, measured
@@ -45,7 +45,7 @@ BASE = ("fcfs", "packed")
 WARM = 20  # batches from which the simulated server learns before it starts, like the real one
 
 
-@benchmark(size="toy", tokens=16, seconds=1.0)
+@benchmark(size="toy", tokens=16, seconds=0.6)
 def overload(
     *,
     size: Size = "bert-base",
@@ -89,14 +89,6 @@ def overload(
 
 
 @dataclass(frozen=True)
-class Offered:
-    """Requests of an open loop."""
-
-    arrivals: np.ndarray  # seconds
-    deadlines: np.ndarray  # seconds after the arrival
-
-
-@dataclass(frozen=True)
 class Drawn:
     """Texts, and how they are sent."""
 
@@ -113,17 +105,17 @@ class Drawn:
         load = Load(server.http_url, requests, seconds=self.seconds / 3, connections=4 * self.batch)
         return measured(load, "the capacity", self.seconds / 6, "give --seconds more, or the command again").req_per_s
 
-    def offered(self, capacity: float) -> Offered:
-        generator, rate = np.random.default_rng(SEED), self.overload * capacity
-        count, batch = round(self.seconds * rate), self.batch / capacity
+    def offered(self, capacity: float) -> Arrivals:
         say(f"capacity: {capacity:.1f} requests a second; sending {self.overload:g} times as many")
-        least, most = self.deadlines
-        return Offered(np.cumsum(generator.exponential(1 / rate, count)), generator.uniform(least * batch, most * batch, count))
+        least, most = (1e3 * times * self.batch / capacity for times in self.deadlines)
+        drawn = Stream(self.overload * capacity, self.seconds, allowed_ms=(least, most)).draw(SEED)
+        numbers = np.arange(len(drawn))
+        return replace(drawn, tokens=self.lengths[numbers % len(self.lengths)], tenant=numbers % TENANTS)
 
-    def report(self, server: TritonServer, model: str, offered: Offered) -> Report:
-        requests = requests_of(model, self.texts, TENANTS, offered.deadlines, outputs=("LABEL",))
-        seconds, arrivals = float(offered.arrivals[-1]) + 1.0, offered.arrivals
-        load = {"seconds": seconds, "connections": MOST_CONNECTIONS, "arrivals": arrivals, "keep_bodies": True}
+    def report(self, server: TritonServer, model: str, offered: Arrivals) -> Report:
+        requests = requests_of(model, self.texts, TENANTS, offered.allowed_ns / 1e9, outputs=("LABEL",))
+        arrivals = offered.at_ns / 1e9
+        load = {"seconds": arrivals[-1] + 1.0, "connections": MOST_CONNECTIONS, "arrivals": arrivals, "keep_bodies": True}
         return send(Load(server.http_url, requests, **load))[0]
 
 
@@ -155,18 +147,16 @@ def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
     yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
 
 
-def figures(report: Report, offered: Offered, capacity: float, batch: int, by_server: int) -> Rows:
+def figures(report: Report, offered: Arrivals, capacity: float, batch: int, by_server: int) -> Rows:
     """`by_server`: how many requests the server counted as on time. All other figures are by the client's clock.
 
     `admitted` are requests that were not refused on arrival.
     """
-    served = report.statuses == 200
     refused = np.array([REFUSED.encode() in body for body in report.bodies], dtype=bool)
-    on_time = int((served & (report.latencies <= offered.deadlines[report.numbers])).sum())
+    on_time, count = int(report.in_time(offered.allowed_ns / 1e9).sum()), len(offered)
     admitted = int((~refused).sum()) + report.errors.total()
-    count = len(offered.arrivals)
     yield Row("capacity_req_per_s", capacity, "/s")
-    yield Row("offered_req_per_s", count / (offered.arrivals[-1] - offered.arrivals[0]), "/s")
+    yield Row("offered_req_per_s", 1e9 * count / float(np.ptp(offered.at_ns)), "/s")
     yield Row("batch_ms", batch / capacity * 1e3, "ms")
     yield Row("on_time_of_admitted", on_time / max(1, admitted), least=0.9)
     yield Row("goodput_of_capacity", on_time / report.wall_s / capacity, least=0.9)
@@ -175,13 +165,12 @@ def figures(report: Report, offered: Offered, capacity: float, batch: int, by_se
     yield Row("on_time_by_server", by_server)
     yield Row("server_counts_more", (by_server - on_time) / max(1, on_time))
     yield Row("refused", int(refused.sum()))
-    yield Row("dropped_later", int((~served & ~refused).sum()))
-    yield Row("late", int(served.sum()) - on_time)
+    yield Row("dropped_later", int(((report.statuses != 200) & ~refused).sum()))
+    yield Row("late", report.succeeded - on_time)
     yield Row("unanswered", report.errors.total())
-    of_refused = report.latencies[refused]
     for percent, most in ((50, None), (99, 20.0)):
-        value = float(np.percentile(of_refused, percent)) * 1e3 if len(of_refused) else None
-        yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if len(of_refused) else None)
+        value = float(np.percentile(report.latencies[refused], percent)) * 1e3 if refused.any() else None
+        yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if refused.any() else None)
 
 
 def batches_in(entries: Sequence[dict]) -> np.ndarray:
@@ -195,11 +184,11 @@ def batches_in(entries: Sequence[dict]) -> np.ndarray:
     return np.array(rows)
 
 
-def simulate(offered: Offered, batches: np.ndarray, drawn: Drawn, scheduling: str) -> float:
+def simulate(offered: Arrivals, batches: np.ndarray, drawn: Drawn, scheduling: str) -> float:
     """Returns the share of the offered requests that the simulated server answers in time."""
     tokens, staging, seconds = batches.T
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
-    count, mean = len(offered.arrivals), round(float(drawn.lengths.mean()))
+    count, mean = len(offered), round(float(drawn.lengths.mean()))
     room, full = drawn.batch * mean, seconds[tokens == tokens.max()]
     machine = Machine(
         one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
@@ -211,19 +200,12 @@ def simulate(offered: Offered, batches: np.ndarray, drawn: Drawn, scheduling: st
     scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
     for own, took in zip(tokens[:WARM].tolist(), seconds[:WARM].tolist(), strict=True):
         scheduler.costs[0].observe(round(own), round(own / mean), 0, round(1e9 * took))
-    arrivals = Arrivals(
-        at_ns=(offered.arrivals * 1e9).astype(np.int64),
-        tokens=drawn.lengths[np.arange(count) % len(drawn.lengths)],
-        allowed_ns=(offered.deadlines * 1e9).astype(np.int64),
-        tenant=np.arange(count) % TENANTS,
-        priority=np.zeros(count, dtype=np.int64),
-    )
-    return float(simulate_one(scheduler, machine, arrivals, SEED).on_time.mean())
+    return float(simulate_one(scheduler, machine, offered, SEED).on_time.mean())
 
 
 def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Rows:
     """Measures each pair of a policy and a packing between two measurements of the base, because machines drift."""
-    offered: Offered | None = None
+    offered: Arrivals | None = None
     measured = []
     for scheduling, packing in chain([BASE], *([pair, BASE] for pair in pairs)):
         say(f"{scheduling} with {packing}")
@@ -232,7 +214,7 @@ def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Row
             capacity = drawn.capacity(server, model)
             offered = offered or drawn.offered(capacity)  # the same for all
             report = drawn.report(server, model, offered)
-            measured.append(compared_figures(report, _entries(journal), offered, drawn.lengths))
+            measured.append(compared_figures(report, _entries(journal), offered))
     bases = measured[::2]
     for name, value in bases[0].items():
         yield Row(f"{' with '.join(BASE)}/{name}", value)
@@ -245,16 +227,13 @@ def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Row
         yield Row(f"drift/{name}", ratio)
 
 
-def compared_figures(report: Report, entries: list[dict], offered: Offered, lengths: np.ndarray) -> dict[str, float]:
+def compared_figures(report: Report, entries: list[dict], offered: Arrivals) -> dict[str, float]:
     """`on_time` is what the client saw. `utility` is read from the server's journal."""
-    count = len(offered.arrivals)
-    on_time = (report.statuses == 200) & (report.latencies <= offered.deadlines[report.numbers])
     started = [entry for entry in entries if "request" in entry and 0 < entry["started"] <= entry["deadline"]]
-    possible = float((1 / lengths[np.arange(count) % len(lengths)]).sum())
     return {
         "texts_per_s": report.req_per_s,
-        "on_time": float(on_time.sum()) / count,
-        "utility": sum(1 / entry["tokens"] for entry in started) / possible,
+        "on_time": float(report.in_time(offered.allowed_ns / 1e9).sum()) / len(offered),
+        "utility": sum(1 / entry["tokens"] for entry in started) / float((1 / offered.tokens).sum()),
     }
 
 

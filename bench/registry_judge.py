@@ -80,7 +80,6 @@ class Owner(threading.Thread):
         self._secrets: dict[str, str] = {}  # by key
         self.acknowledged: dict[int, tuple[str, str]] = {}  # action and tenant by generation
         self.unknown: Counter[str] = Counter()  # changes of which nobody has heard, by reason
-        self.took: list[float] = []
         self.lost: list[str] = []
         for tenant in self.states:
             self._books.is_now(tenant, State())
@@ -100,14 +99,12 @@ class Owner(threading.Thread):
         before = self.states[tenant]
         action, given, after = self._chosen(before)
         self._books.may_be(tenant, after, self._known(after))
-        began = time.monotonic()
         try:
             found, generation = self.manager.ask(action, tenant, *given)
         except HplmError as error:
             self.unknown[str(error).partition(" ")[0]] += 1
             after = self._resolved(tenant, before, after, action)
         else:
-            self.took.append(time.monotonic() - began)
             self.acknowledged[generation] = action, tenant
             if action == "key add":
                 key, secret = found

@@ -44,11 +44,12 @@ def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
             check_picture(picture)
         _, bound, _ = app.parse_args(given, exit_on_error=False, print_error=False)
         chosen = {**(QUICK[name] if quick else {}), **bound.arguments}
+        short = (0.0,) if quick else ()
         case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
-        before = gflops()
+        before = gflops(*short)
         with threads(1) if quick else nullcontext():  # on a busy machine, threads wait for each other longer than they compute
             rows = [replace(row, least=None, most=None) if quick else row for row in function(**chosen)]
-        after = gflops()
+        after = gflops(*short)
         print(table_of(rows))
         if picture is not None:
             draw_rows(rows, f"{command} {name}", picture)

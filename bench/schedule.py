@@ -41,6 +41,7 @@ POLICIES = {
     "length_aware": "length_aware",
 }
 OF_DECODERS = {name: POLICIES[name] for name in ("default", "fcfs", "sjf", "edf", "das")}
+TARGETS = {"decoders/2.0/default/on_time_of_admitted": (">=", 0.9)}
 RATES = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)  # multiples of the capacity
 TOKENS, MEAN = 1280, 20
 CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
@@ -185,9 +186,7 @@ class Decoders:
         yield Row("decoders/capacity_per_s", capacity, "/s")
         for rate in RATES:
             for name, given in OF_DECODERS.items():
-                for row in rows_of(self._figures(given, asked, rate * capacity), at=f"decoders/{rate}/{name}/"):
-                    is_target = (rate, name) == (2.0, "default") and row.name.endswith("on_time_of_admitted")
-                    yield Row(row.name, row.value, least=0.9 if is_target else None)
+                yield from rows_of(self._figures(given, asked, rate * capacity), TARGETS, f"decoders/{rate}/{name}/")
             without = self._figures(DEFAULT, asked, rate * capacity, admission=False)
             yield from rows_of(without, at=f"decoders/{rate}/not_admitting/")
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from bench.noop import NOOP, add_noops
 from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
-from bench.server import Used, multiply, random_export, requests_of, tenant_id, texts_of
+from bench.server import multiply, private_bytes, random_export, requests_of, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
@@ -38,7 +38,7 @@ SHARE_OF_BOUND = {"bert-base": 0.95, "minilm": 0.85, "toy": 0.0}  # targets
 MB = 1e6
 
 
-@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.5, connections=4)
+@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4)
 def serve(
     *,
     size: Size = "bert-base",
@@ -186,7 +186,7 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
             with server:
                 starts[count] = time.perf_counter() - begin
                 alone, saturated = one_and_many(server.http_url, requests, warming, seconds, connections)
-                used = Used.by(server.pid)
+                private = private_bytes(server.pid)
             rates[count] = saturated.req_per_s
             device = resolve_device("auto")
             stager = Stager(Backbone(folder), StagingSettings(options.slots, device, resolve_precision(dtype, device).dtype))
@@ -195,8 +195,7 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
             yield Row(f"tenants/{count}/p99_ms", alone.percentile_ms(99), "ms")
             yield Row(f"tenants/{count}/start_s", starts[count], "s")
             yield Row(f"tenants/{count}/device_mb", stager.device_bytes / MB, "MB")
-            yield Row(f"tenants/{count}/host_mb", used.resident / MB, "MB")  # of all processes of the server
-            yield Row(f"tenants/{count}/private_mb", used.private / MB, "MB")  # the part of it that is not shared
+            yield Row(f"tenants/{count}/private_mb", private / MB, "MB")  # of all processes, without what they share
             yield Row(f"tenants/{count}/disk_mb", sum(layout.weight_bytes for layout in layouts) / MB, "MB")  # of one tenant
     yield Row("most_to_least/req_per_s", rates[counts[-1]] / rates[counts[0]], least=0.92)
     yield Row("most_to_least/start_s", starts[counts[-1]] / starts[counts[0]])

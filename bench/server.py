@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,24 +70,15 @@ def requests_of(
     ]
 
 
-@dataclass(frozen=True)
-class Used:
-    """The memory of a server and all processes that it has started."""
-
-    resident: int  # bytes, with the pages of mapped files, which count in each process that has them
-    private: int  # bytes, without the pages of mapped files
-
-    @classmethod
-    def by(cls, pid: int | None) -> Used:
-        assert pid is not None, "the server has not started"
-        sums = {"VmRSS": 0, "RssAnon": 0}
-        for process in members(pid):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was found
-                for line in Path(f"/proc/{process}/status").read_text("utf-8", "replace").splitlines():
-                    name, _, kilobytes = line.partition(":")
-                    if name in sums:
-                        sums[name] += int(kilobytes.split()[0]) * 1024
-        return cls(*sums.values())
+def private_bytes(pid: int | None) -> int:
+    """Returns the memory of a server and all processes that it has started, without the pages of mapped files."""
+    assert pid is not None, "the server has not started"
+    total = 0
+    for process in members(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was found
+            status = Path(f"/proc/{process}/status").read_text("utf-8", "replace")
+            total += 1024 * sum(map(int, re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)))
+    return total
 
 
 def expect_room(folder: Path, needed: float, what: str, way_out: str) -> None:

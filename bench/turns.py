@@ -17,35 +17,22 @@ APART = 37  # texts between the variants, so that none finds in the caches what 
 def alternate(variants: Mapping[str, Callable[[int], object]], seconds: float, warm_up: int = 1) -> dict[str, float]:
     """Calls each variant with the number of a text, for `seconds`. Returns its median time in microseconds.
 
-    The first `warm_up` calls do not count.
+    A variant that prepares something before what is measured returns its own time, as a float of seconds. The first `warm_up`
+    calls do not count.
     """
-
-    def timed(variant: Callable[[int], object]) -> Callable[[int], float]:
-        def run(text: int) -> float:
-            start = time.perf_counter()
-            variant(text)
-            return time.perf_counter() - start
-
-        return run
-
-    return alternate_timed({name: timed(variant) for name, variant in variants.items()}, seconds, warm_up)
-
-
-def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: float, warm_up: int = 0) -> dict[str, float]:
-    """Like `alternate`, for variants that return their own time, because they prepare something before each call."""
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for text in range(warm_up):
         for variant in variants.values():
             variant(text)
-    end = time.perf_counter() + seconds * len(variants)
-    rounds = 0
+    end, rounds = time.perf_counter() + seconds * len(variants), 0
     while rounds < LEAST_ROUNDS or time.perf_counter() < end:
         for number, (name, variant) in enumerate(variants.items()):
-            turn = time.perf_counter() + TURN
-            while True:
-                taken[name].append(variant(len(taken[name]) + APART * number))
-                if time.perf_counter() >= turn:
-                    break
+            turn, now = time.perf_counter() + TURN, 0.0
+            while now < turn:
+                start = time.perf_counter()
+                own = variant(len(taken[name]) + APART * number)
+                now = time.perf_counter()
+                taken[name].append(own if isinstance(own, float) else now - start)
         rounds += 1
     return {name: 1e6 * median(times) for name, times in taken.items()}
 

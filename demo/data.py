@@ -141,17 +141,19 @@ def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = Fal
 
 
 def stored(folder: Path, written_as: Mapping[str, Any], write: Callable[[], DemoData]) -> DemoData:
-    """Returns the data that an earlier run has written into a folder with these settings, or writes them.
-
-    The folder may have been moved since.
-    """
+    """Returns the data that an earlier run has written into a folder with these settings, or writes them."""
     manifest = folder / MANIFEST
     if not manifest.exists() or json.loads(manifest.read_bytes()).get("written_as") != written_as:
         described = {"written_as": written_as, **vars(write())}
         content = msgspec.json.encode(described, enc_hook=lambda path: str(path.relative_to(folder)))
         with replaced(manifest) as temporary:
             temporary.write_bytes(msgspec.json.format(content, indent=1))
-    return msgspec.json.decode(manifest.read_bytes(), type=DemoData, dec_hook=lambda _, name: folder / name)
+    return data_of(folder)
+
+
+def data_of(folder: Path) -> DemoData:
+    """Returns the data that an earlier run has written. The folder may have been moved since."""
+    return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=DemoData, dec_hook=lambda _, name: folder / name)
 
 
 def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:

@@ -285,18 +285,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="loadtest.generator", description="Send load to a server, and print throughput and latency."
     )
-    parser.add_argument(
-        "--url", required=True, help="address for the POST requests, e.g. http://127.0.0.1:8000/v2/models/minilm/infer"
-    )
-    parser.add_argument(
-        "--requests", required=True, nargs="+", type=Path, metavar="FILE", help="files of JSON bodies, one a line"
-    )
-    parser.add_argument("--connections", type=int, default=1, help="most requests in flight (default: 1)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to send (default: 10)")
-    parser.add_argument("--count", type=int, default=1_000_000, help="most requests to send (default: 1000000)")
-    parser.add_argument(
-        "--rate", type=float, help="requests a second (default: a connection sends its next request after each answer)"
-    )
+    add = parser.add_argument
+    add("--url", required=True, help="address for the POST requests, e.g. http://127.0.0.1:8000/v2/models/minilm/infer")
+    add("--requests", required=True, nargs="+", type=Path, metavar="FILE", help="files of JSON bodies, one a line")
+    add("--connections", type=int, default=1, help="most requests in flight (default: 1)")
+    add("--seconds", type=float, default=10.0, help="how long to send (default: 10)")
+    add("--count", type=int, default=1_000_000, help="most requests to send (default: 1000000)")
+    add("--rate", type=float, help="requests a second (default: a connection sends its next request after each answer)")
     given = parser.parse_args(arguments)
     url = urlsplit(given.url)
     if url.scheme != "http" or url.hostname is None:
@@ -304,10 +299,8 @@ def main(arguments: list[str] | None = None) -> None:
     bodies = [line for path in given.requests for line in path.read_bytes().splitlines() if line.strip()]
     if not bodies:
         parser.error("--requests: the files contain no bodies: give one JSON body a line")
-    target = url.path + (f"?{url.query}" if url.query else "")
-    requests = [json_request(target, body) for body in bodies]
-    limits = {"seconds": given.seconds, "count": given.count, "connections": given.connections, "rate": given.rate}
-    load = Load(f"{url.hostname}:{url.port or 80}", requests, **limits)
+    requests = [json_request(url.path + (f"?{url.query}" if url.query else ""), body) for body in bodies]
+    load = Load(f"{url.hostname}:{url.port or 80}", requests, given.seconds, given.count, given.connections, given.rate)
     try:
         print(json.dumps(load.run().summary()))
     except HplmError as error:

@@ -26,17 +26,18 @@ from typing import Any
 
 from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
-from loadtest.noise import MOST_ADDRESSES, OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
+from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
 from loadtest.server import QUICK_HELP, ServedCopy, quick
 from loadtest.watch import PUBLISHED_AFTER, ServerCount, Watch, difference
 
 WAYS = OF_TENANT | OF_STRANGERS
-QUICK = "--backbone toy --quiet tenant-0 --noisy tenant-1 --text ba --seconds 1 --streams 100 --flood 4 --ways streams quota"
+QUICK = "--backbone toy --quiet tenant-0 --noisy tenant-1 --text ba --seconds 0.5 --streams 100 --flood 4 --ways streams quota"
 QUIET_ADDRESS, QUIET_CONNECTIONS = "127.0.0.2", 64  # enough for answers that take seconds
 BEFORE_S, AFTER_S = 2.0, 3.0  # how long at most others misbehave before and after the quiet tenant's requests
 LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE, MOST_GROWTH_MB = 0.99, 5.0, 0.01, 50.0  # targets
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
+QUOTA_IN_FLIGHT = 2  # requests that `quota` lets the noisy tenant have
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
 
 
@@ -82,17 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--flood", type=int, default=64, help="connections of a flood (default: %(default)s)")
     tenant = parser.add_argument_group("a noisy tenant").add_argument
     tenant("--streams", type=int, default=10_000, help="gRPC requests in flight (default: %(default)s)")
-    tenant("--long", type=int, default=8, help="long requests in flight (default: %(default)s)")
-    tenant("--characters", type=int, default=4_000_000, help="characters of a long request (default: %(default)s)")
-    tenant("--texts", type=int, default=20, help="texts of many words in flight (default: %(default)s)")
-    tenant("--words", type=int, default=50_000, help="words of each of them (default: %(default)s)")
     tenant("--overload", type=float, default=3.0, help="multiple of the capacity to send (default: %(default)g)")
-    tenant("--noisy-rate", type=float, help="requests a second of no_quota and quota (default: as many as are answered)")
-    tenant("--quota-in-flight", type=int, default=2, help="quota: requests in flight (default: %(default)s)")
-    tenant("--quota-rate", type=float, default=0.0, help="quota: requests a second (default: no limit)")
+    tenant("--quota-rate", type=float, default=0.0, help="quota: requests a second, besides two in flight (default: no limit)")
     stranger = parser.add_argument_group("strangers, with --door").add_argument
     stranger("--slow", type=int, default=2000, help="slow connections (default: %(default)s)")
-    stranger("--addresses", type=int, default=40, help="addresses of slow_from_many (default: %(default)s)")
     stranger("--body-mb", type=int, default=300, help="size of a huge body (default: %(default)s)")
     stranger("--bodies", type=int, default=4, help="connections that send bodies (default: %(default)s)")
     add("--quick", action="store_true", help=QUICK_HELP)
@@ -117,8 +111,6 @@ def _check(given: argparse.Namespace) -> None:
             raise InvalidInput(f"the way {name!r} is of strangers, who ask through the reverse proxy: give --door")
         if name == "quota" and given.url:
             raise InvalidInput("the way 'quota' changes a tenant, and the server of --url is not changed: leave out --url")
-    if not 1 <= given.addresses <= MOST_ADDRESSES:
-        raise InvalidInput(f"--addresses {given.addresses}: give 1 to {MOST_ADDRESSES}")
 
 
 def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None:
@@ -168,7 +160,7 @@ def _quota(given: argparse.Namespace, server: ServedCopy) -> Generator[None]:
         manager.limit(given.noisy, in_flight=in_flight, rate=rate)
         manager.settle_now()
 
-    limit(given.quota_in_flight, given.quota_rate)
+    limit(QUOTA_IN_FLIGHT, given.quota_rate)
     yield
     limit(before.in_flight, before.rate)
 

@@ -134,6 +134,10 @@ class Report:
         if not self.succeeded:
             raise HplmError(f"{of}: nothing was measured, because no request was answered: measure for longer")
 
+    def in_time(self, allowed_s: np.ndarray) -> np.ndarray:
+        """Whether each answer is good and came in time. `allowed_s`: of each request, from when it was due."""
+        return (self.statuses == 200) & (self.latencies <= allowed_s[self.numbers])
+
     @property
     def req_per_s(self) -> float:
         """Successful answers a second. Refusals do not count, because they are quick."""

@@ -23,6 +23,9 @@ MOST_ADDRESSES = 250
 CAPACITY_CONNECTIONS = 32
 IN_FLIGHT = 2.0  # connections of the overload, as a multiple of the requests that it sends within their deadline
 LONGEST = 100_000  # characters of a text that a server takes
+LONG_TEXTS, LONG_REQUESTS = 40, 8  # texts of a long request, and such requests in flight
+WORDS, WORDY_REQUESTS = 50_000, 20  # of a text of many words, and such requests in flight
+ADDRESSES = 40  # of `slow_from_many`
 LARGEST_ALLOWED = 16 * 1024 * 1024 - 1024  # bytes of a text that the proxy lets through
 SLOW = (SILENT, SLOW_HEADERS, HALF_BODY)
 ALIAS = "hplm"
@@ -91,8 +94,7 @@ class Way:
 
 
 def _flood(given: argparse.Namespace, place: Place, model: str = "") -> Noise:
-    load = place.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood)
-    return Noise(replace(load, rate=None if model else given.noisy_rate), _answered)
+    return Noise(place.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood), _answered)
 
 
 def _streams(given: argparse.Namespace, place: Place) -> Noise:
@@ -106,8 +108,8 @@ def _truncated(given: argparse.Namespace, place: Place, texts: Sequence[str], in
 
 
 def _long(given: argparse.Namespace, place: Place) -> Noise:
-    text = ((given.text + " ") * (given.characters // (len(given.text) + 1) + 1))[: given.characters]
-    return _truncated(given, place, [text[at : at + LONGEST] for at in range(0, len(text), LONGEST)], given.long)
+    text = ((given.text + " ") * (LONGEST // len(given.text)))[:LONGEST]
+    return _truncated(given, place, [text] * LONG_TEXTS, LONG_REQUESTS)
 
 
 def _overload(given: argparse.Namespace, place: Place) -> Noise:
@@ -146,7 +148,7 @@ OF_TENANT = {
     "alias": Way("a flood through the model `hplm`", lambda given, place: _flood(given, place, ALIAS)),
     "words": Way(
         "texts of very many words; with a tagger, answers have as many rows",
-        lambda given, place: _truncated(given, place, [" ".join(["a"] * given.words)], given.texts),
+        lambda given, place: _truncated(given, place, [" ".join(["a"] * WORDS)], WORDY_REQUESTS),
     ),
     "overload": Way("several times as many requests as the server can answer, with the quiet tenant's deadline", _overload),
     "no_quota": Way("a flood of short requests", _flood),
@@ -167,7 +169,7 @@ OF_STRANGERS = {
     ),
     "slow_from_many": Way(
         "the same from many addresses, each below its limit of connections",
-        lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(4, given.addresses)),
+        lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(4, ADDRESSES)),
     ),
     "unknown": Way("a flood for paths, models and tenants that do not exist", _unknown),
 }

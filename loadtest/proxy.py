@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -11,8 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.errors import HplmError
-from hplm.server.process import Process
+from hplm.server.process import Process, program
 
 CONFIG = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
 HOST = "127.0.0.1"
@@ -28,16 +26,10 @@ class Proxy:
     pid: int  # of its only process, which leads a group
 
 
-def missing_programs() -> list[str]:
-    """Returns which of the programs that a proxy needs are not installed here."""
-    return [program for program in ("haproxy", "openssl") if _found(program) is None]
-
-
 @contextmanager
 def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settings: object) -> Iterator[Proxy]:
     """Starts a proxy that writes its log and certificate into the folder. `settings`: variables of its configuration."""
-    if missing := " and ".join(missing_programs()):
-        raise HplmError(f"{missing}: not found on PATH; install it (Debian, Ubuntu: apt-get install haproxy openssl)")
+    haproxy = program("haproxy", "haproxy")
     folder.mkdir(exist_ok=True)
     certificate, pair = make_certificate(folder)
     # The port stays bound, so that nobody else gets it. HAProxy shares it: connections go to the socket that listens.
@@ -55,7 +47,7 @@ def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **
             "HPLM_DOOR_LUA": CONFIG.parent / "door.lua",
             **settings,
         }
-        command = [*(REAL_TIME if _may_be_real_time() else ()), str(_found("haproxy")), "-db", "-f", str(CONFIG)]
+        command = [*(REAL_TIME if _may_be_real_time() else ()), haproxy, "-db", "-f", str(CONFIG)]
         process = Process(
             "haproxy", ["env", *(f"{name}={value}" for name, value in environment.items()), *command], folder / "log"
         )
@@ -73,17 +65,14 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key, pair = folder / "certificate.pem", folder / "key.pem", folder / "pair.pem"
     names = f"subjectAltName=DNS:localhost,IP:{HOST}"
     words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext {names}"
-    subprocess.run(["openssl", *words.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    command = [program("openssl", "openssl"), *words.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
     pair.write_bytes(certificate.read_bytes() + key.read_bytes())
     return certificate, pair
 
 
-def _found(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin")  # Debian's users do not have it
-
-
 def _may_be_real_time() -> bool:
-    return _found("chrt") is not None and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode
+    return shutil.which("chrt") is not None and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode
 
 
 def _is_open(port: int) -> bool:

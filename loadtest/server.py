@@ -9,9 +9,7 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,6 +25,7 @@ from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
 from hplm.server import process_group
+from hplm.server.process import Process
 from hplm.server.stubs import size_of, stubs
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager, exported_folder
@@ -82,50 +81,37 @@ def quick(arguments: Sequence[str] | None, small: str) -> Iterator[list[str]]:
 
 
 class Running:
-    """An `hplm` command that serves until it is stopped."""
+    """An `hplm` command that serves until it is stopped. Start it from the main thread."""
 
     PROGRAM = (sys.executable, "-m", "hplm.cli.main")
 
     def __init__(self, command: Sequence[object], output: Path, ready: str) -> None:
-        """Starts the command. `ready`: a pattern of its output when it serves; the groups are its addresses."""
-        self._output, self._name = output, f"`hplm {command[0]}`"
-        with output.open("wb") as file:
-            words = [*self.PROGRAM, *map(str, command)]
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        """`ready`: a pattern of its output when it serves; the groups are its addresses."""
+        self.process = Process(f"`hplm {command[0]}`", [*self.PROGRAM, *map(str, command)], output)
+        self.process.start()
+        pattern = re.compile(ready, re.MULTILINE | re.DOTALL)
         try:
-            self.address, *self._others = self._addresses(ready)
+            self.process.wait_until(lambda: pattern.search(self.said()), START_S)
         except BaseException:
-            self.stop()
+            self.process.stop(END_S)
             raise
+        (self.address, *self._others), *_ = (found.groups() for found in pattern.finditer(self.said()))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stop()
+        self.process.stop(END_S)
 
     def said(self) -> str:
         """Returns what the command has printed."""
-        return self._output.read_text(errors="replace")
+        return self.process.said()
 
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def _addresses(self, ready: str) -> Sequence[str]:
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            has_ended = self.process.poll() is not None  # before its output is read
-            if found := re.search(ready, self.said(), re.MULTILINE | re.DOTALL):
-                return found.groups()
-            if has_ended:
-                raise HplmError(f"{self._name} does not start: {self.said()}")
-            time.sleep(0.1)
-        raise HplmError(f"{self._name} was not ready within {START_S:.0f} s and was stopped: {self.said()}")
+    @property
+    def pid_of_command(self) -> int:
+        if self.process.pid is None:
+            raise HplmError(f"{self.process.name} has ended: {self.said()}")
+        return self.process.pid
 
 
 class ServedCopy(Running):
@@ -163,9 +149,7 @@ class ServedCopy(Running):
 
     def processes(self) -> dict[str, int]:
         """Returns the server, its models and their engine by their names."""
-        if self.process.poll() is not None:
-            raise HplmError(f"`hplm serve` has ended: {self.said()}")
-        return processes_of(self.process.pid)
+        return processes_of(self.pid_of_command)
 
     @property
     def group(self) -> int:
@@ -250,7 +234,7 @@ class ServedCluster(Running):
 
     def pids(self, replica: str) -> tuple[int, int]:
         """Returns the processes of `hplm serve` and of its tritonserver."""
-        for pid in _children(self.process.pid):
+        for pid in _children(self.pid_of_command):
             given = process_group.arguments(pid)
             if (
                 "serve" in given
@@ -262,7 +246,7 @@ class ServedCluster(Running):
 
     def processes(self) -> list[int]:
         """Returns all living processes that the cluster has started, and itself."""
-        found, looked_at = [self.process.pid], 0
+        found, looked_at = [self.pid_of_command], 0
         while looked_at < len(found):
             found += _children(found[looked_at])
             looked_at += 1

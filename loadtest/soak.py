@@ -28,9 +28,9 @@ from loadtest.load import Report, send
 from loadtest.server import ServedCopy, command, quick
 from loadtest.texts import standard_library
 
-QUICK = "--minutes 0.1 --share 0.1"
+QUICK = "--minutes 0.02 --share 0.1"
 CONNECTIONS = 64
-CAPACITY_SECONDS = 10.0
+CAPACITY_SECONDS = 10.0  # at most
 CHURN_SECONDS = 5.0  # between a tenant's coming and its going
 COMPARED = 6  # the first and the last of so many parts of the windows
 
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def soaked(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
     tenants = itertools.cycle(served.open_tenants())
     requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in standard_library()]
-    load = Load(served.address, requests, seconds=CAPACITY_SECONDS, connections=CONNECTIONS)
+    load = Load(served.address, requests, seconds=min(CAPACITY_SECONDS, seconds), connections=CONNECTIONS)
     (full,) = send(load)
     if not full.succeeded:
         full.expect_success("the capacity")
     rate = share * full.req_per_s  # refusals are quick, so they are no capacity
-    window = replace(load, seconds=max(seconds / 30, 5.0), rate=rate)
+    window = replace(load, seconds=min(seconds, max(seconds / 30, 5.0)), rate=rate)
     reports, samples, guests = _beside_guests(served, window, seconds)
     part = max(1, len(reports) // COMPARED)
     first, last = _p99(reports[:part]), _p99(reports[-part:])

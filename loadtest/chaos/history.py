@@ -114,8 +114,7 @@ class Clients:
     def __init__(self, askers: Sequence[Asker], questions: Sequence[Question] = ()) -> None:
         """Starts the clients. Each asks the questions in turn, and begins with another one."""
         self.heard: list[list[Heard]] = [[] for _ in askers]  # of each client
-        self._questions, self._asking = questions, [False] * len(askers)
-        self._ending = threading.Event()
+        self._questions, self._ending = questions, threading.Event()
         self._threads = [threading.Thread(target=self._ask_on, args=one, daemon=True) for one in enumerate(askers)]
         for thread in self._threads:
             thread.start()
@@ -142,10 +141,6 @@ class Clients:
         return dict(Counter(said).most_common())
 
     @property
-    def in_flight(self) -> int:
-        return sum(self._asking)
-
-    @property
     def last_failure(self) -> float:
         """When the last request ended that was not OK; 0: none."""
         return max((one.ended for own in self.heard for one in own if one.outcome != OK), default=0.0)
@@ -165,9 +160,7 @@ class Clients:
             if self._ending.is_set():
                 break
             question, asked = self.question(client, turn), time.monotonic()
-            self._asking[client] = True
-            answer = asker.ask(question)
-            self._asking[client], ended = False, time.monotonic()
+            answer, ended = asker.ask(question), time.monotonic()
             outcome, why = self.judged(client, question, answer, asked, ended)
             self.heard[client].append(Heard(asked, ended, outcome, answer.outcome == OK, why))
             self._ending.wait(self.pauses[outcome != OK])

@@ -24,7 +24,7 @@ import numpy as np
 from bench.machine import gflops, machine
 from bench.rows import Positive, Size, Whole, expect_text, say
 from bench.run import app_of
-from bench.server import Used, tenant_id, texts_of
+from bench.server import private_bytes, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
 from hplm.server import TritonServer
@@ -159,7 +159,7 @@ def measured(case: Comparison, scheme: str, server: TritonServer, tenants: int) 
     return report.summary() | {
         "machine_gflops": [round(speed, 1) for speed in (before, gflops())],  # whether the machine is steady
         "known_tenants": max(case.tenants),
-        "private_mb": round(Used.by(server.pid).private / MB, 1),
+        "private_mb": round(private_bytes(server.pid) / MB, 1),
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds
         "offered": len(due) if due is not None else None,
         "offered_req_per_s": round(len(due) / load.seconds, 2) if due is not None else None,

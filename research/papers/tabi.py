@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.cascade_material import Judged, Part, Question, Way, described, judged, questions_in
+from bench.cascade_material import Judged, Part, Way, described, judged, questions_in
 from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import LOOK, costs_of
@@ -26,6 +26,7 @@ from builder.publish.precision import served_precision
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from builder.training.finetuning import PACK_TOKENS
+from demo.data import DemoTenant
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
@@ -201,7 +202,7 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
     return replace(part, labels=labels, answered=replace(part.answered, losses=losses)), chosen
 
 
-def pruned(store: Store, id: str, question: Question, precision: Precision, own: Judged) -> list[Way]:
+def pruned(store: Store, id: str, question: DemoTenant, precision: Precision, own: Judged) -> list[Way]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
     tenant, task = find_tenant(store, id), training_task(question.task)
     weights, device = store.tenant_weights(tenant), resolve_device("auto")

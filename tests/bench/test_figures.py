@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from bench import curves, overload, place
+from bench import curves, overload
 from bench.adapters import variants
 from bench.decoders import Bench, Model
 from bench.noop import ticket_bytes
@@ -22,6 +21,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, Reading
 from hplm.errors import DeadlineMissed
 from hplm.generation.settings import Promise
+from hplm.simulate.arrivals import Arrivals
 from loadtest.load import Report
 
 
@@ -54,18 +54,17 @@ def test_a_request_to_a_decoder_counts_from_when_it_was_due(tmp_path) -> None:
     assert answered.asked == due and isinstance(answered.error, DeadlineMissed)
 
 
-def test_requests_without_an_answer_are_not_in_time() -> None:
-    trace = SimpleNamespace(timeout_ns=np.full(4, 10**8))  # the fourth request has no answer
-    assert place.in_time(trace, report([0, 2, 1], [200, 200, 503], [0.05, 0.2, 0.01])) == 1
-
-
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
     found = np.array(numbers), np.array(statuses), np.array(latencies)
     return Report(2.0, 0.1, *found, lag_s=0.0, errors=Counter(timeout=1), **more)
 
 
+def offered(at: list[float], allowed: list[float], tokens: int | list[int] = 4) -> Arrivals:
+    zeros = np.zeros(len(at))
+    return Arrivals(1e9 * np.array(at), np.broadcast_to(tokens, len(at)), 1e9 * np.array(allowed), zeros, zeros)
+
+
 def test_utility_is_that_of_texts_started_in_time_and_on_time_is_what_the_client_saw() -> None:
-    offered = overload.Offered(np.array([0.0, 0.5, 1.0, 1.5]), np.array([0.5, 0.2, 0.5, 0.5]))
     entries = [
         {"request": "", "tokens": 4, "started": 10.1, "deadline": 10.5},  # answered in time
         {"request": "", "tokens": 2, "started": 11.4, "deadline": 11.5},  # started in time and answered late
@@ -74,8 +73,8 @@ def test_utility_is_that_of_texts_started_in_time_and_on_time_is_what_the_client
         {"request": "", "tokens": 4, "started": 5.0, "deadline": 0},  # of the closed loop
         {"batch": 1, "tokens": 6},
     ]
-    seen = report([0, 2, 1], [200, 200, 503], [0.4, 0.6, 0.2])
-    found = overload.compared_figures(seen, entries, offered, np.array([4, 4, 2, 4]))
+    seen = report([0, 2, 1], [200, 200, 503], [0.4, 0.6, 0.1])  # the fourth has no answer
+    found = overload.compared_figures(seen, entries, offered([0.0, 0.5, 1.0, 1.5], [0.5, 0.2, 0.5, 0.5], [4, 4, 2, 4]))
     assert found == pytest.approx({"texts_per_s": 1.0, "on_time": 0.25, "utility": 0.6})
     around = [{"texts_per_s": 0.5, "on_time": on_time, "utility": 0.4} for on_time in (0.4, 0.6)]
     assert overload.ratios(found, around) == pytest.approx({"texts_per_s": 2.0, "on_time": 0.5, "utility": 1.5})
@@ -87,8 +86,8 @@ def test_refused_late_and_timely_answers_are_counted_separately() -> None:
     #           in time, late, refused at once, dropped later
     bodies = [b"fine", b"fine", said, b"[deadline] not started within the 100 ms"]
     seen = report([0, 2, 1, 3], [200, 200, 503, 503], [0.4, 0.3, 0.005, 0.2], bodies=bodies)
-    offered = overload.Offered(np.array([0.0, 0.5, 1.0, 1.5, 2.0]), np.array([0.5, 0.5, 0.2, 0.2, 0.2]))
-    found = {row.name: row.value for row in overload.figures(seen, offered, capacity=1.0, batch=4, by_server=3)}
+    load = offered([0.0, 0.5, 1.0, 1.5, 2.0], [0.5, 0.5, 0.2, 0.2, 0.2])
+    found = {row.name: row.value for row in overload.figures(seen, load, capacity=1.0, batch=4, by_server=3)}
     assert (found["refused"], found["dropped_later"], found["late"], found["unanswered"]) == (1, 1, 1, 1)
     assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
     assert (found["goodput_of_capacity"], found["on_time_of_offered"], found["refusal_p99_ms"]) == (0.5, 0.2, 5.0)
@@ -110,12 +109,9 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
 
 
-def test_a_panel_is_named_by_what_stands_before_the_number(monkeypatch, tmp_path) -> None:
-    drawn = {}
-    monkeypatch.setattr(curves, "draw", lambda panels, *_: drawn.update(panels))
+def test_a_panel_is_named_by_what_stands_before_the_number() -> None:
     names = ("rates/1.5/das/utility", "curves/Fig. 5/search/8", "points/a/4/real")
-    curves.draw_rows([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)], "title", tmp_path / "a.svg")
-    assert drawn == {
+    assert curves.panels_of([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)]) == {
         "tenants: ms": {"p50": {"10": 3.0}},
         "rates: utility": {"das": {"1.5": 1.0}},
         "Fig. 5": {"search": {"8": 1.0}},

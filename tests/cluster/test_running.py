@@ -216,11 +216,12 @@ def test_a_placement_becomes_pools_and_ctrl_c_answers_requests_and_leaves_no_pro
             with ThreadPoolExecutor(1) as client, cluster.told(HELD):
                 asked = client.submit(cluster.router.ask, others[0].id)
                 eventually(lambda: any(own["in_flight"] for own in cluster.status().values()))
-                cluster.process.send_signal(signal.SIGINT)
+                cluster.process.ask_to_end(signal.SIGINT)
                 eventually(lambda: not listens(cluster))
-                assert cluster.process.poll() is None and not asked.done()
+                assert cluster.process.pid is not None and not asked.done()
             assert asked.result(PATIENCE).status == 200
-            assert cluster.process.wait(PATIENCE) == 0 and cluster.said().endswith("stopped\n")
+            cluster.process.finish(PATIENCE)
+            assert cluster.said().endswith("stopped\n")
         eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
         with FakeCluster(toy.repository, up, replicas=1) as cluster:
             assert {one.id for one in cluster.manager().current().tenants} == {one.id for one in others}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import ssl
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from loadtest.connection import Connection
 from loadtest.encode import http_request
 from loadtest.generator import Load, main
 from loadtest.load import Report
-from loadtest.proxy import make_certificate, missing_programs
+from loadtest.proxy import make_certificate
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
 
@@ -40,7 +41,7 @@ def test_a_closed_loop_sends_every_request_once_in_turn_and_keeps_its_connection
 
 
 def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
-    if "openssl" in missing_programs():
+    if shutil.which("openssl") is None:
         pytest.skip("no openssl on PATH")
     certificate, pair = make_certificate(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -73,6 +74,7 @@ def test_every_request_is_counted_once_by_what_became_of_it(respond, sent, statu
     assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3 if len(good) else np.nan, nan_ok=True)
 
 
+@pytest.mark.slow  # the load has three seconds to answer ten requests on a busy machine
 def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> None:
     with SmallServer() as server:
 

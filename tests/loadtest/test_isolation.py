@@ -56,7 +56,7 @@ def test_busy_processes_and_ended_ones_are_told_apart_and_growth_is_the_most() -
         try:
             with Watch({"busy": busy.pid, "idle": idle.pid}, {"file": lambda: sizes.pop() if sizes else 2_000_000}) as watch:
                 eventually(lambda: watch.cores()["busy"] > 0)
-                subprocess.run([sys.executable, "-c", spin.format(1)], check=True)
+                subprocess.run([sys.executable, "-c", spin.format(0.3)], check=True)
                 cores = watch.cores()
         finally:
             busy.kill()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hplm.errors import HplmError
-from loadtest import load, server
+from loadtest import load
 from loadtest.load import send
 
 
@@ -30,6 +30,7 @@ class Doing:
         return self.what, os.getpid()
 
 
+@pytest.mark.slow
 def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_end_ends_the_others(monkeypatch) -> None:
     """Processes start one after the other."""
     (first, one), (second, other) = send(Doing("first"), Doing("second"))
@@ -42,10 +43,3 @@ def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_e
         monkeypatch.setattr(load, "START_S", start_s)
         with pytest.raises(HplmError, match=named):
             send(Doing("hangs"), Doing(what))
-
-
-@pytest.mark.parametrize(("command", "start_s", "named"), [("doctor", 0.0, "ready within"), ("luck", 600.0, "does not start")])
-def test_a_server_that_is_never_ready_is_stopped_and_named(tmp_path, monkeypatch, command, start_s, named) -> None:
-    monkeypatch.setattr(server, "START_S", start_s)
-    with pytest.raises(HplmError, match=named):
-        server.Running([command], tmp_path / "output", "^Ready")
