@@ -48,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    return processes_that_fit(MOST, BYTES_EACH)
+    return processes_that_fit(MOST, BYTES_EACH, waiting=1)  # tests wait for servers for a third of the time
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

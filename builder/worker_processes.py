@@ -17,9 +17,12 @@ from hplm.errors import HplmError
 BYTES_EACH = 2 << 30  # the most memory that one training takes
 
 
-def processes_that_fit(wanted: int, bytes_each: int = BYTES_EACH) -> int:
-    """Returns how many processes fit on this machine at a time, at most `wanted`. Without `bytes_each` they are trainings."""
-    return max(1, min(wanted, len(os.sched_getaffinity(0)), _available() // bytes_each))
+def processes_that_fit(wanted: int, bytes_each: int = BYTES_EACH, waiting: int = 0) -> int:
+    """Returns how many processes fit on this machine at a time, at most `wanted`. Without `bytes_each` they are trainings.
+
+    `waiting`: how many of them wait for something most of the time, and need no core of their own.
+    """
+    return max(1, min(wanted, len(os.sched_getaffinity(0)) + waiting, _available() // bytes_each))
 
 
 def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
