@@ -225,5 +225,6 @@ def test_the_engine_ends_if_no_step_of_the_loop_succeeds_any_more(served, what, 
     setattr(owner, what, failing)
     promise = Promise(first_token_ns=1) if what == "expired" else Promise()
     said = served.ask([3], greedy(20), promise=promise, at_once=True).wait()
+    setattr(owner, what, works)
     assert isinstance(said.error, DeadlineMissed if what == "expired" else type(None))
     assert bool(served.world.ended) == always and (always or len(calls) >= 40)
