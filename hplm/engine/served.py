@@ -61,11 +61,11 @@ class Served:
         self.backbone = Backbone(folder, state, self._prepare)
         self._lock(self.backbone.view.forest.tables())
         self._serving = True
-        self._watch = Watch(self.backbone)  # while the engine opens, too: else the first answers would be of what was then
         self.engine, self.stager = open_engine(self.backbone, settings)
         self.instruments = Instruments(Journal(settings.journal, self.name))
         self.quotas = Quotas()
         self.quarantined: frozenset[str] = frozenset()  # ids of tenants
+        self._watch = Watch(self.backbone)
         where = ", ".join(map(str, settings.stages)) or settings.device
         log.info("serving %s on %s in %s", self.name, where, settings.precision.name)
 

@@ -49,13 +49,9 @@ class Child(Host):
         backbone = Backbone(Path(folder), begin.state, prepare)
         prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
         given = settings, self._outbox.together, self._device_failed, self._shown
-
-        def serve() -> Service:
-            self._watch = Watch(backbone)  # while the model opens, too: else the first answers would be of what was then
-            return Service(backbone, prompts, *given)
-
-        self._service = apart(serve)
+        self._service = apart(lambda: Service(backbone, prompts, *given))
         self._separate(begin.apart)
+        self._watch = Watch(backbone)
         self._process = Process(self._service, (self._service.threads, 1), self._channel, self._take_in)
         self._service.wake = self._process.wake
 
