@@ -65,6 +65,7 @@ class Served:
         self.instruments = Instruments(Journal(settings.journal, self.name))
         self.quotas = Quotas()
         self.quarantined: frozenset[str] = frozenset()  # ids of tenants
+        self.backbone.catch_up()
         self._watch = Watch(self.backbone)
         where = ", ".join(map(str, settings.stages)) or settings.device
         log.info("serving %s on %s in %s", self.name, where, settings.precision.name)

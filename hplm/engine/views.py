@@ -106,6 +106,15 @@ class Views:
                 self.is_behind = False
             self._forget()
 
+    def catch_up(self) -> None:
+        """Takes what has changed since it was made: an engine may have taken long to open."""
+        try:
+            if self.mirror is not None:
+                self.mirror.look()
+            self.refresh()
+        except Exception as error:  # `Watch` tries again
+            log.error("cannot open the newest generation: %s", error)
+
     def is_open(self, generation: int) -> bool:
         """Whether `at` returns this generation without reading files."""
         return self._known(generation) is not None
@@ -201,7 +210,6 @@ class Watch:
 
     def __init__(self, views: Views) -> None:
         self._views = views
-        self._catch_up()
         self._stop = threading.Event()
         self._reader = Reader(views.state) if views.state is not None else None
         self._threads = [threading.Thread(target=self._take, name="watch", daemon=True)]
@@ -220,15 +228,6 @@ class Watch:
             self._reader.close()
         if self._views.mirror is not None:
             self._views.mirror.close()
-
-    def _catch_up(self) -> None:
-        """Takes what has changed since the views were made: an engine may have taken long to open."""
-        try:
-            if self._views.mirror is not None:
-                self._views.mirror.look()
-            self._views.refresh()
-        except Exception as error:  # the threads try again
-            log.error("cannot open the newest generation: %s", error)
 
     def _copy(self, mirror: Mirror) -> None:
         """Looks at the bucket, after a failure sooner. What is not here yet is served as it was, as long as the lease says."""

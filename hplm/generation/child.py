@@ -51,6 +51,7 @@ class Child(Host):
         given = settings, self._outbox.together, self._device_failed, self._shown
         self._service = apart(lambda: Service(backbone, prompts, *given))
         self._separate(begin.apart)
+        backbone.catch_up()
         self._watch = Watch(backbone)
         self._process = Process(self._service, (self._service.threads, 1), self._channel, self._take_in)
         self._service.wake = self._process.wake
