@@ -1,4 +1,4 @@
-"""What some benchmarks are built from: tasks of docstrings and of public texts, and a root for them."""
+"""Makes what some benchmarks need: tasks of docstrings and of public texts, and a root for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device computes at a time: packs of texts, and layers that are compiled once for all of them."""
+"""A device computes packs of texts, with layers that are compiled once for all of them."""
 
 import copy
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 DRAIN, STATE = "set server http/one state drain", "show stat"
 BACKENDS = {"http", "grpc", "few_http", "few_grpc", "medium", "large", "large_grpc"}
 SIZES = (1, 60_000, 1_200_000)  # small, medium and large ones
-# What each client sends. Over gRPC few large requests of one address may be on their way.
+# Each client sends these. Over gRPC few large requests of one address may be on their way.
 CLIENTS = {("json", "binary"): SIZES, ("binary", "header"): SIZES, ("metadata",): SIZES[:1], ("message",): SIZES[:1]}
 MANY = 20  # answers
 

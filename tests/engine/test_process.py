@@ -51,7 +51,7 @@ def hold(monkeypatch):
 
 
 def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy, monkeypatch):
-    """Who does what for a lone request: `tests/test_way.py`."""
+    """`tests/test_way.py` shows which process does what for a lone request."""
     seen, run, before = [], Engine.run, torch.get_num_threads()
     monkeypatch.setattr(Engine, "run", lambda *given: seen.append(torch.get_num_threads()) or run(*given))
     asker = Asker(toy.folder, threads="3")

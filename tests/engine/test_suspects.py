@@ -1,4 +1,4 @@
-"""What an engine's end tells: what was in its batches, who runs alone after it, and who is guilty, and for how long."""
+"""The end of an engine tells what was in its batches. Suspects then run alone, and the guilty are refused for a while."""
 
 import os
 import struct

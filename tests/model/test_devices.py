@@ -1,4 +1,4 @@
-"""What computes: the threads of a thread's products, torch where a kernel cannot be used, and devices that fail."""
+"""Products are divided among threads, torch computes where a kernel cannot, and a device that fails is told."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""What a server is started with: a tritonserver, its folders, a repository and ports. test_triton.py starts a real one."""
+"""A server needs a tritonserver, its folders, a repository and ports. test_triton.py starts a real one."""
 
 import importlib.metadata
 import importlib.util

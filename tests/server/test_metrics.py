@@ -1,4 +1,4 @@
-"""What a real server says of its requests: their counts in `/metrics`, their lines in our journal and in Triton's trace."""
+"""A real server counts its requests in `/metrics`, and writes them into our journal and Triton's trace."""
 
 import json
 from collections import Counter
