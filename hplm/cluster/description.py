@@ -20,17 +20,21 @@ KIND, FORMAT = "hplm replicas", 1
 WAY_OUT = "write it as docs/cluster.md says"
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 LARGEST_PORT = 65535
-Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
+Name = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
 
 
-@dataclass(frozen=True)
-class Replica:
+class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One server. Its id decides its place on the hash ring, so no other replica of the pool may ever get it."""
 
-    id: int
-    name: str
+    id: Positive
+    name: Name
     http: str  # HOST:PORT
     grpc: str
+
+    def __post_init__(self) -> None:
+        for address in (self.http, self.grpc):
+            if not is_address(address):
+                raise ValueError(f"Expected HOST:PORT, such as 10.0.0.1:8000, and not {address!r}")
 
 
 @dataclass(frozen=True)
@@ -42,22 +46,10 @@ class Pool:
     tenants: frozenset[str] | None = None  # those that it answers; None: all that no other pool names
 
 
-class _Replica(msgspec.Struct, forbid_unknown_fields=True):
-    id: Positive
-    name: Name
-    http: str
-    grpc: str
-
-    def __post_init__(self) -> None:
-        for address in (self.http, self.grpc):
-            if not is_address(address):
-                raise ValueError(f"Expected HOST:PORT, such as 10.0.0.1:8000, and not {address!r}")
-
-
 class _Pool(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     repository: Word
-    replicas: Annotated[tuple[_Replica, ...], Meta(min_length=1)]
+    replicas: Annotated[tuple[Replica, ...], Meta(min_length=1)]
     state: Word | None = None
     tenants: frozenset[str] | None = None
 
@@ -81,8 +73,7 @@ class ClusterDescription:
 
         def pool(own: _Pool) -> Pool:
             _check_unique("replica", "id", (replica.id for replica in own.replicas), f"{path}: pool {own.name!r}")
-            replicas = tuple(Replica(*msgspec.structs.astuple(replica)) for replica in own.replicas)
-            return Pool(own.name, below / own.repository, replicas, _place(own.state or stored.state, below), own.tenants)
+            return Pool(own.name, below / own.repository, own.replicas, _place(own.state or stored.state, below), own.tenants)
 
         pools = tuple(map(pool, stored.pools))
         _check_unique("pool", "name", (pool.name for pool in pools), path)

@@ -26,7 +26,7 @@ WAY_OUT = "search it with `hplm place search`"
 class Group:
     """A replica: one server on these devices."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # it becomes the name of a folder
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]  # it becomes the name of a folder
     machine: Word
     devices: Annotated[tuple[str, ...], Meta(min_length=1)]  # the first `intra` are the first stage's, and so on
     intra: Positive  # devices a stage

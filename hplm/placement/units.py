@@ -16,7 +16,7 @@ from hplm.placement.stages import Cut, stage_bytes
 
 @dataclass(frozen=True)
 class Unit:
-    name: Annotated[str, Meta(pattern="^[^/]*/[^/]*(/[^/]*)?$")]  # backbone/domain, or backbone/domain/tenant
+    name: Annotated[str, Meta(pattern=r"^[^/]*/[^/]*(/[^/]*)?\Z")]  # backbone/domain, or backbone/domain/tenant
     tenants: Positive
 
     @property

@@ -47,6 +47,7 @@ def test_paths_begin_at_the_file_and_a_pool_may_have_its_own_state(read, tmp_pat
         ({"pools": [POOL, {**OTHER, "replicas": [{**TWO, "name": "three"}]}]}, ["http", "'hplm-1.hplm:8000'"]),
         ({"pools": [POOL, {**OTHER, "name": "all"}]}, ["pools", "'all'"]),
         ({"pools": [{**POOL, "name": "All Of Them"}]}, ["pools[0].name"]),
+        ({"pools": [{**POOL, "name": "all\n"}]}, ["pools[0].name"]),
         ({"pools": [{**POOL, "replicas": [{**ONE, "id": 0}]}]}, ["replicas[0].id"]),
         ({"pools": [{**POOL, "replicas": [{**ONE, "grpc": "10.0.0.1"}]}]}, ["replicas[0]", "10.0.0.1", "HOST:PORT"]),
         ({"pools": [{**POOL, "tenants": "acme"}]}, ["pools[0].tenants"]),

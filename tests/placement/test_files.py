@@ -56,6 +56,7 @@ def test_what_is_written_is_read_again(tmp_path, kind):
         ("profile", ["backbones", "bert", "slots"], 1 << 80, ["slots"]),
         ("placement", ["groups", 1, "name"], "one", ["two of one name"]),
         ("placement", ["groups", 1, "name"], "../x", ["groups[1].name"]),
+        ("placement", ["groups", 1, "name"], "two\n", ["groups[1].name"]),
         ("placement", ["groups", 0, "intra"], 2, ["'one'", "2"]),
         ("placement", ["groups", 0, "devices"], ["cpu:1"], ["'one'", "'two'", "'cpu:1'"]),
         ("placement", ["groups", 0, "devices"], ["gpu"], ["'one'", "'gpu'", "cuda:0"]),
