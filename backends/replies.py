@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
 import queue
+import signal
 import threading
 import traceback
 from collections.abc import Collection, Mapping, Sequence
@@ -26,6 +28,7 @@ from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
 
+faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()

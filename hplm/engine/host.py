@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -116,4 +117,5 @@ def run(host: type[Host]) -> None:
     """Runs the process. Its arguments are the descriptors of a socket, and of memory that shows what is in batches."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the model process says when to end
+    faulthandler.register(signal.SIGUSR1)  # it writes where its threads stand, when `hplm.server.stacks` asks
     host(Channel(int(sys.argv[1])), int(sys.argv[2])).run()

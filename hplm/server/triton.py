@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from hplm.errors import HplmError
 from hplm.registry.store import Place
-from hplm.server import inherited, log, process_group, reply_sockets
+from hplm.server import inherited, log, process_group, reply_sockets, stacks
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
 from hplm.server.draining import wait_until_idle
@@ -253,13 +253,14 @@ class TritonServer:
 
     def _failure(self, process: subprocess.Popen[bytes]) -> HplmError:
         if process.poll() is None:
-            what = f"tritonserver was not ready within {self._start_timeout:.0f} s"
+            what, said = f"tritonserver was not ready within {self._start_timeout:.0f} s", self.last_words()
+            said += "\n" + stacks.of_group(process.pid, self.log_file) if self.log_file is not None else ""
         else:
             for flag, port in self._lost_ports():
                 return HplmError(in_use(self.address, port, flag))
-            what = f"tritonserver could not serve {self.repository}"
+            what, said = f"tritonserver could not serve {self.repository}", self.last_words()
         where = f"\n(whole log: {self.log_file})" if self._keeps_log else ""
-        return HplmError(f"{what}; its log says:\n{self.last_words()}{where}")
+        return HplmError(f"{what}; its log says:\n{said}{where}")
 
     def _lost_a_chosen_port(self) -> bool:
         wanted = dict(self._wanted.items())

@@ -9,13 +9,27 @@ import sys
 import pytest
 
 from hplm.errors import HplmError
-from hplm.server import Gateway
+from hplm.server import Gateway, process_group, stacks
 from hplm.server import gateway as module
 from hplm.server.process import Process
 from tests.support.message import mentioning, mentions
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time.sleep(600)"]
+
+HANGING = """
+import faulthandler, signal, subprocess, threading
+faulthandler.register(signal.SIGUSR1)
+lock = threading.Lock()
+def wait_for_a_dead_disk():
+    with lock:
+        pass
+with lock:
+    threading.Thread(target=wait_for_a_dead_disk).start()
+    other = subprocess.Popen(["sleep", "600"])
+    print("Ready", flush=True)
+    other.wait()
+"""
 
 
 @pytest.fixture
@@ -136,3 +150,11 @@ def test_a_gateway_that_cannot_run_is_started_after_longer_and_longer_pauses(tmp
     assert gateway.pid is None
     assert mentions(said[0], "restarting", "OpenAI", "code 1", "1 s") and mentions(said[1], "2 s")
     assert "no url" in (tmp_path / "log").read_text()
+
+
+def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(make):
+    process = make([sys.executable, "-c", HANGING])
+    process.start()
+    process.wait_until(lambda: "Ready" in process.said(), PATIENCE)
+    assert mentions(stacks.of_group(process.pid, process.log_file), "in wait_for_a_dead_disk", "in <module>")
+    assert len(process_group.members(process.pid)) == 2
