@@ -11,6 +11,7 @@ between markers.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import shlex
 import subprocess
@@ -30,6 +31,7 @@ from hplm.errors import HplmError
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "figures.json"
 PAGES = {ROOT / "docs" / "benchmarks.md": False, ROOT / "README.md": True}  # whether the page has the headlines alone
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
 
 
@@ -141,9 +143,26 @@ def verdict(value: float | None, target: str) -> str:
 
 
 def stale(one: Measurement, result: dict[str, Any]) -> bool:
-    """Whether files that a figure depends on have changed since it was measured, or may have: this clone lacks the commit."""
-    is_known = not subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", result["commit"]], capture_output=True).returncode
-    return not is_known or bool(_git("log", "-1", "--format=%h", f"{result['commit']}..HEAD", "--", *watched(one)).strip())
+    """Whether code that a figure depends on has changed since it was measured, or may have: this clone lacks the commit."""
+    commit = result["commit"]
+    if subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", commit], capture_output=True).returncode:
+        return True
+    changed = _git("diff", "--name-only", "--no-renames", commit, "HEAD", "--", *watched(one)).splitlines()
+    return any(_meaning(commit, name) != _meaning("HEAD", name) for name in changed)
+
+
+def _meaning(commit: str, name: str) -> str:
+    """Returns what of a file can change a figure: no comments, docstrings and documents. Nothing if it is not there."""
+    done = subprocess.run(["git", "-C", str(ROOT), "show", f"{commit}:{name}"], capture_output=True, text=True)
+    if done.returncode or name.endswith(".md"):
+        return ""
+    if not name.endswith(".py"):
+        return done.stdout
+    tree = ast.parse(done.stdout)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def watched(one: Measurement) -> list[str]:

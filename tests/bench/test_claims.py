@@ -44,9 +44,9 @@ def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monk
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def commit(file: str) -> dict[str, str]:
+    def commit(file: str, text: str = "changed") -> dict[str, str]:
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text("changed")
+        (tmp_path / file).write_text(text)
         git("add", "-A")
         git("commit", "-qm", "change")
         return {"commit": git("rev-parse", "HEAD").strip()}
@@ -60,6 +60,8 @@ def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monk
     for file in ("engine/layer.py", "bench/glue.py"):
         before, result = result, commit(file)
         assert claims.stale(one, before) and not claims.stale(one, result), file
+    commit("engine/layer.py", '"""A docstring."""\nchanged  # a comment')
+    assert not claims.stale(one, result)
 
 
 def test_what_a_command_needs_is_made_first_and_what_cannot_be_measured_does_not_stop_the_others(
