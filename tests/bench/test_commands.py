@@ -42,7 +42,6 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench imports --model bert": "points_lost; agreement; bytes_over_checkpoint; stdlib-area/before_learning",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
-    "bench place": "fig2_skew; mean_ms/poisson",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench registry": "lost; wrong; mixed; away/keyed; away/back_s; cut/dead",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
