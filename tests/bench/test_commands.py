@@ -43,12 +43,12 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
-    "bench registry": "lost; wrong; mixed; away/keyed; away/back_s; cut/dead",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
     "bench training": "tables_ms; share_of_whole",
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
     "chaos": "sent; ok; recovery_s_max",
+    "chaos --registry bucket --faults bucket server manager": "sent; ok; recovery_s_max",
     "isolation --ways streams overload quota --quota-rate 2": (
         "streams/cores/server; overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
     ),

@@ -33,7 +33,9 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
 
 def test_parts_are_harmed_by_their_names_and_a_new_tenant_that_is_never_answered_is_a_wrong_answer(tmp_path):
     (tmp_path / "law+medicine-upper").mkdir()
-    victim = SimpleNamespace(repository=tmp_path, backbone="medicine", models=["medicine", "hplm"], add_guest=lambda: "acme")
+    victim = SimpleNamespace(
+        repository=tmp_path, state=tmp_path, backbone="medicine", models=["medicine", "hplm"], add_guest=lambda: "acme"
+    )
     found = {fault.name: fault for fault in faults(victim)}
     assert found.keys() >= {"kill medicine-lookup", "kill law+medicine-upper", "stop law+medicine-upper", "kill hplm"}
     assert not found.keys() & {"kill medicine-upper", "kill decoder"}
