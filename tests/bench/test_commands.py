@@ -48,10 +48,10 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "chaos": "sent; ok; recovery_s_max",
     "chaos --registry bucket --faults bucket server manager": "sent; ok; recovery_s_max",
     "isolation --ways streams overload quota --quota-rate 2": (
-        "streams/cores/server; overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
+        "overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
     ),
     "isolation --door --ways body slow --body-mb 30 --bodies 2 --slow 100": (
-        "body/in_time_by_server; body/holds; slow/strangers/refused; slow/cores/door"
+        "body/in_time_by_server; body/holds; slow/strangers/refused"
     ),
     "soak": "answered; guests; memory_growth/engine; files_growth/toy-lookup",
     "papers alpaserve --picture a.svg": "; ".join(
