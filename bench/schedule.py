@@ -25,10 +25,11 @@ from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
-from hplm.simulate.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.costs import EngineCost, one_stage
 from hplm.simulate.decoders import Answer, Simulation, StepCost
 from hplm.simulate.encoders import REFUSED, Machine, Outcome, simulate_one
+from loadtest.traffic import read_recorded
 
 POLICIES = {
     "default": DEFAULT,
@@ -100,7 +101,7 @@ def schedule(
             one_stage(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths)),
             Capacity(batch_tokens, batch_tokens, batch_tokens),
         )
-        outcome = _run(policy, machine, read_trace(trace), commit_ms, admission)
+        outcome = _run(policy, machine, read_recorded(trace).arrivals, commit_ms, admission)
         yield Row("utility", outcome.utility)
         yield Row("scheduled", float(outcome.scheduled.mean()))
         yield Row("on_time", float(outcome.on_time.mean()))
