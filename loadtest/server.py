@@ -214,11 +214,6 @@ class ServedCluster(Running):
         pools = json.loads((self.folder / CLUSTER).read_bytes())["pools"]
         return {replica["name"]: replica["http"] for pool in pools for replica in pool["replicas"]}
 
-    @property
-    def metrics(self) -> dict[str, str]:
-        """The address of each replica's metrics, by its name."""
-        return {name: own["metrics"] for name, own in self.status().items()}
-
     def manager(self) -> Manager:
         return Manager.open(self.repository, self.state)
 

@@ -33,7 +33,6 @@ MAINS = {
     "random": random_repository.main,
 }  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
-    "bench adapters": "t128/16/grouped_us; t128/16/to_loop",
     "bench cascade --model bert": "work; tenants/stdlib-area/points_lost; one_client/over_full; served/as_expected",
     "bench cluster": "proxy_over_direct; hop_p50_ms; add_p99_s; revoke_s",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
