@@ -96,7 +96,9 @@ def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = No
 
 @contextmanager
 def _registry_locked(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    with Folder(victim.state / victim.folder.parent.name).alone():
+    registry = victim.state / victim.folder.parent.name
+    assert isinstance(registry, Path)  # `faults` has this one only for a folder
+    with Folder(registry).alone():
         yield
 
 
