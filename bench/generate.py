@@ -139,8 +139,4 @@ def _tenants(case: Case) -> Rows:
     yield Row(f"tenants_{case.tenants}_over_{SHARING}", many / some, least=0.92)
 
 
-PARTS: dict[str, Callable[[Case], Rows]] = {
-    "transformers": _transformers,
-    "halves": _halves,
-    "tenants": _tenants,
-}
+PARTS: dict[str, Callable[[Case], Rows]] = {"transformers": _transformers, "halves": _halves, "tenants": _tenants}
