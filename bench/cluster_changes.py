@@ -1,4 +1,4 @@
-"""Measures what clients of a cluster see while replicas are killed or replaced, and tenants, tables and keys change."""
+"""Measures what clients of a cluster see while a replica is killed, and while tenants, tables and keys change."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from hplm.errors import HplmError
-from hplm_client import HplmClient, HplmClientError
 from loadtest.chaos.history import (
     FAILED,
-    OK,
     UNANSWERED,
     WRONG,
-    Answer,
     Asker,
     Clients,
     History,
@@ -74,23 +71,6 @@ class Material:
         return [Question(tenant, text) for text in self.texts[:3] for tenant in self.tenants[:TENANTS]]
 
 
-class Retrying(Asker):
-    """Asks by `hplm_client`, which tries again."""
-
-    def __init__(self, address: str, backbone: str) -> None:
-        self._client = HplmClient(address, backbone=backbone)
-
-    def ask(self, question: Question) -> Answer:
-        try:
-            self._client.infer(question.text, tenant=question.tenant)
-        except HplmClientError as error:
-            return Answer(FAILED, type(error).__name__)
-        return Answer(OK)
-
-    def close(self) -> None:
-        self._client.close()
-
-
 class AtEach(Clients):
     """A client of each replica, which asks for one tenant."""
 
@@ -137,17 +117,6 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
         "back_s": round(back - killed, 1),
         "kill_reasons": history.reasons(),
     }
-
-
-def roll_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
-    """Counts the requests of `hplm_client` that fail although it retries, while all replicas are replaced."""
-    say("all replicas are replaced under load")
-    with Clients([Retrying(cluster.address, material.backbone) for _ in range(CLIENTS)], material.questions()) as asking:
-        time.sleep(CALM)
-        cluster.roll(say)
-        time.sleep(CALM)
-    counts = asking.counts()
-    return {"roll_failures": counts.total() - counts[OK], "roll_requests": counts[OK], "roll_reasons": asking.reasons()}
 
 
 def change_figures(cluster: ServedCluster, material: Material, count: int) -> dict[str, Any]:

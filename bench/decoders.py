@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +23,6 @@ from hplm.generation.request import Piece, Request, Source
 from hplm.generation.request import Sequence as Answer
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
-from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.generation.staging import Stager
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.stacks import UpperStack
@@ -82,62 +81,27 @@ class Model:
         return [replace(self.source, uid=i, adapter=record) for i, record in enumerate(made)]
 
 
-@dataclass
-class Answered:
-    """A request on its way."""
-
-    sampling: Sampling
-    asked: float
-    first: float = 0.0
-    last: float = 0.0
-    tokens: int = 0
-    error: HplmError | None = None
-
-    def take(self, piece: Piece | HplmError) -> None:
-        now = time.perf_counter()
-        if isinstance(piece, HplmError):
-            self.error = piece
-            return
-        if not self.first:
-            self.first = now
-        self.last, self.tokens = now, piece.generated_tokens
-
-
 class Bench:
     """A loop that one thread drives."""
 
-    def __init__(self, model: Model, seats: int = 16, admission: bool = False) -> None:
+    def __init__(self, model: Model, seats: int = 16) -> None:
         config = model.config
         self.model = model
         space = space_of(SLOTTED, CACHE_TOKENS, config.positions, CPU)
         cache = Cache(space, config.upper_layers, config.key_width, CPU)
-        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), space.size_for, False)
         self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats, CPU, torch.float32)
         decoder = Decoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.queue, self.running, self.stager, decoder, ())
 
-    def ask(
-        self,
-        prompt: Sequence[int],
-        count: int,
-        source: Source | None = None,
-        promise: Promise = NO_PROMISE,
-        due: float | None = None,
-    ) -> Answered:
-        """`due`: when the request arrived, by `time.perf_counter`, if that was before this call."""
+    def ask(self, prompt: Sequence[int], count: int, source: Source | None = None) -> None:
         source = source or self.model.source
         ids = [START, *prompt]
         addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
-        now, asked = time.monotonic_ns(), time.perf_counter()
-        arrival_ns = now if due is None else now - round(1e9 * (asked - due))
-        answered = Answered(sampling, asked if due is None else due)
-        request = Request(
-            source, ids, addresses, sampling, answered.take, _decode, arrival_ns=arrival_ns, seed=0, promise=promise
-        )
+        request = Request(source, ids, addresses, sampling, _take, _decode, arrival_ns=time.monotonic_ns(), seed=0)
         self.loop.offer(Answer(request))
-        return answered
 
     def answer(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], sources: Iterable[Source | None]) -> float:
         """Answers prompts with so many tokens each. Returns the tokens a second."""
@@ -151,6 +115,11 @@ class Bench:
         while self.loop.step() or len(self.running) or len(self.queue):
             pass
         return time.perf_counter() - start
+
+
+def _take(piece: Piece | HplmError) -> None:
+    if isinstance(piece, HplmError):
+        raise piece
 
 
 def _decode(ids: Sequence[int]) -> str:

@@ -18,10 +18,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from bench.decoders import MOST, START, Answered, Bench, Model, in_turn, lengths_of, prompts_of
-from bench.rows import Positive, Row, Rows, Whole, benchmark
-from hplm.errors import DeadlineMissed
-from hplm.generation.settings import Promise
+from bench.decoders import START, Bench, Model, in_turn, lengths_of, prompts_of
+from bench.rows import Row, Rows, Whole, benchmark
 from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
 from hplm.model.original import Checkpoint
@@ -30,7 +28,7 @@ PROMPTS, PROMPT_TOKENS = 16, 64
 SHARING = 32  # sequences of a step in which tenants are mixed
 NEAR = 0.9  # of a bound
 
-Part = Literal["transformers", "halves", "tenants", "overload"]
+Part = Literal["transformers", "halves", "tenants"]
 
 
 @dataclass(frozen=True)
@@ -39,17 +37,15 @@ class Case:
     half: Model
     tenants: int
     rounds: int
-    seconds: float
 
 
-@benchmark(size="toy", layers=3, tenants=100, seconds=0.5, rounds=1, parts=("halves", "tenants", "overload"))
+@benchmark(size="toy", layers=3, tenants=100, rounds=1, parts=("halves", "tenants"))
 def generate(
     *,
     parts: tuple[Part, ...] = get_args(Part),
     size: Literal["smollm2", "toy"] = "smollm2",
     layers: Whole = 30,
     tenants: Whole = 10_000,
-    seconds: Positive = 20.0,
     rounds: Whole = 3,
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
@@ -60,13 +56,12 @@ def generate(
     :param size: of a layer
     :param layers: of the model
     :param tenants: of the part `tenants`, beside 32
-    :param seconds: under overload
     :param rounds: of each part
     """
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
         whole, half = (Model(Path(scratch), size, layers, lower) for lower in (0, layers // 3))
         for part in parts:
-            yield from PARTS[part](Case(whole, half, max(tenants, SHARING), rounds, seconds))
+            yield from PARTS[part](Case(whole, half, max(tenants, SHARING), rounds))
 
 
 def _transformers(case: Case) -> Rows:
@@ -144,46 +139,4 @@ def _tenants(case: Case) -> Rows:
     yield Row(f"tenants_{case.tenants}_over_{SHARING}", many / some, least=0.92)
 
 
-def _overload(case: Case) -> Rows:
-    """Twice as many requests as can be answered, each with a promise for its first token and for the whole."""
-    bench = Bench(case.half, PROMPTS)
-    prompts, lengths = prompts_of(case.half, 500, 32), lengths_of(500)
-    rate = 64 / (sum(lengths[:64]) / bench.answer(prompts, lengths[:64], repeat(None)))  # answers a second
-    step_ns = bench.queue.cost.predict(PROMPTS, PROMPTS)
-    first, whole_ns = int(20 * step_ns), int(20 * step_ns + 1.5 * MOST * step_ns)
-    promise = Promise(whole_ns, first)
-    bench = Bench(case.half, PROMPTS, admission=True)
-    bench.answer(prompts, lengths[:32], repeat(None))  # the model of costs and lengths learns
-    taken: list[Answered] = []
-    refusals: list[float] = []
-    begin, sent = time.perf_counter(), 0
-    while (now := time.perf_counter() - begin) < case.seconds:
-        while sent < 2 * rate * now:
-            due = begin + sent / (2 * rate)  # during a step, and offered after it: the wait counts
-            try:
-                taken.append(bench.ask(prompts[sent % 500], lengths[sent % 500], promise=promise, due=due))
-            except DeadlineMissed:
-                refusals.append(time.perf_counter() - due)
-            sent += 1
-        bench.loop.step()
-    bench.run()
-    good = [
-        one
-        for one in taken
-        if one.error is None
-        and one.first - one.asked <= first / 1e9
-        and one.last - one.asked <= whole_ns / 1e9
-        and one.tokens == one.sampling.max_tokens
-    ]
-    yield Row("overload_sent", sent)
-    yield Row("overload_refused", len(refusals))
-    yield Row("overload_on_time", len(good) / max(1, len(taken)), least=0.9)
-    yield Row("refusal_p99_ms", 1000 * float(np.percentile(refusals, 99)) if refusals else 0.0, "ms", most=20.0)
-
-
-PARTS: dict[str, Callable[[Case], Rows]] = {
-    "transformers": _transformers,
-    "halves": _halves,
-    "tenants": _tenants,
-    "overload": _overload,
-}
+PARTS: dict[str, Callable[[Case], Rows]] = {"transformers": _transformers, "halves": _halves, "tenants": _tenants}

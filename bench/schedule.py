@@ -25,10 +25,11 @@ from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
-from hplm.simulate.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.costs import EngineCost, one_stage
 from hplm.simulate.decoders import Answer, Simulation, StepCost
 from hplm.simulate.encoders import REFUSED, Machine, Outcome, simulate_one
+from loadtest.traffic import read_recorded
 
 POLICIES = {
     "default": DEFAULT,
@@ -100,7 +101,7 @@ def schedule(
             one_stage(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths)),
             Capacity(batch_tokens, batch_tokens, batch_tokens),
         )
-        outcome = _run(policy, machine, read_trace(trace), commit_ms, admission)
+        outcome = _run(policy, machine, read_recorded(trace).arrivals, commit_ms, admission)
         yield Row("utility", outcome.utility)
         yield Row("scheduled", float(outcome.scheduled.mean()))
         yield Row("on_time", float(outcome.on_time.mean()))
@@ -131,30 +132,11 @@ def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
     on_time = [found["default"]["on_time"] / max(own["on_time"] for own in found.values()) for found in every]
     yield Row("default_on_time_over_best", min(on_time), least=1.0)
     yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
-    yield from _fairness(machine, seconds, deadlines_ms)
 
 
 def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
     commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
     return simulate_one(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load)
-
-
-def _fairness(machine: Machine, seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
-    """Simulates a tenant that uses a fifth of the capacity: alone, and beside a tenant that sends three times the capacity."""
-
-    def sent(share: float, tenant: int) -> Arrivals:
-        load = Stream(share * TEXTS_A_SECOND, seconds, Lengths(MEAN, 20), deadlines_ms, tenants=(tenant,))
-        return load.draw(SEED + tenant)
-
-    modest, flood = sent(0.2, 0), sent(3.0, 1)
-    loads = {"alone": modest, "beside_a_flood": Arrivals.together([modest, flood])}
-    for name in ("default", "fcfs", "sjf"):
-        for load_name, load in loads.items():
-            outcome = _run(POLICIES[name], machine, load, 0.0)
-            mine = outcome.arrivals.tenant == 0
-            took = (outcome.answered_ns - outcome.arrivals.at_ns)[mine & outcome.answered]
-            yield Row(f"fairness/{name}/{load_name}/on_time", float(outcome.on_time[mine].mean()))
-            yield Row(f"fairness/{name}/{load_name}/p99_ms", float(np.percentile(took, 99)) / 1e6, "ms")
 
 
 def _overhead(given: str) -> float:

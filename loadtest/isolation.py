@@ -29,7 +29,7 @@ from loadtest.load import send
 from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
 from loadtest.server import QUICK_HELP, ServedCopy, quick
-from loadtest.watch import PUBLISHED_AFTER, ServerCount, Watch, difference
+from loadtest.watch import PUBLISHED_AFTER, Growth, ServerCount, difference
 
 WAYS = OF_TENANT | OF_STRANGERS
 QUICK = "--backbone toy --quiet tenant-0 --noisy tenant-1 --text ba --seconds 0.5 --streams 100 --flood 4 --ways streams quota"
@@ -115,7 +115,6 @@ def _check(given: argparse.Namespace) -> None:
 
 def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None:
     """Adds the figures of each way to `measured`, so that the earlier ones are kept if one fails."""
-    groups: dict[str, int] = {}
     logs: list[Path] = []
     sizes: dict[str, Callable[[], int]] = {}
     with ExitStack() as stack:
@@ -126,19 +125,18 @@ def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None
         else:
             server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
             place = Place(server.address, server.grpc, server.metrics, server.address)
-            groups["server"], logs = server.group, [server.log]
+            logs.append(server.log)
             sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
         if given.door:
             settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
             proxy = stack.enter_context(reverse_proxy(folder / "door", place.http, place.grpc, given.backbone, **settings))
             at = f"{HOST}:{proxy.port}"
             place = replace(place, http=at, grpc=at, certificate=proxy.certificate)
-            groups["door"] = proxy.pid
             logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if server and name == "quota" else nullcontext():
                 noise = WAYS[name].noise(given, place)
-                measured[name] = _measure(given, place, noise, Watch(groups, sizes), name in OF_STRANGERS)
+                measured[name] = _measure(given, place, noise, Growth(sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
 
 
@@ -165,7 +163,7 @@ def _quota(given: argparse.Namespace, server: ServedCopy) -> Generator[None]:
     limit(before.in_flight, before.rate)
 
 
-def _measure(given: argparse.Namespace, place: Place, noise: Noise, watch: Watch, of_strangers: bool) -> dict[str, Any]:
+def _measure(given: argparse.Namespace, place: Place, noise: Noise, growth: Growth, of_strangers: bool) -> dict[str, Any]:
     """Returns the quiet tenant's figures alone and beside the noise."""
     load = place.load([timely(given, given.quiet)], QUIET_CONNECTIONS, [QUIET_ADDRESS])
     quiet = replace(load, seconds=given.seconds, rate=given.rate, undisturbed=True)
@@ -174,11 +172,9 @@ def _measure(given: argparse.Namespace, place: Place, noise: Noise, watch: Watch
     count = ServerCount(place.metrics, outcomes=("on_time",))
     before_s, after_s = min(BEFORE_S, given.seconds), min(AFTER_S, given.seconds)
     lasting = replace(noise.load, seconds=before_s + given.seconds + after_s)
-    with watch:
+    with growth:
         beside, others = send(replace(quiet, begin_s=before_s), lasting)
-        cores = watch.cores()
-    figures = judged(alone, said(beside), noise.said(others), count.in_time(), watch.growth_mb(), of_strangers)
-    return figures | {"cores": cores}
+    return judged(alone, said(beside), noise.said(others), count.in_time(), growth.megabytes(), of_strangers)
 
 
 def judged(

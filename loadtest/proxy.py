@@ -23,7 +23,6 @@ class Proxy:
     port: int
     certificate: Path  # for 127.0.0.1 and localhost
     log: Path
-    pid: int  # of its only process, which leads a group
 
 
 @contextmanager
@@ -54,8 +53,7 @@ def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **
         process.start()
         try:
             process.wait_until(lambda: _is_open(port), PATIENCE_S)
-            assert process.pid is not None
-            yield Proxy(port, certificate, process.log_file, process.pid)
+            yield Proxy(port, certificate, process.log_file)
         finally:
             process.stop(PATIENCE_S)
 

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from hplm.adapters.records import Records
 from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
+from hplm.registry.store import Place
 from hplm.server import process_group
 from hplm.server.process import Process
 from hplm.server.stubs import size_of, stubs
@@ -34,6 +35,7 @@ from hplm.tenants.state import EXPORTED_RECORDS
 SERVER, ENGINE, DECODER = "tritonserver", "engine", "decoder"
 ENGINES = {"hplm.engine.child": ENGINE, "hplm.generation.child": DECODER}
 GUEST = "guest-of-a-test"
+READY = r"^HTTP +(\S+)$.^gRPC +(\S+)$.^metrics +(\S+)/metrics$.*^Ready"
 QUICK_HELP = "measure little on a toy that is made for it: the figures mean nothing, and no target is judged"
 START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to end
 
@@ -85,9 +87,10 @@ class Running:
 
     PROGRAM = (sys.executable, "-m", "hplm.cli.main")
 
-    def __init__(self, command: Sequence[object], output: Path, ready: str) -> None:
-        """`ready`: a pattern of its output when it serves; the groups are its addresses."""
-        self.process = Process(f"`hplm {command[0]}`", [*self.PROGRAM, *map(str, command)], output)
+    def __init__(self, command: Sequence[object], output: Path, ready: str, variables: Mapping[str, str] | None = None) -> None:
+        """`ready`: a pattern of its output when it serves; the groups are its addresses. `variables`: of its environment."""
+        given = ["env", *map("=".join, variables.items())] if variables else []
+        self.process = Process(f"`hplm {command[0]}`", [*given, *self.PROGRAM, *map(str, command)], output)
         self.process.start()
         pattern = re.compile(ready, re.MULTILINE | re.DOTALL)
         try:
@@ -117,7 +120,14 @@ class Running:
 class ServedCopy(Running):
     """A copy of a repository with a state of its own, served by `hplm serve`."""
 
-    def __init__(self, original: Path, folder: Path, state: Path, backbone: str | None = None) -> None:
+    def __init__(
+        self,
+        original: Path,
+        folder: Path,
+        state: Place,
+        backbone: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """`folder`: where the copy and the logs are written. `backbone`: its name, if the repository has several."""
         self.repository, self.state = folder / "repository", state
         shutil.copytree(original, self.repository)
@@ -125,7 +135,7 @@ class ServedCopy(Running):
         self.backbone, self.log = self.folder.parent.name, folder / "serve.log"
         ports = [word for service in ("http", "grpc", "metrics") for word in (f"--{service}-port", 0)]
         command = ["serve", "--repository", self.repository, "--state", state, *ports, "--log-file", self.log]
-        super().__init__(command, folder / "serve.out", r"^HTTP +(\S+)$.^gRPC +(\S+)$.^metrics +(\S+)/metrics$.*^Ready")
+        super().__init__(command, folder / "serve.out", READY, variables)
         self.grpc, self.metrics = self._others
 
     @property
@@ -203,11 +213,6 @@ class ServedCluster(Running):
         """The address of each replica's HTTP service, by its name."""
         pools = json.loads((self.folder / CLUSTER).read_bytes())["pools"]
         return {replica["name"]: replica["http"] for pool in pools for replica in pool["replicas"]}
-
-    @property
-    def metrics(self) -> dict[str, str]:
-        """The address of each replica's metrics, by its name."""
-        return {name: own["metrics"] for name, own in self.status().items()}
 
     def manager(self) -> Manager:
         return Manager.open(self.repository, self.state)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths, in_order
+from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths
 
 HMI_PERIOD, HMI_REQUESTS = 20.0, 100  # of each tenant (HMI 7.4)
 BURST_USERS, BURST_APART, BURST_PERIOD, BURST_REQUESTS = 250, 0.05, 1.2, 50  # HMI 7.4
@@ -117,10 +117,11 @@ class Recorded:
     texts: list[str | None]
 
 
-def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
+def read_recorded(path: Path, tenants: Sequence[str] = ()) -> Recorded:
     """Reads JSONL: `arrival` in seconds, `tokens` or `text`, and optionally `deadline_ms`, `tenant`, `priority`.
 
-    A tenant that the server does not have is replaced by one that it has, always by the same one.
+    A tenant that the server does not have is replaced by one that it has, always by the same one. Without `tenants`, each name
+    is a tenant of its own.
     """
     known = {name: number for number, name in enumerate(tenants)}
     strangers: dict[str, int] = {}
@@ -129,7 +130,8 @@ def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
         try:
             row = json.loads(line)
             name, text = str(row.get("tenant", "")), row.get("text")
-            tenant = known[name] if name in known else strangers.setdefault(name, len(strangers) % len(tenants))
+            number_of_new = len(strangers) % len(tenants) if tenants else len(strangers)
+            tenant = known[name] if name in known else strangers.setdefault(name, number_of_new)
             tokens = int(row["tokens"]) if text is None else int(row.get("tokens", len(text.split()) + 2))
             allowed = int(float(row.get("deadline_ms", 0)) * MILLISECOND)
             rows.append((int(float(row["arrival"]) * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
@@ -138,5 +140,10 @@ def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
             raise InvalidInput(f"{path}, line {number} is not a recorded request ({error!r}): see docs/loadtest.md") from None
     if not rows:
         raise InvalidInput(f"{path} contains no requests: see docs/loadtest.md")
-    columns, order = in_order(rows, path)
-    return Recorded(Arrivals(*columns.T), [texts[i] for i in order.tolist()])
+    try:
+        columns = np.array(rows, dtype=np.int64)
+    except OverflowError:
+        raise InvalidInput(f"{path} has a number of more than 64 bits: correct it") from None
+    columns[:, 0] -= columns[:, 0].min()
+    order = np.argsort(columns[:, 0], kind="stable")
+    return Recorded(Arrivals(*columns[order].T), [texts[i] for i in order.tolist()])

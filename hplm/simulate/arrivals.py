@@ -1,17 +1,14 @@
-"""Simulated arrivals with their times, lengths and deadlines: random, or read from a trace."""
+"""Simulated arrivals with their times, lengths and deadlines."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
 
 SECOND, MILLISECOND = 10**9, 10**6
 
@@ -106,33 +103,3 @@ class Stream:
             tenant=rng.choice(np.asarray(self.tenants), count),
             priority=np.full(count, self.priority),
         )
-
-
-def read_trace(path: Path) -> Arrivals:
-    """Reads JSONL with `arrival` (seconds), `tokens`, and optionally `deadline_ms` (from arrival), `tenant`, `priority`."""
-    tenants: dict[str, int] = {}
-    rows: list[tuple[int, ...]] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            tenant = tenants.setdefault(str(row.get("tenant", "")), len(tenants))
-            allowed = int(float(row.get("deadline_ms", 0)) * MILLISECOND)
-            rows.append((int(float(row["arrival"]) * SECOND), int(row["tokens"]), allowed, tenant, int(row.get("priority", 0))))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise InvalidInput(
-                f"{path}, line {number} is not a recorded arrival ({error!r}): see docs/scheduling.md"
-            ) from error
-    if not rows:
-        raise InvalidInput(f"{path} contains no arrivals: see docs/scheduling.md")
-    return Arrivals(*in_order(rows, path)[0].T)
-
-
-def in_order(rows: Sequence[Sequence[int]], path: Path) -> tuple[Array, Array]:
-    """Returns a trace's rows in order of time, beginning at 0, and the index that each had before."""
-    try:
-        columns = np.array(rows, dtype=np.int64)
-    except OverflowError:
-        raise InvalidInput(f"{path} has a number of more than 64 bits: correct it") from None
-    columns[:, 0] -= columns[:, 0].min()
-    order = np.argsort(columns[:, 0], kind="stable")
-    return columns[order], order

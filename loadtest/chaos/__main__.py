@@ -17,13 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
+from hplm.tenants.manager import Manager
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
 from loadtest.server import ServedCopy, command, quick
@@ -43,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         ("--clients", int, 128, "clients, each with a request in flight"),
         ("--faults", str, [], "only faults whose names begin so, such as kill"),
         ("--seed", int, 0, "for the order of the faults"),
+        ("--registry", str, "folder", "where changes of tenants are: a folder, or a bucket, which has faults of its own"),
     )
     with quick(arguments, QUICK) as words:
         if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own(words)) is not None:
@@ -52,16 +56,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    if args.registry not in ("folder", "bucket"):
+        raise InvalidInput(f"--registry {args.registry!r}: give folder or bucket")
     place = Path(os.environ.get(INSIDE) or tempfile.mkdtemp(prefix="hplm-chaos-"))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
         if INSIDE not in os.environ:
             stack.callback(shutil.rmtree, place, ignore_errors=True)
-        victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
+        if args.registry == "folder":
+            victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
+            known, keyed = faults(victim), []
+        else:
+            victim, known, keyed = _with_bucket(args, folder, place, stack)
         questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
         with History(victim.address, victim.models, expected, args.clients) as history:
-            each = _harm(args, victim, history, list(expected))
+            each = _harm(args, victim, history, known, [*expected, *keyed])
         counts = history.counts()
         return {
             "sent": counts.total(),
@@ -74,9 +84,27 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def _harm(args: argparse.Namespace, victim: ServedCopy, history: History, questions: list[Question]) -> list[dict[str, Any]]:
+def _with_bucket(
+    args: argparse.Namespace, folder: Path, mirror: Path, stack: ExitStack
+) -> tuple[ServedCopy, list[Fault], list[Question]]:
+    """Returns a server whose registry is in a bucket, its faults, and a question to a tenant with a key."""
+    from loadtest.chaos import bucket  # needs moto
+
+    link = stack.enter_context(bucket.bucket(folder))
+    stack.enter_context(mock.patch.dict(os.environ, {"HPLM_MIRROR": str(mirror)}))
+    manager = Manager.open(args.repository, bucket.STATE, args.backbone)
+    manager.registry.begin(bucket.LEASE_S)
+    keyed = bucket.with_key(manager, TEXTS[0])
+    way = {"AWS_ENDPOINT": link.endpoint}
+    victim = stack.enter_context(ServedCopy(args.repository, folder, bucket.STATE, args.backbone, way))
+    return victim, [*faults(victim), *bucket.faults(link, keyed)], [keyed]
+
+
+def _harm(
+    args: argparse.Namespace, victim: ServedCopy, history: History, known: Sequence[Fault], questions: list[Question]
+) -> list[dict[str, Any]]:
     """Makes one fault after another, each at least once, until one is not mended."""
-    chance, known = random.Random(args.seed), faults(victim)
+    chance = random.Random(args.seed)
     chosen = [one for one in known if not args.faults or one.name.startswith(tuple(args.faults))]
     if not chosen:
         names = ", ".join(one.name for one in known)

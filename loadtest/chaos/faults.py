@@ -12,6 +12,8 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,16 +22,19 @@ from typing import NamedTuple
 from hplm.errors import HplmError
 from hplm.model.config import BackboneConfig
 from hplm.registry.folder import Folder
+from hplm.registry.store import local
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
 from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES
-from loadtest.chaos.history import FAILED, REFUSED, Asker, Question
+from loadtest.chaos.history import FAILED, OK, REFUSED, Answer, Asker, Question
 from loadtest.server import DECODER, ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
 TABLES = f"{EXPORTED_TABLES}/*/*/values"
 FLOOD = 300  # connections
+CHANGE_SECONDS = 4.0  # longer than a command takes that changes a tenant
 LEAVERS = 50
+WITHIN_SECONDS = 30.0  # a server of a bucket must have a change; with a folder, managers wait until it has
 SPARE = 1 << 20  # bytes that a full disk still has
 FULL_AT_MOST = 1 << 30  # larger disks are not filled
 
@@ -61,7 +66,7 @@ def faults(victim: ServedCopy) -> list[Fault]:
     return [
         *kill,
         *stop,
-        Fault("registry locked", _registry_locked, lasting),
+        *([Fault("registry locked", _registry_locked, lasting)] if isinstance(victim.state, Path) else []),
         Fault("table replaced by garbage", _broken(TABLES, _replace), lasting),
         Fault("table truncated", _broken(TABLES, _truncate), lasting),
         Fault("record flipped", _record_flipped, lasting),
@@ -70,6 +75,7 @@ def faults(victim: ServedCopy) -> list[Fault]:
         Fault("flood of half requests", _flood, (2.0, 2.0)),
         Fault("clients that leave", _leavers),
         Fault("tenant added and deleted", _tenant_comes_and_goes),
+        Fault("manager killed", _manager_killed),
     ]
 
 
@@ -90,7 +96,9 @@ def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = No
 
 @contextmanager
 def _registry_locked(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    with Folder(victim.state / victim.folder.parent.name).alone():
+    registry = victim.state / victim.folder.parent.name
+    assert isinstance(registry, Path)  # `faults` has this one only for a folder
+    with Folder(registry).alone():
         yield
 
 
@@ -143,7 +151,7 @@ def _record_flipped(victim: ServedCopy, chance: random.Random) -> Generator[None
 
 @contextmanager
 def _disk_full(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    with _full(victim.state):
+    with _full(local(victim.state)):
         with contextlib.suppress(HplmError, OSError):  # a change must be refused, and nothing lost
             victim.add_guest()
         yield
@@ -192,10 +200,27 @@ def _leavers(victim: ServedCopy, chance: random.Random) -> Generator[None]:
 
 
 @contextmanager
+def _manager_killed(victim: ServedCopy, chance: random.Random) -> Generator[None]:
+    """A change that was acknowledged is never lost, and one that was interrupted hinders no other."""
+    manager = victim.manager()
+    tenant, before = manager.current().tenants[0], len(manager.registry.audit())
+    place = ["--repository", victim.repository, "--state", victim.state, "--backbone", victim.backbone]
+    words = ["tenant", "limit", tenant.id, "--in-flight", tenant.in_flight, *place, "--json"]
+    with subprocess.Popen([*victim.PROGRAM, *map(str, words)], stdout=subprocess.PIPE, text=True) as process:
+        time.sleep(chance.uniform(0, CHANGE_SECONDS))
+        process.kill()
+        said, _ = process.communicate()
+    if said and len(manager.registry.audit()) == before:
+        raise WrongAnswer(f"a change of {tenant.id} was acknowledged ({said.strip()}), and the registry does not have it")
+    victim.add_guest()
+    yield
+    victim.delete_guest()
+
+
+@contextmanager
 def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    asker = Asker(victim.address, victim.backbone)
     source = victim.add_guest()
-    expected, answer = (asker.ask(Question(tenant, "the same text for both")) for tenant in (source, GUEST))
+    expected, answer = (asked(victim, Question(tenant, "the same text for both"), True) for tenant in (source, GUEST))
     if expected.logits is None:
         raise WrongAnswer(f"{source} was not answered: {expected.said}")
     if answer.logits is None:
@@ -203,7 +228,18 @@ def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generat
     if not answer.agrees_with(expected.logits):
         raise WrongAnswer(f"{GUEST} is a copy of {source}, and its answer differs")
     victim.delete_guest()
-    if asker.ask(Question(GUEST, "nobody")).outcome not in (REFUSED, FAILED):
+    if asked(victim, Question(GUEST, "nobody"), False).outcome not in (REFUSED, FAILED):
         raise WrongAnswer(f"{GUEST} was deleted and is answered")
-    asker.close()
     yield
+
+
+def asked(victim: ServedCopy, question: Question, is_answered: bool) -> Answer:
+    """Returns the answer that a server gives when it has had the time to take a change. `is_answered`: what it must be."""
+    asker = Asker(victim.address, victim.backbone)
+    until = time.monotonic() + (0.0 if isinstance(victim.state, Path) else WITHIN_SECONDS)
+    answer = asker.ask(question)
+    while (answer.outcome == OK) != is_answered and time.monotonic() < until:
+        time.sleep(0.1)
+        answer = asker.ask(question)
+    asker.close()
+    return answer

@@ -33,28 +33,24 @@ MAINS = {
     "random": random_repository.main,
 }  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
-    "bench adapters": "t128/16/grouped_us; t128/16/to_loop",
     "bench cascade --model bert": "work; tenants/stdlib-area/points_lost; one_client/over_full; served/as_expected",
     "bench cluster": "proxy_over_direct; hop_p50_ms; add_p99_s; revoke_s",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
-    "bench generate": "decode_ratio; tenants_100_over_32; refusal_p99_ms",
+    "bench generate": "decode_ratio; tenants_100_over_32",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
-    "bench imports --model bert": "points_lost; agreement; bytes_over_checkpoint; stdlib-area/before_learning",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
-    "bench place": "fig2_skew; mean_ms/poisson",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
-    "bench registry": "lost; wrong; mixed; away/keyed; away/back_s; cut/dead",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
-    "bench training": "tables_ms; share_of_whole",
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
     "chaos": "sent; ok; recovery_s_max",
+    "chaos --registry bucket --faults bucket server manager": "sent; ok; recovery_s_max",
     "isolation --ways streams overload quota --quota-rate 2": (
-        "streams/cores/server; overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
+        "overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
     ),
     "isolation --door --ways body slow --body-mb 30 --bodies 2 --slow 100": (
-        "body/in_time_by_server; body/holds; slow/strangers/refused; slow/cores/door"
+        "body/in_time_by_server; body/holds; slow/strangers/refused"
     ),
     "soak": "answered; guests; memory_growth/engine; files_growth/toy-lookup",
     "papers alpaserve --picture a.svg": "; ".join(
@@ -141,7 +137,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench overload --packings dense", ["'dense'", "packed", "naive"]),
         ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
-        ("bench training --picture x.foo", ["--picture x.foo"]),
+        ("bench plot --picture x.foo", ["--picture x.foo"]),
         ("bench luck", ["'luck'", "serve"]),
         ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", 5]),
         ("papers timeline none --to trace", ["none"]),

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import time
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 
 from bench import curves, overload
-from bench.adapters import variants
-from bench.decoders import Bench, Model
 from bench.noop import ticket_bytes
 from bench.rows import Row, rows_of
 from bench.run import nested, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, Reading
-from hplm.errors import DeadlineMissed
-from hplm.generation.settings import Promise
 from hplm.simulate.arrivals import Arrivals
 from loadtest.load import Report
-
-
-@pytest.mark.slow
-def test_all_variants_of_an_adapter_compute_the_same() -> None:
-    results, with_peft = {}, importlib.util.find_spec("peft") is not None
-    for name, (rows, run) in variants(32, 16, 5, 7, with_peft).items():
-        results[name] = rows.after.clone()
-        with torch.inference_mode():
-            run(results[name])
-        assert not torch.equal(results[name], rows.after), name
-    for one, other in (("grouped", "loop"), ("grouped_lora", "loop_lora"), *([("peft", "loop_lora")] if with_peft else [])):
-        torch.testing.assert_close(results[one], results[other], atol=1e-4, rtol=1e-4)
 
 
 def test_an_idle_model_passes_on_as_many_bytes_as_ours(toy) -> None:
@@ -44,14 +25,6 @@ def test_an_idle_model_passes_on_as_many_bytes_as_ours(toy) -> None:
         reading = Reading(backbone.view, backbone.view.snapshot.find("acme"), texts_of(toy.store.config, [12] * count))
         (found,) = Lookup(backbone).read([reading], 10_000)
         assert abs(len(found) - (of_request + count * of_text)) < 16  # names differ in length
-
-
-def test_a_request_to_a_decoder_counts_from_when_it_was_due(tmp_path) -> None:
-    """It was due during a step, and is offered after it."""
-    bench, due = Bench(Model(tmp_path, "toy", 3, 1)), time.perf_counter() - 2.0
-    answered = bench.ask([5], 2, promise=Promise(10**9, 10**9), due=due)
-    bench.run()
-    assert answered.asked == due and isinstance(answered.error, DeadlineMissed)
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:

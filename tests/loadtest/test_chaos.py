@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from loadtest.chaos import bucket
 from loadtest.chaos.faults import WrongAnswer, faults
 from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
 from testing.random_store import TOY
@@ -33,7 +34,9 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
 
 def test_parts_are_harmed_by_their_names_and_a_new_tenant_that_is_never_answered_is_a_wrong_answer(tmp_path):
     (tmp_path / "law+medicine-upper").mkdir()
-    victim = SimpleNamespace(repository=tmp_path, backbone="medicine", models=["medicine", "hplm"], add_guest=lambda: "acme")
+    victim = SimpleNamespace(
+        repository=tmp_path, state=tmp_path, backbone="medicine", models=["medicine", "hplm"], add_guest=lambda: "acme"
+    )
     found = {fault.name: fault for fault in faults(victim)}
     assert found.keys() >= {"kill medicine-lookup", "kill law+medicine-upper", "stop law+medicine-upper", "kill hplm"}
     assert not found.keys() & {"kill medicine-upper", "kill decoder"}
@@ -44,3 +47,16 @@ def test_parts_are_harmed_by_their_names_and_a_new_tenant_that_is_never_answered
         victim.address = f"127.0.0.1:{server.port}"
         with pytest.raises(WrongAnswer, match="acme"), found["tenant added and deleted"].begin(victim, random.Random(0)):
             pass
+
+
+def test_a_key_that_opens_its_tenant_while_a_server_is_cut_off_is_a_wrong_answer():
+    link, said = SimpleNamespace(state=bucket.OPEN), {"outputs": [{"name": "LOGITS", "data": [1.0]}]}
+    manager = SimpleNamespace(add_key=lambda tenant: ("secret", SimpleNamespace(id="id")), revoke_key=lambda *_: 0.0)
+    with SmallServer(lambda *_: answer(body=json.dumps(said).encode())) as server:
+        victim = SimpleNamespace(
+            address=f"127.0.0.1:{server.port}", backbone="toy", state=bucket.STATE, manager=lambda: manager
+        )
+        for fault in bucket.faults(link, Question("acme", "text", "key")):
+            with pytest.raises(WrongAnswer, match="acme is answered"), fault.begin(victim, random.Random(0)):
+                assert fault.name == "bucket away" and link.state == bucket.CLOSED
+    assert link.state == bucket.OPEN

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from hplm.errors import HplmError
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import MOST_GROWTH_MB, judged
 from loadtest.load import send
-from loadtest.watch import Watch
+from loadtest.watch import Growth
 from tests.support.wait import eventually
 
 
@@ -47,21 +44,9 @@ def test_failures_over_grpc_are_counted_and_are_no_throughput(server) -> None:
         report.expect_success("requests to toy")
 
 
-def test_busy_processes_and_ended_ones_are_told_apart_and_growth_is_the_most() -> None:
-    def started(*command: str) -> subprocess.Popen:
-        return subprocess.Popen(command, start_new_session=True)
-
-    spin, sizes = "import time\nwhile time.process_time() < {}: pass", [5_000_000, 1_000_000]
-    with started(sys.executable, "-c", spin.format(600)) as busy, started("sleep", "600") as idle:
-        try:
-            with Watch({"busy": busy.pid, "idle": idle.pid}, {"file": lambda: sizes.pop() if sizes else 2_000_000}) as watch:
-                eventually(lambda: watch.cores()["busy"] > 0)
-                subprocess.run([sys.executable, "-c", spin.format(0.3)], check=True)
-                cores = watch.cores()
-        finally:
-            busy.kill()
-            idle.kill()
-    assert cores["busy"] > 0 and cores["clients"] > 0 and cores["idle"] == 0 <= cores["others"]
-    assert watch.growth_mb() == {"file": 4.0}
-    with pytest.raises(HplmError, match="busy"):
-        watch.cores()
+def test_growth_is_the_most_that_was_seen() -> None:
+    sizes = [1_000_000, 5_000_000]  # at first, and once
+    with Growth({"file": lambda: sizes.pop(0) if sizes else 2_000_000}) as growth:
+        eventually(lambda: growth.megabytes() == {"file": 4.0})
+        eventually(lambda: not sizes)
+    assert growth.megabytes() == {"file": 4.0}

@@ -29,7 +29,6 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile
 from hplm.placement.units import units_of
 from hplm.registry.folder import Folder
-from hplm.simulate.arrivals import read_trace
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
@@ -257,7 +256,6 @@ def trace(work: Path, take: Taken) -> Made:
     folder = written(work / "data", {"trace.jsonl": b"\n".join(map(dumped, rows))})
 
     def read(name: str) -> None:
-        take(lambda: read_trace(folder / "trace.jsonl"))
         take(lambda: read_recorded(folder / "trace.jsonl", ["x"]))
 
     return folder, read

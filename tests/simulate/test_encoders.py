@@ -1,21 +1,17 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
-from hplm.simulate.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.costs import EngineCost, one_stage
 from hplm.simulate.encoders import ANSWERED, EXPIRED, REFUSED, Machine, simulate_one
-from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -73,18 +69,6 @@ def test_a_flood_of_one_tenant_does_not_delay_another(lengths):
 def test_admission_refuses_no_request_that_would_be_in_time():
     outcome = _run("timely", _load(0.5), admission=True)
     assert outcome.on_time.all()
-
-
-def test_a_trace_is_read_with_all_its_columns(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    rows = [{"arrival": 5.5, "tokens": 20, "deadline_ms": 50, "tenant": "b"}, {"arrival": 5.0, "tokens": 30, "tenant": "a"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    load = read_trace(path)
-    assert load.at_ns.tolist() == [0, 500_000_000] and load.tokens.tolist() == [30, 20]
-    assert load.allowed_ns.tolist() == [0, 50_000_000] and len(set(load.tenant.tolist())) == 2
-    path.write_text('{"arrival": 1}\n')
-    with pytest.raises(InvalidInput, match=mentioning(path, 1)):
-        read_trace(path)
 
 
 def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behind_a_flood():
