@@ -49,11 +49,12 @@ class Training:
 
 
 USUAL = Training()
+TASK = "what it learns, such as classify or tag: docs/training.md (default: that of the tenant's version before)"
 
 
 def tenant(
     *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
-    task: Annotated[TaskName, about("what it learns (default: as the version before)")] = None, domain: str | None = None,
+    task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
     from_version: int | None = None, fresh: bool = False, exits: Path | None = None, training: Training = USUAL, seed: Seed = 0,
     device: Device = "auto", json: Json = False,
 ) -> dict:  # fmt: skip

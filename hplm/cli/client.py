@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 
 
-@Parameter(name="*", group="connection")
+@Parameter(name="*", group="Connection")
 @dataclass(frozen=True)
 class Connection:
     """The options of commands that send requests to a running server."""

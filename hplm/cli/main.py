@@ -27,24 +27,24 @@ from hplm.registered import COMMANDS, load, registered
 GROUPS = BUILD, SERVE, CHANGE, ASK, PLACE = "Build a store", "Serve it", "Change what is served", "Ask", "Use many machines"
 # Group, noun, help of the noun, and its functions by modules of `hplm.cli`. Without a noun, functions are commands themselves.
 OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    (BUILD, "build", "build a backbone, a domain or a tenant", {"build": "root domain", "build_tenant": "tenant"}),
-    (BUILD, "root", "copy a root to another machine or store, as one file", {"root": "pack unpack"}),
+    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain", "build_tenant": "tenant"}),
+    (BUILD, "root", "Copy a root to another machine or store, as one file.", {"root": "pack unpack"}),
     (BUILD, "", "", {"import_": "import_", "calibrate": "calibrate", "evaluate": "evaluate", "export": "export"}),
     (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch", "drain": "drain", "doctor": "doctor"}),
     (SERVE, "", "", {"verify": "verify", "state": "backup restore"}),
-    (CHANGE, "tenant", "list and change served tenants, their keys and limits", {
+    (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
         "tenant": "list_ show add update publish rollback delete limit release compact log", "tenant_store": "exits export",
     }),
-    (CHANGE, "tenant key", "add, list and revoke API keys; a tenant without keys is open to everybody", {
+    (CHANGE, "tenant key", "Add, list and revoke API keys; a tenant without keys is open to everybody.", {
         "tenant": "key_add key_list key_revoke",
     }),
-    (CHANGE, "domain", "list, inspect, add, update, roll back and delete domains, of a store or while they are served", {
+    (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
         "domain": "list_ add update rollback delete", "inspection": "inspect",
     }),
     (ASK, "", "", {"infer": "infer", "generate": "generate"}),
     (PLACE, "", "", {"route": "route"}),
-    (PLACE, "cluster", "run several servers behind one address on this machine", {"cluster": "up roll status"}),
-    (PLACE, "place", "find which tenants go on which devices", {
+    (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
+    (PLACE, "place", "Find which tenants go on which devices.", {
         "place": "profile emit", "place_search": "search simulate", "place_renew": "renew",
     }),
 )  # fmt: skip
@@ -61,7 +61,8 @@ def application() -> App:
         help_format="markdown",
         default_parameter=Parameter(consume_multiple=(1, None), negative=(), allow_repeating=True, show_default=_shown),
         group_commands=Group("Commands", sort_key=len(GROUPS)),
-        group_parameters=Group("Options"),
+        group_arguments=Group("Arguments", sort_key=0),
+        group_parameters=Group("Options", sort_key=1),
         result_action="return_value",
     )
     groups = {title: Group(title, sort_key=number) for number, title in enumerate(GROUPS)}

@@ -22,13 +22,13 @@ def about(text: str, **more: Any) -> Parameter:
     return Parameter(help=text, **more)
 
 
-def read(function: Any, text: str | None = None) -> Parameter:
+def read(function: Any, **more: Any) -> Parameter:
     """Returns how an option is read from one word."""
 
     def converted(_: object, tokens: tuple[Token, ...]) -> Any:
         return function(tokens[0].value)
 
-    return Parameter(help=text, converter=converted, n_tokens=1, accepts_keys=False)
+    return Parameter(converter=converted, n_tokens=1, accepts_keys=False, **more)
 
 
 def numbers(given: str) -> list[int]:

@@ -25,9 +25,9 @@ FLAGS = "after --: more flags for tritonserver, such as --trace-config=rate=1; p
 
 def serve(
     *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
-    state: Annotated[Place | None, read(place_of, STATE)] = None, state_must_exist: bool = False, address: str = "127.0.0.1",
-    http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002, openai_port: int | None = None,
-    log_file: Path | None = None, start_timeout: float = 300.0,
+    state: Annotated[Place | None, read(place_of, help=STATE)] = None, state_must_exist: bool = False,
+    address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
+    openai_port: int | None = None, log_file: Path | None = None, start_timeout: float = 300.0,
 ) -> None:  # fmt: skip
     """Serve a model repository with Triton.
 
@@ -39,8 +39,10 @@ def serve(
     :param state_must_exist: do not start without the state (default: begin a missing one); also with HPLM_STATE_MUST_EXIST=1 in
         the environment
     :param address: address to listen on: 127.0.0.1 is for this machine only, 0.0.0.0 for all networks
-    :param http_port: 0: any free port, as for the others
-    :param openai_port: also serve OpenAI's interface here, for decoders (default: no such interface)
+    :param http_port: 0: any free port
+    :param grpc_port: 0: any free port
+    :param metrics_port: 0: any free port
+    :param openai_port: also serve OpenAI's interface here, for decoders; 0: any free port (default: no such interface)
     :param log_file: file to append the log to (default: .hplm/serve-HTTP_PORT.log)
     :param start_timeout: seconds in which all models must load
     """

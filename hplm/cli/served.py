@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hplm.tenants.manager import Manager
 
 STATE = "the folder or the bucket of `hplm serve --state`, which holds changes"
-StatePlace = Annotated[Place | None, read(place_of, STATE)]
+StatePlace = Annotated[Place | None, read(place_of, help=STATE)]
 
 
 @Parameter(name="*")

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 
 import pytest
 
-from hplm.cli.main import main, parsed
+from hplm.cli.main import application, main, parsed
+from tests.cli.commands import leaves
 from tests.support.message import mentions
 
 ECHO = """
@@ -90,6 +93,28 @@ def test_without_its_package_a_command_or_scheme_says_how_to_install_it(toy, mon
         monkeypatch.setitem(sys.modules, name, None)  # importing it raises ModuleNotFoundError
     assert main(command.replace("STORE", str(toy.store.folder)).split()) == 1
     assert mentions(capsys.readouterr().err, "not installed", *named)
+
+
+@pytest.mark.parametrize("words", [words for words in leaves() if words != ("bench",)], ids=" ".join)
+def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, capsys):
+    options = reduce(getitem, words, application()).assemble_argument_collection(parse_docstring=True)
+    assert not [one.name for one in options if one.parse and not one.children and not one.parameter.help]
+    assert main([*words, "--no-such-option"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"hplm {' '.join(words)}: ") and said.count("\n") == 1 and mentions(said, "--help")
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        ("tenat list", "tenant"), ("tenant shw x", "show"), ("export --stor s", "--store"),
+        ("domain inspect --store s --name n --top many", "--top"), ("tenant show x y", "'y'"),
+    ],
+)  # fmt: skip
+def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert named in said and said.count("\n") == 1
 
 
 def test_help_needs_no_heavy_import():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from builder.store.store import TenantFile
-from hplm.cli.main import application
 from hplm.cli.place_renew import KEPT
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.registry.folder import Folder
@@ -22,7 +21,7 @@ from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_tenant
 from testing.toy import CONFIG, make_chat
 from tests.backbones import placement_of_two, whole
-from tests.cli.commands import Live, printed, refused
+from tests.cli.commands import Live, leaves, printed, refused
 from tests.cli.conftest import TENANTS
 from tests.placement.profiles import write_cluster
 from tests.support.message import mentions
@@ -250,15 +249,9 @@ def test_a_command_needs_a_begun_state(places, tmp_path, capsys, command):
         assert mentions(said, "--state"), said
 
 
-def leaves(app, name=()):
-    """Returns all commands, as words."""
-    below = [word for word in app if not word.startswith("-")]
-    return [leaf for word in below for leaf in leaves(app[word], (*name, word))] if below else [name]
-
-
 def test_each_command_is_tested_here_or_needs_a_server():
     others = {point.name for point in entry_points(group="hplm.commands")}
-    known = {" ".join(leaf) for leaf in leaves(application()) if leaf[0] not in others} - NEED_A_SERVER
+    known = {" ".join(leaf) for leaf in leaves() if leaf[0] not in others} - NEED_A_SERVER
     run_here = [command for command, _ in WITHOUT_THE_BUILDER] + NEED_THE_BUILDER
     assert [name for name in known if not any(f"{one} ".startswith(f"{name} ") for one in run_here)] == []
 
