@@ -12,10 +12,9 @@ def calibrate(
     *, store: StoreFolder, id: str, texts: Path, seen: Seen = (), dtype: ServedDtype = "auto", delta: float | None = None,
     picture: Picture = None, device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make the confidence of a tenant's answers true.
+    """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
 
-    Fit how likely the answers of a tenant's newest version are right to labelled texts, and store it as its next version. A
-    version that is trained later has no calibration until it is calibrated too.
+    The tenant gets a next version. One that is trained later has no calibration until it is calibrated too.
 
     :param id: name of the tenant
     :param texts: labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out

@@ -26,10 +26,9 @@ def up(
     *, repository: Path = Path("model_repository"), replicas: int | None = None, cores: Numbers = (), state: Path | None = None,
     port: int = 8000, placement: Path | None = None, folder: Folder = FOLDER,
 ) -> None:  # fmt: skip
-    """Start a cluster and keep it running.
+    """Start several servers on this machine, which read one state, and HAProxy before them, and keep them running.
 
-    Start several servers on this machine, which read one state, and HAProxy before them. Serve until Ctrl-C or SIGTERM; what
-    ends by itself is started again. Changes that `hplm tenant` makes with this --state reach all servers. Needs haproxy.
+    They serve until Ctrl-C or SIGTERM. Changes that `hplm tenant` makes with this --state reach all servers. Needs haproxy.
 
     :param repository: the model repository to serve
     :param replicas: how many servers (default: 2)

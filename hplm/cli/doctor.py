@@ -18,10 +18,9 @@ def doctor(
     *, repository: Path | None = None, state: Path | None = None, address: str = "127.0.0.1", server: str | None = None,
     triton: str | None = None, secrets: tuple[Path, ...] = (), json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
-    """Check an installation: known holes, limits, readable secrets.
+    """Check an installation: known holes, limits, readable secrets. Exit with 1 if there is a problem.
 
-    Check what may stop a server or let somebody in. Run it on the server's machine and as the server's user. Exit with 1 if
-    there is a problem.
+    Run it on the server's machine and as the server's user.
 
     :param repository: the served model repository: tenants and `--hot`
     :param state: the folder of `hplm serve --state`, which holds changes

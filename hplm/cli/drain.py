@@ -8,12 +8,10 @@ from hplm.errors import InvalidInput
 
 
 def drain(*, seconds: float = 25.0, at_least: float = 5.0) -> None:
-    """Make the server of this container refuse new requests, and wait for those that it holds.
+    """Make the server of this container refuse new requests with [draining], and wait for those that it holds.
 
-    The models of a running tritonserver refuse new requests with [draining], and the command waits until they have answered the
-    others. It is made for Kubernetes' preStop, and runs in the server's container. Server and command find each other by the
-    variable HPLM_SERVER_ID, which must be the same for both. Only a new server ends this: remove the files of /dev/shm whose
-    names begin with the id before it starts.
+    It is made for Kubernetes' preStop. Server and command find each other by the variable HPLM_SERVER_ID, which must be the
+    same for both. Only a new server ends this: remove the files of /dev/shm whose names begin with the id before it starts.
 
     :param seconds: the most that answers may take
     :param at_least: seconds for which new requests are refused at least, so that a router notices

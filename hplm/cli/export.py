@@ -25,8 +25,7 @@ def export(
 ) -> dict:  # fmt: skip
     """Write a store as Triton model folders.
 
-    Write `<backbone>`, `<backbone>-lookup`, `<backbone>-upper` and the alias `hplm` into a model repository; of a decoder,
-    `<backbone>` alone.
+    They are `<backbone>-lookup`, `<backbone>-upper`, the alias `hplm`, and `<backbone>`, which of a decoder stands alone.
 
     :param repository: model repository to write
     :param replace_: write all files anew, also over another export of this backbone, after its servers have stopped

@@ -24,10 +24,9 @@ def profile(
     *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: tuple[str, ...] = (), rounds: int = 5,
     wire: bool = False, state: StatePlace = None, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure the times and the memory of a repository's backbones.
+    """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
 
-    Each layer of each encoder is measured on this machine, while its other cores compute too. Stop other work on the machine
-    first.
+    Stop other work on the machine first.
 
     :param devices: all devices of the machine, between commas: cpu:0,cpu:1 (cores) or cuda:0
     :param to: profile to write
@@ -60,10 +59,9 @@ def profile(
 
 
 def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace = None, json: Json = False) -> dict[str, Any]:
-    """Write a model repository for each group of a placement.
+    """Write a model repository for each group of a placement, which serves the tenants of the group's units alone.
 
-    It serves the tenants of the group's units alone. The files are hard links where the file system allows it. All groups read
-    one state.
+    The files are hard links where the file system allows it. All groups read one state.
 
     :param placement: what `hplm place search` wrote
     :param to: new folder for the repositories

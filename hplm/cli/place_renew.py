@@ -23,9 +23,8 @@ def renew(
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Search anew with the last requests, and write a placement that is clearly better than the current one.
 
-    Search with all requests of the trace's last day but those of its last hour. Simulate the current placement and the found
-    one with that hour. Write the found one if it answers more requests in time, by --least-gain at least. Exit status: 0 if it
-    was written, 3 if the current placement stays. Then an older --to is removed.
+    The search gets all requests of the trace's last day but those of its last hour, by which the simulator compares both. Exit
+    status: 0 if the found placement was written, 3 if the current one stays. Then an older --to is removed.
 
     :param to: the new placement to write
     :param search_seconds: length of the part of the trace that is searched with

@@ -60,10 +60,9 @@ FAST = Searching()
 def search(
     *, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST, json: Json = False
 ) -> dict[str, Any]:
-    """Find a placement that answers most requests of a trace in time.
+    """Find a placement that answers most requests of a trace in time (AlpaServe's algorithms 1 and 2).
 
-    Search for groups of devices, their cuts and their units (AlpaServe's algorithms 1 and 2). A fast screen ranks placements by
-    the trace; the full simulator ranks the best again, on its busiest hour.
+    A fast screen ranks placements by the trace; the full simulator ranks the best again, on its busiest hour.
 
     :param to: the placement to write
     """
@@ -108,9 +107,7 @@ def search(
 def simulate(
     placement: Annotated[Path, about("the placement")], /, *, given: Given, full_seconds: float = 3600.0, json: Json = False
 ) -> dict[str, Any]:
-    """Say what a placement attains with a trace.
-
-    Simulate it with the screen on all of the trace, and with the full simulator on its busiest part.
+    """Say what a placement attains: by the screen on all of a trace, by the full simulator on its busiest part.
 
     :param full_seconds: length of the busiest part; 0: only the screen
     """

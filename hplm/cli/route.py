@@ -14,11 +14,9 @@ def route(
     *, cluster: Path, to: Path, watch: bool = False, address: str = "127.0.0.1", port: int = 8000, stats_port: int = 8404,
     stats_address: str = "127.0.0.1", routers: int = 1, unchecked: bool = False,
 ) -> None:  # fmt: skip
-    """Route tenants to the replicas of a cluster with HAProxy.
+    """Write the file of a HAProxy that routes each tenant's requests to the replica that has its adapter.
 
-    Write the file of a HAProxy that sends each tenant's requests to the replica that has its adapter, and a tenant with quotas
-    to its homes. With --watch, keep the running HAProxy equal to the newest tenants. docs/cluster.md describes cluster.json and
-    how requests are routed.
+    A tenant with quotas goes to its homes. docs/cluster.md describes cluster.json and how requests are routed.
 
     :param cluster: cluster.json: the replicas, in pools
     :param to: folder for HAProxy's files and its admin socket

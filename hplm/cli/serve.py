@@ -29,11 +29,10 @@ def serve(
     address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
     openai_port: int | None = None, log_file: Path | None = None, start_timeout: float = 300.0,
 ) -> None:  # fmt: skip
-    """Serve a model repository with Triton.
+    """Serve a model repository with Triton until Ctrl-C or SIGTERM.
 
-    Serve every model of a repository until Ctrl-C or SIGTERM, with the container's tritonserver or the embedded one. Every
-    second each model is asked for an answer, and what has ended is started again. HPLM_ADMIN in the environment sets the secret
-    of Triton's restricted APIs.
+    It runs the container's tritonserver or the embedded one. Every second each model is asked for an answer, and what has ended
+    is started again. HPLM_ADMIN in the environment sets the secret of Triton's restricted APIs.
 
     :param repository: the model repository to serve
     :param state_must_exist: do not start without the state (default: begin a missing one); also with HPLM_STATE_MUST_EXIST=1 in

@@ -17,10 +17,9 @@ def begin(
     *, served: Served, lease: float = LEASE_SECONDS, source: Annotated[Path | None, about(SOURCE, name="--from")] = None,
     from_repository: Path | None = None, json: Json = False,
 ) -> dict:  # fmt: skip
-    """Make a live state.
+    """Make a live state in a folder or a bucket, in which nothing was changed since the export.
 
-    Make a live state, in a folder or a bucket, in which nothing was changed since the export. `hplm serve` makes a missing
-    folder by itself. With --from, bring over a state of the release before.
+    `hplm serve` makes a missing folder by itself. With --from, bring over a state of the release before.
 
     :param lease: seconds for which a server that cannot see this state answers for tenants with keys: a revoked key may open
         them so long
@@ -57,10 +56,7 @@ def begin(
 
 
 def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served, json: Json = False) -> dict:
-    """Copy a live state into a folder.
-
-    Copy all files that the newest generation of the state needs, while it is served. The repository is not copied.
-    """
+    """Copy a live state, but not its repository, into a folder. It may be served meanwhile."""
     from hplm.tenants.backup import back_up
 
     manifest = back_up(served.manager(begun=False), to)
@@ -71,10 +67,9 @@ def backup(*, to: Annotated[Path, about("new folder for the backup")], served: S
 def restore(
     *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], served: Served, json: Json = False
 ) -> dict:
-    """Publish a backup.
+    """Publish a backup as the next generation. Running servers take it as any change.
 
-    It becomes the next generation. Running servers take it as any change. A lost state is made anew, and servers with a copy of
-    a lost bucket must be started without it.
+    A lost state is made anew, and servers with a copy of a lost bucket must be started without it.
     """
     from hplm.tenants.backup import restore
 

@@ -17,12 +17,11 @@ def exits(
     seen: Seen = (), dtype: ServedDtype = "auto", seed: Seed = 0, device: Device = "auto", picture: Picture = None,
     json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Let easy texts leave between the layers, by what the full stack answers.
+    """Let easy texts leave between the layers, where an answer is sure enough.
 
-    Make the exits of a tenant's newest version in the store. At an exit, a text leaves whose answer is sure enough. The
-    exits learn the full stack's answers to the texts of the tenant's training; other texts, which need no labels, choose how
-    sure an answer must be, so that the plan loses no more points than allowed. They are its next version. One that is trained
-    later has no exits until they are made for it too.
+    The exits of a tenant's newest version learn the full stack's answers to the texts of its training; other texts, which need
+    no labels, choose how sure an answer must be, so that the plan loses no more points than allowed. The tenant gets a next
+    version. One that is trained later has no exits until they are made for it too.
 
     :param texts: texts like those to come, JSONL with `text` and what else the tenant reads; with labels, the plans' losses by
         them are printed too
@@ -76,10 +75,9 @@ def described(report: dict[str, Any]) -> str:
 def export(
     id: Id, /, *, store: StoreFolder, to: Path, texts: Path | None = None, device: Device = "auto", json: Json = False
 ) -> dict[str, Any]:
-    """Save a tenant of the store as a plain checkpoint of transformers.
+    """Save a tenant of the store that has a LoRA, or a head alone, as a plain checkpoint of transformers.
 
-    The newest version of the tenant must have a LoRA, or a head alone. The original's lower layers stand in place of the tables
-    and see whole texts, so some answers differ; --texts says how many.
+    The original's lower layers stand in place of the tables and see whole texts, so some answers differ; --texts says how many.
 
     :param to: folder for the checkpoint, which must not exist
     :param texts: texts on which to compare: JSONL, or one a line

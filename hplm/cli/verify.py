@@ -10,10 +10,9 @@ from hplm.errors import HplmError, InvalidInput
 
 
 def verify(*, store: Path | None = None, repository: Path | None = None, state: Path | None = None, json: Json = False) -> dict:
-    """Check all stored files against their checksums.
+    """Check all stored files: tables, records and weights against their checksums, and that others can be read.
 
-    Read a store or model repository. Check tables, records and weights against their checksums, and that other files can be
-    read. Exit with 1 if something is broken, after listing all of it.
+    Exit with 1 if something is broken, after listing all of it.
 
     :param store: folder that `hplm build` wrote
     :param repository: folder that `hplm export` wrote

@@ -20,10 +20,9 @@ def watch(
 ) -> None:  # fmt: skip
     """Ask the models of a server that somebody else has started whether they work.
 
-    Ask every model of a running server for an answer, each second, because Triton calls a model ready whose process is dead.
-    Such a model is loaded again, which needs the secret of Triton's restricted APIs in HPLM_ADMIN. The command ends with an
-    error when that fails, and when the server does not answer. `hplm serve` does all this itself, and restarts the server where
-    requests were lost.
+    Each second, because Triton calls a model ready whose process is dead. Such a model is loaded again, which needs the secret
+    of Triton's restricted APIs in HPLM_ADMIN. The command ends with an error when that fails, and when the server does not
+    answer. `hplm serve` does all this itself, and restarts the server where requests were lost.
 
     :param url: HOST:PORT of its HTTP
     :param models: the models to ask (default: all; that needs HPLM_ADMIN)
