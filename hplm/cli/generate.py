@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from hplm.cli.client import LOCAL, Connection
-from hplm.cli.options import Json, Text
+from hplm.cli.options import Json, Text, Texts
 from hplm.errors import InvalidInput
 
 
 def generate(
     prompt: str | None = None, /, *, tenant: str, chat: Text | None = None, system: Text | None = None, stream: bool = False,
     max_tokens: int | None = None, temperature: float | None = None, top_p: float | None = None, seed: int | None = None,
-    stop: tuple[Text, ...] = (), sampling: str | None = None, deadline_ms: float | None = None, truncate: bool = False,
+    stop: Texts = (), sampling: str | None = None, deadline_ms: float | None = None, truncate: bool = False,
     backbone: str | None = None, connection: Connection = LOCAL, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Let a decoder of a running server go on with a text, or answer in a chat.

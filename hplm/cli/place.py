@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import Json, Numbers, Words, about
+from hplm.cli.options import Json, Numbers, Texts, Words, about
 from hplm.cli.place_problem import check_target
 from hplm.cli.served import StatePlace, check_state
 from hplm.errors import InvalidInput
@@ -21,7 +21,7 @@ Repository = Annotated[Path, about("folder that `hplm export` wrote")]
 
 
 def profile(
-    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: tuple[str, ...] = (), rounds: int = 5,
+    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: int = 5,
     wire: bool = False, state: StatePlace = None, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import reduce
 from operator import getitem
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,25 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
     assert main(words.split()) == 2
     said = capsys.readouterr().err
     assert named in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("generate --tenant a --stop . --stop -x Once", {"prompt": "Once", "stop": (".", "-x")}),
+        ("infer --tenant a --pair -x -- -5x", {"text": "-5x", "pair": "-x"}),
+        ("infer -5 --tenant=a --tenant b", {"text": "-5", "tenant": "b"}),
+        ("tenant key add x --days -1", {"id": "x", "days": -1.0}),
+        ("tenant exits x --store s --texts t --drop 1 2 --drop 3", {"drop": (1.0, 2.0, 3.0)}),
+        ("domain update --name n --store s --corpus a b --corpus c", {"corpus": (Path("a"), Path("b"), Path("c"))}),
+        ("serve --address 0.0.0.0 -- --trace-config=rate=1 -v", {"flags": ("--trace-config=rate=1", "-v")}),
+        ("export --store s --seats 3 --replace", {"max_sequences": 3, "replace_": True}),
+        ("place profile --repository r --devices cpu:0,cpu:1 --to t --intra 1,2 --backbone a --backbone b",
+         {"devices": ("cpu:0", "cpu:1"), "intra": (1, 2), "backbone": ("a", "b")}),
+    ],
+)  # fmt: skip
+def test_words_reach_their_options(words, expected):
+    assert parsed(words.split())[1].arguments.items() >= expected.items()
 
 
 def test_help_needs_no_heavy_import():
