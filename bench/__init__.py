@@ -6,24 +6,25 @@ recipe.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from hplm.errors import HplmError, InvalidInput
 
 
-def register(commands: argparse._SubParsersAction) -> None:
+def register(hplm: App) -> None:
     """Registered as the entry point `bench` of the group `hplm.commands`."""
-    # The prefix "\0" makes argparse read options as words. `bench.run` reads them, because each benchmark has its own.
-    about = "measure the speed of this machine, beside baselines"
-    bench = commands.add_parser("bench", help=about, add_help=False, prefix_chars="\0")
-    bench.add_argument("words", nargs="*")
-    bench.set_defaults(run=_run)
+    about = "Measure the speed of this machine, beside baselines."
+    bench = App(name="bench", help=about, help_flags=(), version_flags=())  # each benchmark has its own: `bench.run`
 
+    @bench.default
+    def run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> tuple[None, int]:
+        return None, start("hplm bench", __name__, __path__, words)
 
-def _run(args: argparse.Namespace) -> None:
-    args.status = start("hplm bench", __name__, __path__, args.words)
+    hplm.command(bench)
 
 
 def start(command: str, package: str, folders: Iterable[str], words: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """Finds the extensions that other packages register as Python entry points. A package may be registered but not installed.
 
-hplm.commands   NAME = function(commands): adds the command `hplm NAME` to argparse's subparsers
+hplm.commands   NAME = function(app): adds the command `hplm NAME` to the `cyclopts.App` of all commands
 hplm.rivals     NAME = function(store, evaluation, names, device, train_file, dev_file): `hplm evaluate --against NAME`;
                 returns scores by name; called once for all names with the same function
 hplm.policies   NAME = function(**options): returns a `hplm.scheduling.policy.Policy`

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 from client_fakes import Way, forwarding
 from triton_fakes import Refusal, tensors
 
-from hplm.cli import infer
+from hplm.cli.main import parsed
 from hplm.errors import HplmError
 
 
 def run(*arguments: str):
-    parser = argparse.ArgumentParser()
-    infer.register(parser.add_subparsers())
-    args = parser.parse_args(["infer", *arguments])
-    return args.run(args)
+    command, given = parsed(["infer", *arguments])
+    return command(*given.args, **given.kwargs)
 
 
 @pytest.fixture
@@ -32,12 +28,11 @@ def told(fake, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_one_line_of_json(fake, protocol, capsys):
-    answer = run("a text", "--tenant", "acme", "--url", Way(protocol).url(fake), "--protocol", protocol, "--json")
+def test_the_fields_of_the_json(fake, protocol):
+    answer = run("a text", "--tenant", "acme", "--url", Way(protocol).url(fake), "--protocol", protocol)
     row = {"label": "a text", "score": 1.0, "span": [0, 6]}
     sure = {"confidence": None, "level": None}
     assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7", **sure}
-    assert capsys.readouterr().out == "", "the entry point prints the JSON"
 
 
 def test_a_table_for_people(fake, told):
@@ -70,7 +65,7 @@ def test_options_and_key_reach_the_server(told, monkeypatch):
 def test_tls_reaches_the_client(fake, certificate):
     with forwarding(fake.http_url, certificate[1]) as door:
         for connection in (["--url", f"https://{door.url}"], ["--url", door.url, "--tls"]):
-            assert run("a", "--tenant", "acme", "--ca-file", str(certificate[0]), "--json", *connection)["label"] == "a"
+            assert run("a", "--tenant", "acme", "--ca-file", str(certificate[0]), *connection)["label"] == "a"
             with pytest.raises(HplmError, match="--ca-file"):
                 run("a", "--tenant", "acme", *connection)
 

@@ -1,132 +1,89 @@
-"""`hplm build`: turns a checkpoint, corpora and labels into a store, with one command for each step."""
+"""`hplm build root` and `domain`: turn a checkpoint and corpora into a store."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from hplm.cli import build_tenant
-from hplm.cli.options import CORPUS, build_step, device_of, learn_option
+from cyclopts import Parameter
+
+from hplm.cli.options import CORPUS, Device, Json, Learn, Seed, StoreFolder, TableDtype, about, device_of, open_store
 from hplm.cli.tables import table_built
-from hplm.options import MIN_TOKENS, TABLE_DTYPES
+from hplm.options import MIN_TOKENS
 
 ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
 
 
-def register(commands: argparse._SubParsersAction) -> None:
-    build = commands.add_parser("build", help="build a backbone, a domain or a tenant")
-    steps = build.add_subparsers(dest="step", required=True, metavar="STEP")
-    _root(steps)
-    _domain(steps)
-    build_tenant.register(steps)
+@Parameter(name="*", group="Table")
+@dataclass(frozen=True)
+class Table:
+    """The options of the steps that build a table."""
+
+    keep: float | None = None
+    """share of the corpus's different windows to store, the most frequent first; shorter n-grams are stored beside them
+    (default: 1, or less for a table of a million n-grams)"""
+    dtype: TableDtype = "fp16"
+    minutes: float | None = None
+    """most time to adapt the lower layers; 0: none (default: 10 of a root, 5 of a domain, or no limit with --steps)"""
+    steps: int | None = None
+    """most steps to adapt the lower layers: without --minutes, the same number on every machine (default: no limit)"""
+    seed: Seed = 0
+    device: Device = "auto"
+
+    def most(self, default: float) -> float | None:
+        """Returns the limit of time; None if only the steps are limited."""
+        return self.minutes if self.minutes is not None or self.steps is not None else default
 
 
-def _root(steps: argparse._SubParsersAction) -> None:
-    root = build_step(
-        steps, "root", run_root, "split an encoder or a decoder, adapt its lower stack to windows, build the root table"
-    )
-    root.add_argument(
-        "--model",
-        required=True,
-        help="Hugging Face name or folder of a BERT or a relative of it (docs/training.md#models), or of a decoder (gpt2, "
-        "llama, opt); or a .gguf file of a llama",
-    )
-    root.add_argument("--name", help="name of the backbone (default: the model's)")
-    root.add_argument(
-        "--lower", type=int, help="number of lower layers (default: half); 0, of a decoder: the table holds its words"
-    )
-    root.add_argument("--upper", type=int, help="number of upper layers (default: the rest)")
-    root.add_argument("--window", type=int, help="tokens in a window (default: 3, or 1 with --lower 0)")
-    root.add_argument(
-        "--causal",
-        action="store_true",
-        help="a window is a token and those before it, always so of a decoder (default: a token and those around it)",
-    )
-    root.add_argument(
-        "--masked",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="last share of --minutes, in which the lower layers learn to predict masked words of the corpus; domains "
-        "continue with the same prediction head (default: %(default)s)",
-    )
-    _table(root, ROOT_MINUTES, " (a decoder with --lower 0 needs none)")
-    root.add_argument(
-        "--until",
-        type=float,
-        metavar="SHARE",
-        help="end as soon as this share of the variance of the original model's output is explained on held-out texts, such as "
-        "0.94; --minutes and --steps remain limits (default: learn until one of these)",
-    )
+TABLE = Table()
 
 
-def _domain(steps: argparse._SubParsersAction) -> None:
-    domain = build_step(steps, "domain", run_domain, "adapt the lower stack to a corpus, build the domain's table")
-    domain.add_argument("--name", required=True, help="name of the domain")
-    domain.add_argument("--parent", default="root", help="domain that this one falls back to (default: %(default)s)")
-    domain.add_argument(
-        "--min-tokens",
-        type=int,
-        default=MIN_TOKENS,
-        metavar="N",
-        help="refuse a corpus of fewer tokens: look-ups would rarely hit its table (default: %(default)s)",
-    )
-    learn_option(domain)
-    _table(domain, DOMAIN_MINUTES)
+def root(
+    *, model: str, corpus: Annotated[tuple[Path, ...], about(f"{CORPUS} (a decoder with --lower 0 needs none)")] = (),
+    store: StoreFolder, name: str | None = None, lower: int | None = None, upper: int | None = None, window: int | None = None,
+    causal: bool = False, until: float | None = None, masked: float = 0.0, table: Table = TABLE, json: Json = False,
+) -> dict:  # fmt: skip
+    """Split an encoder or a decoder, adapt its lower stack to windows, build the root table.
 
-
-def _table(step: argparse.ArgumentParser, minutes: float, without: str = "") -> None:
-    """Adds the options of the steps that build a table. `without`: when no corpus is needed."""
-    step.add_argument(
-        "--corpus", type=Path, nargs="+", action="extend", default=[], required=not without, help=CORPUS + without
-    )
-    step.add_argument(
-        "--keep",
-        type=float,
-        metavar="SHARE",
-        help="share of the corpus's different windows to store, the most frequent first; shorter n-grams are stored beside "
-        "them (default: 1, or less for a table of a million n-grams)",
-    )
-    step.add_argument(
-        "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"
-    )
-    step.add_argument(
-        "--minutes",
-        type=float,
-        help=f"most time to adapt the lower layers; 0: none (default: {minutes:g}, or no limit with --steps)",
-    )
-    step.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help="most steps to adapt the lower layers: without --minutes, the same number on every machine (default: no limit)",
-    )
-
-
-def run_root(args: argparse.Namespace) -> dict:
+    :param model: Hugging Face name or folder of a BERT or a relative of it (docs/training.md#models), or of a decoder (gpt2,
+        llama, opt); or a .gguf file of a llama
+    :param name: name of the backbone (default: the model's)
+    :param lower: number of lower layers (default: half); 0, of a decoder: the table holds its words
+    :param upper: number of upper layers (default: the rest)
+    :param window: tokens in a window (default: 3, or 1 with --lower 0)
+    :param causal: a window is a token and those before it, always so of a decoder (default: a token and those around it)
+    :param until: end as soon as this share of the variance of the original model's output is explained on held-out texts, such
+        as 0.94; --minutes and --steps remain limits (default: learn until one of these)
+    :param masked: last share of --minutes, in which the lower layers learn to predict masked words of the corpus; domains
+        continue with the same prediction head
+    """
     from builder.learning.limits import Budget
     from builder.tables.root import RootOptions, build_root
     from hplm.model.windows import TRIGRAMS, Window
 
-    usual = 1 if args.lower == 0 else TRIGRAMS.n
-    window = Window(usual if args.window is None else args.window, args.causal)
-    options = RootOptions(args.name, args.lower, args.upper, window, args.keep, args.dtype, args.seed, args.masked)
-    budget = Budget(_minutes(args, ROOT_MINUTES), args.steps, args.until)
-    store, table = build_root(args.model, args.corpus, args.store, options, budget, device_of(args))
-    return table_built(args, table, f"root of backbone {store.config.name}")
+    usual = 1 if lower == 0 else TRIGRAMS.n
+    windows = Window(usual if window is None else window, causal)
+    options = RootOptions(name, lower, upper, windows, table.keep, table.dtype, table.seed, masked)
+    budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
+    made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
+    return table_built(built, f"root of backbone {made.config.name}")
 
 
-def run_domain(args: argparse.Namespace) -> dict:
+def domain(
+    *, name: str, corpus: Annotated[tuple[Path, ...], about(CORPUS)], store: StoreFolder, parent: str = "root",
+    learn: Learn = "masked", min_tokens: int = MIN_TOKENS, table: Table = TABLE, json: Json = False,
+) -> dict:  # fmt: skip
+    """Adapt the lower stack to a corpus, build the domain's table.
+
+    :param name: name of the domain
+    :param parent: domain that this one falls back to
+    :param min_tokens: refuse a corpus of fewer tokens: look-ups would rarely hit its table
+    """
     from builder.learning.limits import Budget
-    from builder.store.store import Store
     from builder.tables.domain import DomainOptions, build_domain
 
-    options = DomainOptions(args.parent, args.keep, args.dtype, args.seed, args.learn, args.min_tokens)
-    budget = Budget(_minutes(args, DOMAIN_MINUTES), args.steps)
-    table = build_domain(Store(args.store), args.name, args.corpus, options, budget, device_of(args))
-    return table_built(args, table, f"domain {args.name}")
-
-
-def _minutes(args: argparse.Namespace, default: float) -> float | None:
-    """Returns the limit of time; None if only the steps are limited."""
-    return args.minutes if args.minutes is not None or args.steps is not None else default
+    options = DomainOptions(parent, table.keep, table.dtype, table.seed, learn, min_tokens)
+    budget = Budget(table.most(DOMAIN_MINUTES), table.steps)
+    built = build_domain(open_store(store), name, [*corpus], options, budget, device_of(table.device))
+    return table_built(built, f"domain {name}")

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
 from hplm.errors import InvalidInput
 
 
-def register(commands) -> None:
-    drain = commands.add_parser(
-        "drain",
-        help="make the server of this container refuse new requests, and wait for those that it holds",
-        description="Make the models of a running tritonserver refuse new requests with [draining], and wait until they have "
-        "answered the others. It is made for Kubernetes' preStop, and runs in the server's container. Server and command find "
-        "each other by the variable HPLM_SERVER_ID, which must be the same for both. Only a new server ends this: remove the "
-        "files of /dev/shm whose names begin with the id before it starts.",
-    )
-    drain.add_argument(
-        "--seconds", type=float, default=25.0, metavar="S", help="the most that answers may take (default: %(default)g)"
-    )
-    drain.add_argument(
-        "--at-least", type=float, default=5.0, metavar="S",
-        help="how long new requests are refused at least, so that a router notices (default: %(default)g)",
-    )  # fmt: skip
-    drain.set_defaults(run=run)
+def drain(*, seconds: float = 25.0, at_least: float = 5.0) -> None:
+    """Make the server of this container refuse new requests with [draining], and wait for those that it holds.
 
+    It is made for Kubernetes' preStop. Server and command find each other by the variable HPLM_SERVER_ID, which must be the
+    same for both. Only a new server ends this: remove the files of /dev/shm whose names begin with the id before it starts.
 
-def run(args: argparse.Namespace) -> None:
+    :param seconds: the most that answers may take
+    :param at_least: seconds for which new requests are refused at least, so that a router notices
+    """
     from hplm.server import inherited
     from hplm.server.draining import wait_until_idle
     from hplm.server.held import holders
@@ -39,6 +27,6 @@ def run(args: argparse.Namespace) -> None:
         raise InvalidInput(f"no model of a server with HPLM_SERVER_ID {server!r} runs here: start tritonserver with it")
     begin = time.monotonic()
     inherited.start_to_drain(server)
-    held = wait_until_idle(server, begin + args.seconds)
-    time.sleep(max(0.0, begin + min(args.at_least, args.seconds) - time.monotonic()))
+    held = wait_until_idle(server, begin + seconds)
+    time.sleep(max(0.0, begin + min(at_least, seconds) - time.monotonic()))
     print(f"{held} requests are left" if held else "all requests are answered")

@@ -3,181 +3,170 @@ were fine-tuned in full."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import CORPUS, TaskNames, device_of, refuse_given
+from cyclopts import Parameter
+
+from hplm.cli.options import (
+    CORPUS,
+    Device,
+    Json,
+    Seed,
+    StoreFolder,
+    TableDtype,
+    TaskName,
+    Words,
+    about,
+    device_of,
+    open_store,
+    refuse_given,
+)  # fmt: skip
 from hplm.errors import InvalidInput
-from hplm.options import MIN_TOKENS, TABLE_DTYPES
+from hplm.options import MIN_TOKENS
 
 if TYPE_CHECKING:
     from builder.importing.folders import Imported, Importer
     from builder.importing.matching import MatchingOptions
     from builder.store.store import Store, TenantFile
 
-MATCHING = ("rank", "epochs", "learning_rate", "most_texts", "least", "anyway", "seed")
-ONE_FOLDER = ("id", "labels", "task", "test", "as_domain")
+FROM = "folders that peft, adapters or transformers saved, or a folder with such folders in it"
 
 
-def register(commands: argparse._SubParsersAction) -> None:
-    text = "make tenants from saved adapters, or from checkpoints that were fine-tuned in full"
-    command = commands.add_parser("import", help=text, description=text[0].upper() + text[1:] + ".")
-    command.add_argument("--store", type=Path, required=True, help="folder of the store")
-    command.add_argument(
-        "--from",
-        dest="folders",
-        type=Path,
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="FOLDER",
-        help="folders that peft, adapters or transformers saved, or a folder with such folders in it",
-    )
-    command.add_argument(
-        "--id", help="name of the tenant (default: the folder's); if it exists, this becomes its next version. For one folder"
-    )
-    command.add_argument("--domain", default="root", help="domain of the tenants (default: %(default)s)")
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    command.add_argument("--json", action="store_true", help="end with one line of JSON")
-    one = command.add_argument_group("for one folder")
-    one.add_argument(
-        "--labels",
-        type=lambda text: text.split(","),
-        metavar="A,B,...",
-        help="the labels, in the order of their ids (default: from the files)",
-    )
-    one.add_argument("--task", choices=TaskNames(), metavar="TASK", help="what it was trained for (default: from the files)")
-    one.add_argument("--test", type=Path, metavar="FILE", help="labelled JSONL to score the tenant on, as it will be served")
-    whole = command.add_argument_group("for checkpoints")
-    whole.add_argument(
-        "--texts",
-        type=Path,
-        metavar="FILE",
-        help="texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in a "
-        "checkpoint's folder is used instead",
-    )
-    whole.add_argument("--plan", action="store_true", help="only read and check the folders; print which fit, and their sizes")
-    whole.add_argument(
-        "--at-once", type=int, default=1, metavar="N", help="N folders at a time, each with one thread (default: 1)"
-    )
-    whole.add_argument("--rank", type=int, default=32, help="rank of the LoRA (default: %(default)s)")
-    whole.add_argument("--epochs", type=int, default=1, help="passes over the texts (default: %(default)s)")
-    whole.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="learning rate (default: %(default)s)")
-    whole.add_argument("--most-texts", type=int, default=3000, metavar="N", help="most texts to take (default: %(default)s)")
-    whole.add_argument(
-        "--least",
-        type=float,
-        default=0.9,
-        metavar="SHARE",
-        help="do not store a tenant if a smaller share of its answers are the checkpoint's (default: %(default)s)",
-    )
-    whole.add_argument("--anyway", action="store_true", help="store a tenant also below --least")
-    whole.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
-    whole.add_argument(
-        "--root",
-        metavar="MODEL",
-        help="if the store has no root, build it from this model; its corpus is the field text of --texts",
-    )
-    command.add_argument(
-        "--repository",
-        type=Path,
-        metavar="FOLDER",
-        help="then export the store to this folder",
-    )
-    lower = command.add_argument_group("for a LoRA that changes lower layers")
-    lower.add_argument(
-        "--as-domain", metavar="NAME", help="merge these changes into a new domain below --domain, with a table of --corpus"
-    )
-    lower.add_argument("--corpus", type=Path, nargs="+", action="extend", help=CORPUS)
-    lower.add_argument(
-        "--keep",
-        type=float,
-        metavar="SHARE",
-        help="share of the different windows to store, as for `hplm build domain`, also by default",
-    )
-    lower.add_argument(
-        "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"
-    )
-    lower.add_argument(
-        "--min-tokens",
-        type=int,
-        default=MIN_TOKENS,
-        metavar="N",
-        help="refuse a corpus of fewer tokens (default: %(default)s)",
-    )
-    command.set_defaults(run=run, default_of=command.get_default)
+@Parameter(name="*", group="For one folder")
+@dataclass(frozen=True)
+class OneFolder:
+    """The options for one folder."""
+
+    id: str | None = None
+    """name of the tenant (default: the folder's); if it exists, this becomes its next version"""
+    labels: Words | None = None
+    """the labels, in the order of their ids, between commas (default: from the files)"""
+    task: TaskName = None
+    """what it was trained for (default: from the files)"""
+    test: Path | None = None
+    """labelled JSONL to score the tenant on, as it will be served"""
 
 
-def run(args: argparse.Namespace) -> dict:
-    if bool(args.as_domain) != bool(args.corpus):
+@Parameter(name="*", group="For checkpoints")
+@dataclass(frozen=True)
+class Matching:
+    """The options of the training that makes a tenant answer as a checkpoint does."""
+
+    rank: int = 32
+    """rank of the LoRA"""
+    epochs: int = 1
+    """passes over the texts"""
+    learning_rate: float = 1e-3
+    """learning rate"""
+    most_texts: int = 3000
+    """most texts to take"""
+    least: float = 0.9
+    """do not store a tenant if a smaller share of its answers are the checkpoint's"""
+    anyway: bool = False
+    """store a tenant also below --least"""
+    seed: Seed = 0
+
+
+@Parameter(name="*", group="For a LoRA that changes lower layers")
+@dataclass(frozen=True)
+class Lower:
+    """The options of a new domain."""
+
+    as_domain: str | None = None
+    """merge these changes into a new domain of this name below --domain, with a table of --corpus"""
+    corpus: Annotated[tuple[Path, ...], about(CORPUS)] = ()
+    keep: float | None = None
+    """share of the different windows to store, as for `hplm build domain`, also by default"""
+    dtype: TableDtype = "fp16"
+    min_tokens: int = MIN_TOKENS
+    """refuse a corpus of fewer tokens"""
+
+
+CHECKPOINTS = Parameter(group="For checkpoints")
+ONE_FOLDER, MATCHING, LOWER = OneFolder(), Matching(), Lower()
+
+
+def import_(
+    *, folders: Annotated[tuple[Path, ...], about(FROM, name="--from")], store: StoreFolder, domain: str = "root",
+    repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
+    texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
+    at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
+    lower: Lower = LOWER, json: Json = False,
+) -> tuple[dict[str, Any], int]:  # fmt: skip
+    """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
+
+    :param domain: domain of the tenants
+    :param repository: then export the store to this folder
+    :param texts: texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in
+        a checkpoint's folder is used instead
+    :param plan: only read and check the folders; print which fit, and their sizes
+    :param at_once: so many folders at a time, each with one thread
+    :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
+    """
+    if bool(lower.as_domain) != bool(lower.corpus):
         raise InvalidInput("--as-domain NAME and --corpus FILE... need each other: give both or neither")
-    if not args.as_domain:
-        refuse_given(args, ("keep", "dtype", "min_tokens"), "works only with --as-domain, which builds a table: leave it out")
+    if not lower.as_domain:
+        refuse_given("works only with --as-domain, which builds a table: leave it out", lower)
     from builder.importing.checkpoint import is_checkpoint
     from builder.importing.folders import Importer, named
     from builder.importing.lower import NewDomain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
-    from builder.store.store import Store
+    from hplm.cli.build import Table
+    from hplm.cli.build import root as build_root
+    from hplm.cli.export import export
 
-    folders = named(args.folders)
-    if not any(is_checkpoint(folder) for _, folder in folders):
-        refuse_given(args, ("texts", *MATCHING), "works for checkpoints of whole models, and none is given: leave it out")
-    if len(folders) > 1:
-        refuse_given(args, ONE_FOLDER, f"works for one folder, and {len(folders)} are given: leave it out")
-    if args.at_once < 1:
-        raise InvalidInput(f"--at-once {args.at_once}: give 1 or more")
-    matching = MatchingOptions(**{name: getattr(args, name) for name in MATCHING})
-    if args.plan:
-        return _plan(args, folders, matching)
-    if not (args.store / "plot/root/1").exists() and args.root is not None:
-        if args.texts is None:
+    found = named(folders)
+    if not any(is_checkpoint(folder) for _, folder in found):
+        refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
+    if len(found) > 1:
+        reason = f"works for one folder, and {len(found)} are given: leave it out"
+        refuse_given(reason, one, as_domain=lower.as_domain)
+    if at_once < 1:
+        raise InvalidInput(f"--at-once {at_once}: give 1 or more")
+    options = MatchingOptions(**asdict(matching))
+    if plan:
+        return _plan(store, root, found, options)
+    if not (store / "plot/root/1").exists() and root is not None:
+        if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
-        _other(args, "build", "root", "--model", args.root, "--corpus", args.texts, "--seed", args.seed)
-    new = NewDomain(args.as_domain, args.corpus, args.keep, args.dtype, args.min_tokens) if args.as_domain else None
-    options = ImportOptions(args.domain, args.labels, args.task, new, args.test)
-    store = Store(args.store)
-    if args.root not in (None, store.model):
-        raise InvalidInput(f"--root {args.root}: the store {args.store} was made from {store.model}: name another --store")
-    importer = Importer(store, options, matching, args.texts, device_of(args))
-    result = _one(args, importer, *folders[0]) if len(folders) == 1 else _many(args, store, importer, folders)
-    if args.repository is not None:
-        _other(args, "export", "--repository", args.repository)
+        build_root(model=root, corpus=(texts,), store=store, table=Table(seed=matching.seed, device=device))
+    new = NewDomain(lower.as_domain, [*lower.corpus], lower.keep, lower.dtype, lower.min_tokens) if lower.as_domain else None
+    labels = [*one.labels] if one.labels is not None else None
+    opened = open_store(store)
+    if root not in (None, opened.model):
+        raise InvalidInput(f"--root {root}: the store {store} was made from {opened.model}: name another --store")
+    importer = Importer(opened, ImportOptions(domain, labels, one.task, new, one.test), options, texts, device_of(device))
+    result = _one(importer, one.id, *found[0]) if len(found) == 1 else _many(opened, importer, found, at_once)
+    if repository is not None:
+        export(store=store, repository=repository, device=device)
     return result
 
 
-def _other(args: argparse.Namespace, *words: object) -> None:
-    """Runs another command on the same store and device."""
-    from hplm.cli.main import parser
-
-    other = parser().parse_args([*map(str, words), "--store", str(args.store), "--device", args.device])
-    with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        other.run(other)
-
-
-def _one(args: argparse.Namespace, importer: Importer, tenant_id: str, folder: Path) -> dict[str, Any]:
-    tenant, report = importer.one(args.id or tenant_id, folder, is_named=args.id is not None)
-    if not args.json:
-        _print(tenant, report)
+def _one(importer: Importer, id: str | None, of_folder: str, folder: Path) -> tuple[dict[str, Any], int]:
+    tenant, report = importer.one(id or of_folder, folder, is_named=id is not None)
+    _print(tenant, report)
     named = {"tenant": tenant.id, "version": tenant.version, "domain": tenant.domain, "domain_version": tenant.domain_version}
     adapter = {"adapter": tenant.adapter if tenant.rank else None, "rank": tenant.rank, "labels": tenant.labels}
-    return {**named, **adapter, **report}
+    return {**named, **adapter, **report}, 0
 
 
-def _plan(args: argparse.Namespace, folders: list[tuple[str, Path]], matching: MatchingOptions) -> dict[str, Any]:
-    """Says what would become of each folder. Exits with 1 if one of them would be refused."""
+def _plan(
+    folder: Path, root: str | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
+) -> tuple[dict[str, Any], int]:
+    """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import planned
-    from builder.store.store import Store
     from hplm.model.checkpoint import load_checkpoint
 
     took: list[float] = []
-    if args.root is not None and not (args.store / "store.json").exists():
-        model, config = args.root, load_checkpoint(args.root).config
+    if root is not None and not (folder / "store.json").exists():
+        model, config = root, load_checkpoint(root).config
     else:
-        store = Store(args.store)
+        store = open_store(folder)
         model, config = store.model, store.config
         took = [report["took"] for report in map(store.report, store.tenants()) if "took" in report]
     found = []
@@ -188,41 +177,37 @@ def _plan(args: argparse.Namespace, folders: list[tuple[str, Path]], matching: M
     kept = [one for one in found if one.task]
     refused = {one.id: one.refused for one in found if one.refused}
     before, after = (sum(getattr(one, f"bytes_{side}") for one in kept) for side in ("before", "after"))
-    args.status = int(bool(refused))
-    if not args.json:
-        each = f"{sum(took) / len(took):.0f} s each, as earlier ones here" if took else "the first one will tell its time"
-        print(
-            f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}; {before / 1e6:,.1f} MB become "
-            f"{after / 1e6:,.1f} MB; {each}"
-        )
+    each = f"{sum(took) / len(took):.0f} s each, as earlier ones here" if took else "the first one will tell its time"
+    print(
+        f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}; {before / 1e6:,.1f} MB become "
+        f"{after / 1e6:,.1f} MB; {each}"
+    )
     return {
         "fit": {one.id: {"task": one.task, "distance": one.distance, "bytes": one.bytes_after} for one in kept},
         "refused": refused,
         "bytes": {"before": before, "after": after},
         "seconds_each": round(sum(took) / len(took), 1) if took else None,
-    }
+    }, int(bool(refused))
 
 
-def _many(args: argparse.Namespace, store: Store, importer: Importer, folders: list[tuple[str, Path]]) -> dict[str, Any]:
-    """Imports all folders. Exits with 1 if one of them was refused."""
+def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]], at_once: int) -> tuple[dict[str, Any], int]:
+    """Imports all folders. The status is 1 if one of them was refused."""
     from builder.importing.folders import write_page
 
     found = []
     try:
-        for number, one in enumerate(importer.all(folders, at_once=args.at_once), start=1):
+        for number, one in enumerate(importer.all(folders, at_once=at_once), start=1):
             found.append(one)
             print(f"{number} of {len(folders)}: {_line(one)}", file=sys.stderr, flush=True)
     finally:
         page = write_page(store, found)
     refused = [one for one in found if one.tenant is None]
-    args.status = int(bool(refused))
-    if not args.json:
-        print(f"tenants imported: {len(found) - len(refused)}; folders refused: {len(refused)}; {page}")
+    print(f"tenants imported: {len(found) - len(refused)}; folders refused: {len(refused)}; {page}")
     return {
         "imported": {one.id: {"version": one.tenant.version, "agreement": one.agreement} for one in found if one.tenant},
         "refused": {one.id: {"why": one.refused, "agreement": one.agreement} for one in refused},
         "page": str(page),
-    }
+    }, int(bool(refused))
 
 
 def _line(one: Imported) -> str:

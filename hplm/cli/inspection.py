@@ -2,83 +2,70 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import CORPUS
+from hplm.cli.options import CORPUS, Json, StoreFolder, about, open_store, read
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
     from builder.tables.coverage import Coverage
 
-TEXT = "print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers"
 
+def inspect(
+    *,
+    store: StoreFolder,
+    name: str,
+    version: int | None = None,
+    top: int = 20,
+    text: Annotated[Path | None, about(f"text to look up: {CORPUS}")] = None,
+    keep: Annotated[list[float] | None, read(lambda given: [float(share) for share in given.split(",")])] = None,
+    picture: Path | None = None,
+    json: Json = False,
+) -> dict:
+    """Print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers.
 
-def register(inspect: argparse.ArgumentParser) -> None:
-    inspect.add_argument("--name", required=True, help="name of the domain")
-    inspect.add_argument("--version", type=int, help="version of the domain (default: the newest)")
-    inspect.add_argument(
-        "--top",
-        type=int,
-        default=20,
-        metavar="N",
-        help="print the N most frequent n-grams of each length (default: %(default)s)",
-    )
-    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"text to look up: {CORPUS}")
-    inspect.add_argument(
-        "--keep",
-        type=_shares,
-        metavar="SHARE,...",
-        help="sizes of the table to compare on --text, as shares for --keep of `hplm build` (default: the table's own, and "
-        "the smaller ones of 1,0.004,0.001,0)",
-    )
-    inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
-
-
-def _shares(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
-def run(args: argparse.Namespace) -> dict:
-    from builder.store.store import Store
+    :param name: name of the domain
+    :param version: version of the domain (default: the newest)
+    :param top: print so many of the most frequent n-grams of each length
+    :param keep: sizes of the table to compare on --text, as shares for --keep of `hplm build`, between commas (default: the
+        table's own, and the smaller ones of 1,0.004,0.001,0)
+    :param picture: draw the coverage of --text against table size into this .png file
+    """
     from builder.tables.inspection import inspect_branch
 
-    if args.text is None and (args.picture or args.keep):
+    if text is None and (picture or keep):
         raise InvalidInput("--picture and --keep need a text: give one with --text")
-    if args.picture is not None:
+    if picture is not None:
         from builder.tables.coverage_picture import check_picture
 
-        check_picture(args.picture)
-    store = Store(args.store)
-    result = inspect_branch(store, args.name, args.version, args.top)
-    if not args.json:
-        _print_branch(result)
-    if args.text is not None:
-        coverage = _cover(args, store, result["version"])
+        check_picture(picture)
+    opened = open_store(store)
+    result = inspect_branch(opened, name, version, top)
+    _print_branch(result)
+    if text is not None:
+        coverage = _cover(opened, name, result["version"], text, keep)
         result["coverage"] = asdict(coverage)
-        if not args.json:
-            _print_coverage(coverage, args.text)
-        if args.picture is not None:
+        _print_coverage(coverage, text)
+        if picture is not None:
             from builder.tables.coverage_picture import draw
 
-            draw(coverage, store.meta(args.name, result["version"]), args.text.name, args.picture)
-            if not args.json:
-                print(f"\npicture: {args.picture}")
+            draw(coverage, opened.meta(name, result["version"]), text.name, picture)
+            print(f"\npicture: {picture}")
     return result
 
 
-def _cover(args: argparse.Namespace, store: Store, version: int) -> Coverage:
+def _cover(store: Store, name: str, version: int, text: Path, keep: list[float] | None) -> Coverage:
     from tqdm import tqdm
 
     from builder.tables.coverage import cover
     from builder.tables.text_files import check_file
 
-    check_file(args.text)
-    with tqdm(total=args.text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
-        return cover(store, args.name, version, args.text, args.keep, bar.update)
+    check_file(text)
+    with tqdm(total=text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
+        return cover(store, name, version, text, keep, bar.update)
 
 
 def _print_branch(result: dict[str, Any]) -> None:

@@ -1,94 +1,185 @@
-"""The entry point: collects our commands and those of other packages, runs one, and prints its result."""
+"""The entry point: finds a command of ours or of another package, runs it, and prints its result.
+
+A command is a function: its signature gives the options, its docstring the help. It prints for people, and returns what --json
+prints: a dict, or a dict and an exit status where the result is no error and scripts have to tell it. Heavy imports belong
+inside the functions, so that `hplm --help` answers at once.
+"""
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import inspect
+import io
 import json
 import os
 import sys
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import EntryPoint
-from typing import NoReturn
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.exceptions import UnusedCliTokensError
 
 from hplm import __version__
 from hplm.errors import HplmError
 from hplm.registered import COMMANDS, load, registered
 
-# Each module registers its commands with `register(commands)`. A command sets `run=function(args) -> dict | None`. This
-# function may set `args.status`, the exit status, where the result is not an error and scripts have to tell it.
-# Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
-GROUPS = (
-    *("build", "import_", "export", "begin", "serve", "watch", "drain", "route", "cluster", "doctor"),
-    *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "place"),
-)
+GROUPS = BUILD, SERVE, CHANGE, ASK, PLACE = "Build a store", "Serve it", "Change what is served", "Ask", "Use many machines"
+# Group, noun, help of the noun, and its functions by modules of `hplm.cli`. Without a noun, functions are commands themselves.
+OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain", "build_tenant": "tenant"}),
+    (BUILD, "root", "Copy a root to another machine or store, as one file.", {"root": "pack unpack"}),
+    (BUILD, "", "", {"import_": "import_", "calibrate": "calibrate", "evaluate": "evaluate", "export": "export"}),
+    (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch", "drain": "drain", "doctor": "doctor"}),
+    (SERVE, "", "", {"verify": "verify", "state": "backup restore"}),
+    (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
+        "tenant": "list_ show add update publish rollback delete limit release compact log", "tenant_store": "exits export",
+    }),
+    (CHANGE, "tenant key", "Add, list and revoke API keys; a tenant without keys is open to everybody.", {
+        "tenant": "key_add key_list key_revoke",
+    }),
+    (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
+        "domain": "list_ add update rollback delete", "inspection": "inspect",
+    }),
+    (ASK, "", "", {"infer": "infer", "generate": "generate"}),
+    (PLACE, "", "", {"route": "route"}),
+    (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
+    (PLACE, "place", "Find which tenants go on which devices.", {
+        "place": "profile emit", "place_search": "search simulate", "place_renew": "renew",
+    }),
+)  # fmt: skip
 BUILDER = "builder"  # not everywhere that hplm is installed
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="hplm", description="Build, serve and change thousands of fine-tuned BERTs behind one Triton."
+def application() -> App:
+    """Returns all commands, of which none of ours is imported."""
+    top = App(
+        name="hplm",
+        help="Build, serve and change thousands of fine-tuned BERTs behind one Triton.",
+        version=f"hplm {__version__}",
+        version_flags="--version",
+        help_format="markdown",
+        default_parameter=Parameter(consume_multiple=(1, None), negative=(), allow_repeating=True, show_default=_shown),
+        group_commands=Group("Commands", sort_key=len(GROUPS)),
+        group_arguments=Group("Arguments", sort_key=0),
+        group_parameters=Group("Options", sort_key=1),
+        result_action="return_value",
     )
-    top.add_argument("--version", action="version", version=f"hplm {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in GROUPS:
-        importlib.import_module(f"hplm.cli.{group}").register(commands)
+    groups = {title: Group(title, sort_key=number) for number, title in enumerate(GROUPS)}
+    for number, (title, words, about, modules) in enumerate(OURS):
+        *path, noun = words.split() or [""]
+        above = top[path[0]] if path else top
+        if noun:
+            above.command(App(name=noun, help=about, version_flags=(), group=() if path else groups[title], sort_key=number))
+        for module, functions in modules.items():
+            for function in functions.split():
+                verb = function.removeprefix(f"{noun}_").strip("_")
+                more = {} if noun else {"group": groups[title], "sort_key": number}
+                (above[noun] if noun else top).command(f"hplm.cli.{module}:{function}", name=verb, version_flags=(), **more)
     for name, point in registered(COMMANDS).items():
-        if name not in commands.choices:  # a command of ours cannot be replaced
-            _register(name, point, commands)
+        if name not in [*top]:  # a command of ours cannot be replaced
+            _add(top, name, point)
     return top
 
 
-def _register(name: str, point: EntryPoint, commands: argparse._SubParsersAction) -> None:
-    """Registers a command of another package. If it cannot be imported, registers a command that says why."""
+def _add(top: App, name: str, point: EntryPoint) -> None:
+    """Adds a command of another package. If it cannot be imported, adds a command that says why."""
     try:
-        load(point, f"`hplm {name}`")(commands)
+        load(point, f"`hplm {name}`")(top)
     except HplmError as error:
-        # The prefix "\0" makes argparse read options as words.
-        absent = commands.add_parser(name, help="not installed here", add_help=False, prefix_chars="\0")
-        absent.add_argument("words", nargs="*")
-        absent.set_defaults(run=partial(_refuse, error))
+        reason = error
+
+        def absent(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+            raise reason
+
+        top.command(App(name=name, help="not installed here", help_flags=(), version_flags=(), default_command=absent))
 
 
-def _refuse(error: HplmError, _: argparse.Namespace) -> NoReturn:
-    raise error
+def _shown(default: object) -> str | None:
+    """Returns how a default is shown; None if help does not show it."""
+    if default is None or default is False or default == ():
+        return None
+    if isinstance(default, tuple):
+        return " ".join(str(_shown(one)) for one in default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def parsed(words: Iterable[str], app: App | None = None) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    """Returns the function of a command and its arguments. Raises a CycloptsError if they do not fit."""
+    command, given, _ = (app or application()).parse_args([*words], exit_on_error=False, print_error=False)
+    given.apply_defaults()
+    return command, given
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    name = f"hplm {words[0]}" if words else "hplm"
+    _calm_bars()
+    try:
+        return _run(words)
+    except CycloptsError as error:
+        command = " ".join(("hplm", *(error.command_chain or ())))
+        print(f"{command}: {_usage(error)} See `{command} --help`", file=sys.stderr)
+        return 2
+    except HplmError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+    except OSError as error:  # a wrong path, no permission, a full disk
+        what = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror or error
+        print(f"{name}: {what}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        if error.name != BUILDER:
+            raise
+        way_out = "take a checkout of hplm and `pip install -e '.[build]'`"
+        print(f"{name}: the package `{BUILDER}` is not installed here: {way_out}", file=sys.stderr)
+    except RuntimeError as error:
+        if not _device_is_full(error):
+            raise
+        print(f"{name}: {str(error).splitlines()[0]} Free some memory, or use --device cpu", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    return 1
+
+
+def _run(words: list[str]) -> int:
+    """Runs a command and prints its result. Returns the exit status."""
+    app = application()
+    command, given = parsed(words, app)
+    if getattr(command, "__func__", None) is App.help_print:
+        _import_all(app, "hplm")
+        command(*given.args, **given.kwargs)
+        return 0 if {"--help", "-h"} & {*words} else 2
+    as_json = given.arguments.get("json")
+    with redirect_stdout(io.StringIO()) if as_json else nullcontext():
+        result = command(*given.args, **given.kwargs)
+    result, status = result if isinstance(result, tuple) else (result, 0)
+    if as_json:
+        print(json.dumps(result))
+    return status
+
+
+def _import_all(app: App, words: str) -> None:
+    """Imports all commands, because help shows what their docstrings say. Says how each is called, without types."""
+    for name in app:
+        _import_all(app[name], f"{words} {name}")
+    if callable(app.default_command):
+        known = inspect.signature(app.default_command).parameters.values()
+        places = [one.name.upper() for one in known if one.kind is inspect.Parameter.POSITIONAL_ONLY]
+        app.usage = " ".join(["Usage:", words, *places, "[OPTIONS]"])
+
+
+def _usage(error: CycloptsError) -> str:
+    """Returns what is wrong with the words, in one line."""
+    if isinstance(error, UnusedCliTokensError):
+        return f"no place for {' '.join(error.unused_tokens or ())!r}."
+    text = " ".join(str(error).split())
+    return text.removeprefix(f'Command "{" ".join(error.command_chain or ())}" parameter ')
 
 
 def _calm_bars() -> None:
     """Lets progress bars write one line a second at most if nobody watches them. tqdm reads this when it is imported."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "1")
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    _calm_bars()
-    try:
-        result = args.run(args)
-    except HplmError as error:
-        print(f"hplm {args.command}: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:  # a wrong path, no permission, a full disk
-        what = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror or error
-        print(f"hplm {args.command}: {what}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        if error.name != BUILDER:
-            raise
-        way_out = "take a checkout of hplm and `pip install -e '.[build]'`"
-        print(f"hplm {args.command}: the package `{BUILDER}` is not installed here: {way_out}", file=sys.stderr)
-        return 1
-    except RuntimeError as error:
-        if not _device_is_full(error):
-            raise
-        print(f"hplm {args.command}: {str(error).splitlines()[0]} Free some memory, or use --device cpu", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"hplm {args.command}: interrupted", file=sys.stderr)
-        return 130
-    if result is not None and getattr(args, "json", False):
-        print(json.dumps(result))
-    return getattr(args, "status", 0)
 
 
 def _device_is_full(error: RuntimeError) -> bool:

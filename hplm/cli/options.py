@@ -1,58 +1,98 @@
-"""Options that several commands share."""
+"""Options that several commands share, with their help."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter, Token
 
 from hplm.errors import InvalidInput
+from hplm.options import ENGINE_DTYPES, TABLE_DTYPES
 
 if TYPE_CHECKING:
     import torch
 
+    from builder.store.store import Store
+
+
+def about(text: str, **more: Any) -> Parameter:
+    """Returns the help of an option, and how else it is read."""
+    return Parameter(help=text, **more)
+
+
+def read(function: Any, **more: Any) -> Parameter:
+    """Returns how an option is read from one word."""
+
+    def converted(_: object, tokens: tuple[Token, ...]) -> Any:
+        return function(tokens[0].value)
+
+    return Parameter(converter=converted, n_tokens=1, accepts_keys=False, **more)
+
+
+def numbers(given: str) -> list[int]:
+    try:
+        return [int(number) for number in given.split(",")]
+    except ValueError:
+        raise ValueError(f"{given!r}: give whole numbers, such as 0,1") from None
+
+
 CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .gz or .zst"
 
-
-class TaskNames:
-    """The names of the tasks. They are imported on first use, because tasks import numpy, which slows down `hplm --help`."""
-
-    def __iter__(self) -> Iterator[str]:
-        from hplm.tasks import TASKS
-
-        return iter(TASKS)
-
-
-def build_step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
-    """Adds `hplm build NAME` with the options of every step. `text` says in lower case what it does."""
-    step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    step.add_argument("--store", type=Path, required=True, help="folder of the store")
-    step.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
-    step.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    step.add_argument("--json", action="store_true", help="end with one line of JSON")
-    step.set_defaults(run=run)
-    return step
+Json = Annotated[bool, about("end with one line of JSON")]
+StoreFolder = Annotated[Path, about("folder of the store")]
+Device = Annotated[str, about("auto, cpu, cuda or cuda:N")]
+Seed = Annotated[int, about("seed of all random choices")]
+TableDtype = Annotated[str, about("precision of the stored vectors", choices=TABLE_DTYPES)]
+SERVED_DTYPE = "precision that will serve; auto measures as `hplm export` does, which prints the result"
+ServedDtype = Annotated[str, about(SERVED_DTYPE, choices=("auto", *ENGINE_DTYPES))]
+Seen = Annotated[tuple[Path, ...], about("more files with texts to leave out, and files of the training that were moved")]
+Picture = Annotated[Path | None, about("draw it into a .png, .svg or .pdf file")]
+LEARN = "how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output"
+Learn = Annotated[Literal["masked", "distil"], about(LEARN)]
+Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Texts = Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, consume_multiple=False)]  # one for each time
+Words = Annotated[tuple[str, ...], read(lambda given: tuple(given.split(",")))]
+Numbers = Annotated[tuple[int, ...], read(lambda given: tuple(numbers(given)))]
 
 
-def learn_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--learn",
-        choices=("masked", "distil"),
-        default="masked",
-        help="how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output "
-        "(default: %(default)s)",
-    )
+def _known_task(given: str) -> str:
+    """Returns the name of a task. Tasks are imported on use, because they import numpy, which slows down `hplm --help`."""
+    from hplm.tasks import TASKS
+
+    if given not in TASKS:
+        raise ValueError(f"{given!r}: choose from {', '.join(TASKS)}")
+    return given
 
 
-def device_of(args: argparse.Namespace) -> torch.device:
+TaskName = Annotated[str | None, read(_known_task)]
+
+
+def open_store(folder: Path) -> Store:
+    from builder.store.store import Store
+
+    return Store(folder)
+
+
+def device_of(name: str) -> torch.device:
     from hplm.engine.engine import resolve_device
 
-    return resolve_device(args.device)
+    return resolve_device(name)
 
 
-def refuse_given(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
-    """Raises if options were given that have no effect here. The command sets `default_of`, its `get_default`."""
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != args.default_of(name)]
-    if given:
-        raise InvalidInput(f"{', '.join(given)}: {reason}")
+def check_picture(picture: Path | None) -> None:
+    """Refuses a file that is no picture, before anything is computed for it."""
+    if picture is not None:
+        from builder.pictures import check_picture
+
+        check_picture(picture)
+
+
+def refuse_given(reason: str, *groups: Any, **options: object) -> None:
+    """Raises if options were given that have no effect here: those of a group that are not at their defaults, or these."""
+    for group in groups:
+        options |= {one.name: value for one in fields(group) if (value := getattr(group, one.name)) != one.default}
+    names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, False, ())]
+    if names:
+        raise InvalidInput(f"{', '.join(names)}: {reason}")

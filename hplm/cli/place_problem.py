@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cyclopts import Parameter
 
 from hplm.errors import InvalidInput
 
@@ -15,82 +17,74 @@ if TYPE_CHECKING:
     from hplm.placement.problem import Problem
     from hplm.placement.servers import Serving
 
-PROBLEM: dict[str, Any] = {  # options of a problem, and their defaults
-    "cluster": None, "profiles": None, "trace": None, "slo_scale": None, "hot": None, "rate": 1.0, "batch_texts": 1,
-    "serving": None, "seed": 0,
-}  # fmt: skip
 MOST = 10_000_000  # of factors and seconds
 
 
-def problem_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="machines, devices and their memory")
-    command.add_argument(
-        "--profiles", type=Path, nargs="+", required=True, metavar="FILE", help="what `hplm place profile` has measured"
-    )
-    command.add_argument(
-        "--trace", type=Path, nargs="+", required=True, metavar="FILE",
-        help="journals of servers, or one recorded trace",
-    )  # fmt: skip
-    command.add_argument(
-        "--slo-scale", type=float, metavar="X",
-        help="deadlines: so many times a request's time on one device (default: the deadlines of the trace)",
-    )  # fmt: skip
-    command.add_argument(
-        "--hot", nargs="+", default=[], metavar="BACKBONE/TENANT", help="tenants that are placed apart from their domain"
-    )
-    command.add_argument(
-        "--rate", type=float, default=1.0, metavar="X", help="multiple of the trace's rate of requests (default: %(default)g)"
-    )
-    command.add_argument(
-        "--batch-texts", type=int, default=1, metavar="N", help="most texts of a batch of the screen (default: %(default)s)"
-    )
-    command.add_argument("--seed", type=int, default=0, help="of all random choices (default: %(default)s)")
-    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Given:
+    """The options of a problem."""
 
+    cluster: Path
+    """machines, devices and their memory"""
+    profiles: tuple[Path, ...]
+    """what `hplm place profile` has measured"""
+    trace: tuple[Path, ...]
+    """journals of servers, or one recorded trace"""
+    slo_scale: float | None = None
+    """deadlines: so many times a request's time on one device (default: the deadlines of the trace)"""
+    hot: tuple[str, ...] = ()
+    """tenants that are placed apart from their domain, as BACKBONE/TENANT"""
+    rate: float = 1.0
+    """multiple of the trace's rate of requests"""
+    batch_texts: int = 1
+    """most texts of a batch of the screen"""
+    serving: tuple[str, ...] = ()
+    """NAME=VALUE: parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as
+    exported)"""
+    seed: int = 0
+    """of all random choices"""
 
-def serving_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--serving", nargs="+", default=[], metavar="NAME=VALUE",
-        help="parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as exported)",
-    )  # fmt: skip
+    def problem(self, last_s: float | None = None) -> Problem:
+        """`last_s`: only so many seconds at the end of the trace will be used, so only there too many may be unknown."""
+        from hplm.placement.cluster import Cluster
+        from hplm.placement.problem import Problem
+        from hplm.placement.profile import Profile
+        from hplm.placement.screen import alone_ns
+        from hplm.placement.traces import read_trace, units_by_name
+        from hplm.placement.units import units_of
 
+        for option, given in (("rate", self.rate), ("slo-scale", self.slo_scale)):
+            if given is not None and not 0 < given <= MOST:
+                raise InvalidInput(f"--{option} {given:g}: give a number above 0, at most {MOST:,}")
+        if self.seed < 0:
+            raise InvalidInput(f"--seed {self.seed}: give 0 or more")
+        cluster, profile = Cluster.read(self.cluster), Profile.together([Profile.read(path) for path in self.profiles])
+        units = units_of(profile, self.hot)
+        trace = read_trace(self.trace, units_by_name(profile, units)).expect_known(last_s).at_rate(self.rate)
+        if self.slo_scale is not None:
+            trace = trace.with_timeouts(self.slo_scale * alone_ns(profile, trace))
+        trace.expect_deadlines()
+        return Problem(cluster, profile, units, trace, self.batch_texts)
 
-def problem_of(args: argparse.Namespace, last_s: float | None = None) -> Problem:
-    """`last_s`: only so many seconds at the end of the trace will be used, so only there too many requests may be unknown."""
-    from hplm.placement.cluster import Cluster
-    from hplm.placement.problem import Problem
-    from hplm.placement.profile import Profile
-    from hplm.placement.screen import alone_ns
-    from hplm.placement.traces import read_trace, units_by_name
-    from hplm.placement.units import units_of
+    def servers(self) -> Serving:
+        from hplm.placement.servers import Serving
 
-    for option, given in (("rate", args.rate), ("slo-scale", args.slo_scale)):
-        if given is not None and not 0 < given <= MOST:
-            raise InvalidInput(f"--{option} {given:g}: give a number above 0, at most {MOST:,}")
-    if args.seed < 0:
-        raise InvalidInput(f"--seed {args.seed}: give 0 or more")
-    cluster, profile = Cluster.read(args.cluster), Profile.together([Profile.read(path) for path in args.profiles])
-    units = units_of(profile, args.hot)
-    trace = read_trace(args.trace, units_by_name(profile, units)).expect_known(last_s).at_rate(args.rate)
-    if args.slo_scale is not None:
-        trace = trace.with_timeouts(args.slo_scale * alone_ns(profile, trace))
-    trace.expect_deadlines()
-    return Problem(cluster, profile, units, trace, args.batch_texts)
+        return Serving.of({name: value for name, _, value in (part.partition("=") for part in self.serving)})
+
+    def words(self) -> str:
+        """Returns the options that describe the same problem again."""
+        words: list[str] = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
+                words += [f"--{one.name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+        return shlex.join(words)
 
 
 def print_left_out(left_out: LeftOut) -> None:
     if left_out:
         print(f"note: {left_out.text}")
-
-
-def given_options(args: argparse.Namespace) -> str:
-    """Returns the options that describe the same problem again."""
-    given: list[str] = []
-    for name, value in vars(args).items():
-        if name in PROBLEM and value not in (PROBLEM[name], None, []):
-            values = value if isinstance(value, list) else [value]
-            given += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join(given)
 
 
 def placement_of(path: Path, problem: Problem) -> Placement:
@@ -103,12 +97,6 @@ def placement_of(path: Path, problem: Problem) -> Placement:
         way_out = f"give --hot {' '.join(placement.hot)}" if placement.hot else "leave out --hot"
         raise InvalidInput(f"{path} has other hot tenants: {way_out}, as in the search that made it")
     return placement
-
-
-def serving_of(args: argparse.Namespace) -> Serving:
-    from hplm.placement.servers import Serving
-
-    return Serving.of(dict(part.partition("=")[::2] for part in args.serving))
 
 
 def check_seconds(option: str, seconds: float) -> None:

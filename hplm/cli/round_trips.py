@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -10,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.client import open_client
+from hplm.cli.client import Connection
 from hplm.errors import InvalidInput
 from hplm.placement.measuring import RoundTrip
 from hplm.registry.store import Place
@@ -45,8 +44,7 @@ def round_trips(
 def _measured(server: TritonServer, backbone: str, tenant: str) -> RoundTrip:
     assert server.pid is not None  # it runs
     group = server.pid
-    given = argparse.Namespace(url=server.grpc_url, protocol="grpc", key=None, tls=False, ca_file=None)
-    with open_client(given, backbone) as client:
+    with Connection(server.grpc_url, "grpc").client(backbone) as client:
 
         def asked(count: int) -> list[int]:
             taken: list[int] = []

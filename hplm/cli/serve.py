@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import signal
@@ -10,102 +9,64 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
 
+from hplm.cli.options import about, read
+from hplm.errors import InvalidInput
 from hplm.registry.store import Place, place_of
 
 MUST_EXIST = "HPLM_STATE_MUST_EXIST"
 NAMED = 5
 
 
-def register(commands) -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model repository with Triton",
-        description="Serve every model of a repository until Ctrl-C or SIGTERM, with the container's tritonserver or the "
-        "embedded one. Every second each model is asked for an answer, and what has ended is started again. HPLM_ADMIN in the "
-        "environment sets the secret of Triton's restricted APIs.",
-    )
-    serve.add_argument(
-        "--repository",
-        type=Path,
-        default=Path("model_repository"),
-        metavar="DIR",
-        help="the model repository to serve (default: model_repository)",
-    )
-    serve.add_argument(
-        "--state",
-        type=place_of,
-        metavar="DIR",
-        help="folder for changes that are made while the server runs, or the address of a bucket, such as s3://bucket/hplm",
-    )
-    serve.add_argument(
-        "--state-must-exist",
-        action="store_true",
-        help="do not start without the state (default: begin a missing one); also with HPLM_STATE_MUST_EXIST=1 in the "
-        "environment",
-    )
-    serve.add_argument(
-        "--address",
-        default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1, for this machine only; 0.0.0.0: all networks)",
-    )
-    for service, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        serve.add_argument(
-            f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0: any free port"
-        )
-    serve.add_argument(
-        "--openai-port",
-        type=int,
-        metavar="PORT",
-        help="also serve OpenAI's interface here, for decoders; 0: any free port (default: no such interface)",
-    )
-    serve.add_argument(
-        "--log-file", type=Path, metavar="FILE", help="file to append the log to (default: .hplm/serve-<HTTP port>.log)"
-    )
-    serve.add_argument(
-        "--start-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="seconds in which all models must load (default: %(default)s)",
-    )
-    flags = "more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
-    serve.add_argument("flags", nargs="*", metavar="-- FLAG", help=flags)
-    serve.set_defaults(run=run)
+STATE = "folder for changes that are made while the server runs, or the address of a bucket, such as s3://bucket/hplm"
+FLAGS = "after --: more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
 
 
-def run(args: argparse.Namespace) -> None:
-    from hplm.errors import InvalidInput
+def serve(
+    *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
+    state: Annotated[Place | None, read(place_of, help=STATE)] = None, state_must_exist: bool = False,
+    address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
+    openai_port: int | None = None, log_file: Path | None = None, start_timeout: float = 300.0,
+) -> None:  # fmt: skip
+    """Serve a model repository with Triton until Ctrl-C or SIGTERM.
+
+    It runs the container's tritonserver or the embedded one. Every second each model is asked for an answer, and what has ended
+    is started again. HPLM_ADMIN in the environment sets the secret of Triton's restricted APIs.
+
+    :param repository: the model repository to serve
+    :param state_must_exist: do not start without the state (default: begin a missing one); also with HPLM_STATE_MUST_EXIST=1 in
+        the environment
+    :param address: address to listen on: 127.0.0.1 is for this machine only, 0.0.0.0 for all networks
+    :param http_port: 0: any free port
+    :param grpc_port: 0: any free port
+    :param metrics_port: 0: any free port
+    :param openai_port: also serve OpenAI's interface here, for decoders; 0: any free port (default: no such interface)
+    :param log_file: file to append the log to (default: .hplm/serve-HTTP_PORT.log)
+    :param start_timeout: seconds in which all models must load
+    """
     from hplm.server import Gateway, Supervisor, TritonServer
 
-    if args.state_must_exist and args.state is None:
+    if state_must_exist and state is None:
         raise InvalidInput("--state-must-exist says nothing without a state: give --state DIR too")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
-    log_file = args.log_file or Path(f".hplm/serve-{args.http_port}.log")
-    begin(args.repository, args.state, args.state_must_exist or bool(os.environ.get(MUST_EXIST)))
+    log_file = log_file or Path(f".hplm/serve-{http_port}.log")
+    begin(repository, state, state_must_exist or bool(os.environ.get(MUST_EXIST)))
     server = TritonServer(
-        repository=args.repository,
-        address=args.address,
-        http_port=args.http_port,
-        grpc_port=args.grpc_port,
-        metrics_port=args.metrics_port,
-        log_file=log_file,
-        state=args.state,
-        extra_args=args.flags,
-        start_timeout=args.start_timeout,
+        repository, None, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
     )
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")
     say(f"models        {', '.join(server.models)}: loading")
     # The tenants are read while the server starts, because both take seconds.
-    reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, args.state)
+    reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, state)
     try:
         with ExitStack() as ending:
             gateway = None
-            if args.openai_port is not None:
-                gateway = ending.enter_context(Gateway(args.address, args.openai_port, say))
+            if openai_port is not None:
+                gateway = ending.enter_context(Gateway(address, openai_port, say))
             ending.enter_context(server)
             if gateway is not None:
                 gateway.start(server.grpc_url, log_file)

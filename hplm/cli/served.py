@@ -2,48 +2,80 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
+
+from hplm.cli.options import read
+from hplm.errors import InvalidInput
 from hplm.registry.store import Place, place_of
 
 if TYPE_CHECKING:
     from hplm.tenants.manager import Manager
 
+STATE = "the folder or the bucket of `hplm serve --state`, which holds changes"
+StatePlace = Annotated[Place | None, read(place_of, help=STATE)]
 
-def served_options(parser: argparse.ArgumentParser, required: bool = False, repository: Path | None = None) -> None:
-    default = f" (default: {repository})" if repository is not None else ""
-    text = f"the served model repository{default}"
-    parser.add_argument("--repository", type=Path, required=required, default=repository, metavar="DIR", help=text)
-    text = "the folder or the bucket of `hplm serve --state`, which holds changes"
-    parser.add_argument("--state", type=place_of, metavar="DIR", help=text)
-    parser.add_argument("--backbone", help="name of the backbone (default: the only one of the repository)")
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Served:
+    """The options that name a served backbone and its state."""
+
+    repository: Path
+    """the served model repository"""
+    state: StatePlace = None
+    backbone: str | None = None
+    """name of the backbone (default: the only one of the repository)"""
+
+    def checked(self) -> tuple[Path, Place | None, str | None]:
+        """Returns the options for reading."""
+        check_state(self.state)
+        return self.repository, self.state, self.backbone
+
+    def manager(self, begun: bool = True) -> Manager:
+        """Opens the manager of the state. A change of a mistyped one would count nowhere, so it must be begun."""
+        from hplm.tenants.manager import Manager
+
+        if self.state is None:
+            raise InvalidInput("--state is missing: give the folder of `hplm serve --state`, which holds all changes")
+        manager = Manager.open(self.repository, self.state, self.backbone)
+        if begun:
+            manager.registry.check_begun()
+        return manager
+
+
+@dataclass(frozen=True)
+class ServedHere(Served):
+    """The same options, with the repository that `hplm export` writes by default."""
+
+    repository: Path = Path("model_repository")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class MaybeServed:
+    """The same options, where a command may also concern a store alone."""
+
+    repository: Path | None = None
+    """the served model repository"""
+    state: StatePlace = None
+    backbone: str | None = None
+    """name of the backbone (default: the only one of the repository)"""
+
+    def found(self) -> Served | None:
+        return Served(self.repository, self.state, self.backbone) if self.repository is not None else None
+
+
+HERE, NOWHERE = ServedHere(), MaybeServed()
 
 
 def check_state(state: Place | None) -> None:
     """Raises if the state does not exist. Read-only commands call it: a missing folder is a mistake, not an empty state."""
-    from hplm.errors import InvalidInput
-
     if isinstance(state, Path) and not state.is_dir():
         raise InvalidInput(f"--state {state} is not a folder: give the folder of `hplm serve --state`")
-
-
-def open_manager(args: argparse.Namespace) -> Manager:
-    """Opens the manager of the named backbone and its state, which need not exist."""
-    from hplm.errors import InvalidInput
-    from hplm.tenants.manager import Manager
-
-    if args.state is None:
-        raise InvalidInput("--state is missing: give the folder of `hplm serve --state`, which holds all changes")
-    return Manager.open(args.repository, args.state, args.backbone)
-
-
-def begun_manager(args: argparse.Namespace) -> Manager:
-    """Opens the manager of a state that exists: a change of a mistyped one would count nowhere."""
-    manager = open_manager(args)
-    manager.registry.check_begun()
-    return manager
 
 
 def print_late(late: list[str]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hplm.plot.table import Table
 
 
-def table_built(args: argparse.Namespace, table: Table, what: str) -> dict:
+def table_built(table: Table, what: str) -> dict:
     meta = table.meta
-    if not args.json:
-        print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {meta.megabytes:,.1f} MB")
+    print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {meta.megabytes:,.1f} MB")
     return {
         "domain": meta.domain,
         "version": meta.version,

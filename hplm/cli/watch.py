@@ -2,67 +2,64 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
     from hplm.server.control import Control
     from hplm.server.probing import Probe
 
 
-def register(commands) -> None:
-    watch = commands.add_parser(
-        "watch",
-        help="ask the models of a server that somebody else has started whether they work",
-        description="Ask every model of a running server for an answer, each second, because Triton calls a model ready whose "
-        "process is dead. Such a model is loaded again, which needs the secret of Triton's restricted APIs in HPLM_ADMIN. The "
-        "command ends with an error when that fails, and when the server does not answer. `hplm serve` does all this itself, "
-        "and restarts the server where requests were lost.",
-    )
-    watch.add_argument("--url", default="127.0.0.1:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
-    watch.add_argument("--models", nargs="+", metavar="MODEL", help="the models to ask (default: all; that needs HPLM_ADMIN)")
-    once = watch.add_mutually_exclusive_group()
-    once.add_argument("--once", action="store_true", help="ask once, and fail unless every model answers: a readiness probe")
-    once.add_argument("--alive", action="store_true", help="ask once, and fail only if a restart may help: a liveness probe")
-    watch.add_argument("--timeout", type=float, default=15.0, metavar="SECONDS", help="for an answer (default: %(default)g)")
-    watch.set_defaults(run=run)
+def watch(
+    *, url: str = "127.0.0.1:8000", models: tuple[str, ...] = (), once: bool = False, alive: bool = False, timeout: float = 15.0
+) -> None:  # fmt: skip
+    """Ask the models of a server that somebody else has started whether they work.
 
+    Each second, because Triton calls a model ready whose process is dead. Such a model is loaded again, which needs the secret
+    of Triton's restricted APIs in HPLM_ADMIN. The command ends with an error when that fails, and when the server does not
+    answer. `hplm serve` does all this itself, and restarts the server where requests were lost.
 
-def run(args: argparse.Namespace) -> None:
+    :param url: HOST:PORT of its HTTP
+    :param models: the models to ask (default: all; that needs HPLM_ADMIN)
+    :param once: ask once, and fail unless every model answers: a readiness probe
+    :param alive: ask once, and fail only if a restart may help: a liveness probe
+    :param timeout: seconds for an answer
+    """
     from hplm.server.control import Control
     from hplm.server.flags import SECRET_HEADER
     from hplm.server.probing import ALIVE, READY, State
 
-    host, _, port = args.url.rpartition(":")
+    if once and alive:
+        raise InvalidInput("give either --once or --alive")
+    host, _, port = url.rpartition(":")
     if not host or not port.isdigit():
-        raise HplmError(f"--url {args.url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
+        raise HplmError(f"--url {url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
     secret = os.environ.get("HPLM_ADMIN")
     control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
-    loaded = sorted(control.loaded()) if args.alive else []
-    probes = _probes(control, args.url, args.models or loaded)
-    if args.once or args.alive:
+    loaded = sorted(control.loaded()) if alive else []
+    probes = _probes(control, url, models or loaded)
+    if once or alive:
         for model, probe in probes.items():
-            health = control.probe(model, probe, args.timeout)
-            if health.state not in (ALIVE if args.alive else READY):
+            health = control.probe(model, probe, timeout)
+            if health.state not in (ALIVE if alive else READY):
                 help = "wait for it" if health.state in ALIVE else "restart the server"
                 raise HplmError(f"model {model!r} does not work ({health.said}): {help}")
-        print(f"{len(probes)} models {'are alive' if args.alive else 'work'}", file=sys.stdout)
+        print(f"{len(probes)} models {'are alive' if alive else 'work'}", file=sys.stdout)
         return
     worked = dict.fromkeys(probes, time.monotonic())
     while True:
         for model, probe in probes.items():
-            health = control.probe(model, probe, args.timeout)
+            health = control.probe(model, probe, timeout)
             if health.state is State.SILENT:
-                raise HplmError(f"model {model!r} gives {health.said} within {args.timeout:g} s: restart the server")
+                raise HplmError(f"model {model!r} gives {health.said} within {timeout:g} s: restart the server")
             if health.state is not State.BROKEN:
                 worked[model] = time.monotonic()
-            elif time.monotonic() - worked[model] > args.timeout:
+            elif time.monotonic() - worked[model] > timeout:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
             if health.state is State.UNLOADED:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
@@ -71,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
                     raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
                 print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
             if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
-                probes.update(_probes(control, args.url, [model]))
+                probes.update(_probes(control, url, [model]))
         time.sleep(1)
 
 

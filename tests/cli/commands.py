@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 
 from builder.store.store import Store
-from hplm.cli.main import main
+from hplm.cli.main import application, main
 from hplm.tenants.manager import Manager
 from tests.support.message import mentions
 
@@ -42,6 +43,13 @@ def refused(capsys: Capture, *arguments: object) -> str:
 
 def words(arguments: tuple[object, ...]) -> str:
     return " ".join(["hplm", *map(str, arguments)])
+
+
+def leaves(app: App | None = None, name: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Returns all commands, as words."""
+    app = app or application()
+    below = [word for word in app if not word.startswith("-")]
+    return [leaf for word in below for leaf in leaves(app[word], (*name, word))] if below else [name]
 
 
 def expect_broken(said: str, *named: list[object]) -> None:

@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
+from pathlib import Path
 
 import pytest
 
-from hplm.cli.main import main, parser
+from hplm.cli.main import application, main, parsed
+from tests.cli.commands import leaves
 from tests.support.message import mentions
 
 ECHO = """
@@ -18,16 +22,13 @@ ERRORS = {
     "code": TypeError("a fault of the code"),
 }
 
-def run(args):
-    if args.fails:
-        raise ERRORS[args.fails]
+def echo(*, json: bool = False, fails: str | None = None):
+    if fails:
+        raise ERRORS[fails]
     return {"said": "again"}
 
-def register(commands):
-    echo = commands.add_parser("echo", help="says it again")
-    echo.add_argument("--json", action="store_true")
-    echo.add_argument("--fails")
-    echo.set_defaults(run=run)
+def register(app):
+    app.command(echo)
 """
 POINTS = """[hplm.commands]
 echo = echo_command:register
@@ -53,7 +54,7 @@ def installed(tmp_path, monkeypatch):
 def test_a_command_of_another_package_works_like_ours(installed, capsys):
     assert main(["echo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"said": "again"}
-    assert parser().parse_args(["serve"]).run.__module__ == "hplm.cli.serve"  # ours cannot be replaced
+    assert parsed(["serve"])[0].__module__ == "hplm.cli.serve"  # ours cannot be replaced
 
 
 @pytest.mark.parametrize(("fails", "named"), [("disk", ["No space left on device"]), ("memory", ["2 GiB", "--device cpu"])])
@@ -69,7 +70,7 @@ def test_an_error_of_the_code_is_a_traceback(installed):
 
 
 def test_a_command_that_cannot_be_loaded_is_listed_and_says_why(installed, capsys):
-    assert "gone" in parser().format_help()
+    assert main(["--help"]) == 0 and "gone" in capsys.readouterr().out
     for words in ([], ["--help"], ["x", "--json", "-1"]):
         assert main(["gone", *words]) == 1
         said = capsys.readouterr().err
@@ -95,9 +96,50 @@ def test_without_its_package_a_command_or_scheme_says_how_to_install_it(toy, mon
     assert mentions(capsys.readouterr().err, "not installed", *named)
 
 
+@pytest.mark.parametrize("words", [words for words in leaves() if words != ("bench",)], ids=" ".join)
+def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, capsys):
+    options = reduce(getitem, words, application()).assemble_argument_collection(parse_docstring=True)
+    assert not [one.name for one in options if one.parse and not one.children and not one.parameter.help]
+    assert main([*words, "--no-such-option"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"hplm {' '.join(words)}: ") and said.count("\n") == 1 and mentions(said, "--help")
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        ("tenat list", "tenant"), ("tenant shw x", "show"), ("export --stor s", "--store"),
+        ("domain inspect --store s --name n --top many", "--top"), ("tenant show x y", "'y'"),
+    ],
+)  # fmt: skip
+def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert named in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("generate --tenant a --stop . --stop -x Once", {"prompt": "Once", "stop": (".", "-x")}),
+        ("infer --tenant a --pair -x -- -5x", {"text": "-5x", "pair": "-x"}),
+        ("infer -5 --tenant=a --tenant b", {"text": "-5", "tenant": "b"}),
+        ("tenant key add x --days -1", {"id": "x", "days": -1.0}),
+        ("tenant exits x --store s --texts t --drop 1 2 --drop 3", {"drop": (1.0, 2.0, 3.0)}),
+        ("domain update --name n --store s --corpus a b --corpus c", {"corpus": (Path("a"), Path("b"), Path("c"))}),
+        ("serve --address 0.0.0.0 -- --trace-config=rate=1 -v", {"flags": ("--trace-config=rate=1", "-v")}),
+        ("export --store s --seats 3 --replace", {"max_sequences": 3, "replace_": True}),
+        ("place profile --repository r --devices cpu:0,cpu:1 --to t --intra 1,2 --backbone a --backbone b",
+         {"devices": ("cpu:0", "cpu:1"), "intra": (1, 2), "backbone": ("a", "b")}),
+    ],
+)  # fmt: skip
+def test_words_reach_their_options(words, expected):
+    assert parsed(words.split())[1].arguments.items() >= expected.items()
+
+
 def test_help_needs_no_heavy_import():
     """`hplm --help` answers at once, because commands import heavy packages only when they run."""
-    code = """import sys; from hplm.cli.main import parser; parser()
-assert "bench" in sys.modules
+    code = """import sys; from hplm.cli.main import main; main(["--help"]), main(["build", "tenant", "--help"])
+assert "bench" in sys.modules and "hplm.cli.serve" in sys.modules
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,6 +1,5 @@
 """Each command that needs no server, one after the other: what it says, and which packages it needs."""
 
-import argparse
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from builder.store.store import TenantFile
-from hplm.cli.main import parser
 from hplm.cli.place_renew import KEPT
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.registry.folder import Folder
@@ -23,7 +21,7 @@ from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_tenant
 from testing.toy import CONFIG, make_chat
 from tests.backbones import placement_of_two, whole
-from tests.cli.commands import Live, printed, refused
+from tests.cli.commands import Live, leaves, printed, refused
 from tests.cli.conftest import TENANTS
 from tests.placement.profiles import write_cluster
 from tests.support.message import mentions
@@ -251,17 +249,9 @@ def test_a_command_needs_a_begun_state(places, tmp_path, capsys, command):
         assert mentions(said, "--state"), said
 
 
-def leaves(parser, name=()):
-    """Returns all commands of a parser, as words."""
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not groups:
-        return [name]
-    return [leaf for word, below in groups[0].choices.items() for leaf in leaves(below, (*name, word))]
-
-
 def test_each_command_is_tested_here_or_needs_a_server():
     others = {point.name for point in entry_points(group="hplm.commands")}
-    known = {" ".join(leaf) for leaf in leaves(parser()) if leaf[0] not in others} - NEED_A_SERVER
+    known = {" ".join(leaf) for leaf in leaves() if leaf[0] not in others} - NEED_A_SERVER
     run_here = [command for command, _ in WITHOUT_THE_BUILDER] + NEED_THE_BUILDER
     assert [name for name in known if not any(f"{one} ".startswith(f"{name} ") for one in run_here)] == []
 

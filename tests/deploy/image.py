@@ -29,7 +29,7 @@ SECRET = "the-administrators-secret"
 # Installed here, not in the image: what trains, measures and serves without a container.
 NOT_IN_THE_IMAGE = (
     *("transformers", "matplotlib", "scipy", "sklearn", "seqeval", "zstandard", "peft", "gguf"),
-    *("tritonclient", "pytriton", "cyclopts", "locust", "hplm_client", "hplm_openai"),
+    *("tritonclient", "pytriton", "locust", "hplm_client", "hplm_openai"),
 )
 
 

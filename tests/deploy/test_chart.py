@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from hplm.cli.main import parser
+from hplm.cli.main import parsed
 from hplm.server.flags import contract_flags
 from tests.deploy.image import ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
@@ -206,13 +206,13 @@ def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects)
     server = container(objects, *SERVER)
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         program, *arguments = server[name]["exec"]["command"]
-        asked = parser().parse_args(arguments)
-        assert program == "hplm" and asked.command == "watch" and asked.models is None
-        assert asked.alive if name == "livenessProbe" else asked.once
-        assert server[name]["timeoutSeconds"] > asked.timeout
-        assert asked.url == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
+        asked = parsed(arguments)[1].arguments
+        assert program == "hplm" and arguments[0] == "watch" and not asked["models"]
+        assert asked["alive"] if name == "livenessProbe" else asked["once"]
+        assert server[name]["timeoutSeconds"] > asked["timeout"]
+        assert asked["url"] == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
     assert {variable["name"] for variable in server["env"]} >= {"HPLM_ADMIN", "HPLM_SERVER_ID"}
-    drained = parser().parse_args(server["lifecycle"]["preStop"]["exec"]["command"][1:]).seconds
+    drained = parsed(server["lifecycle"]["preStop"]["exec"]["command"][1:])[1].arguments["seconds"]
     (exit_timeout,) = [int(flag.partition("=")[2]) for flag in server["args"] if flag.startswith("--exit-timeout-secs=")]
     assert workload(objects, SERVER[0]).pod["terminationGracePeriodSeconds"] > drained + exit_timeout
 
@@ -248,5 +248,5 @@ def test_as_many_routers_run_as_divide_what_a_replica_may_get(count):
     objects = rendered(BUCKET, f"--set=router.replicas={count}")
     routers = spec(objects, "StatefulSet", "hplm-router")
     writing = container(objects, "hplm-router", "write")
-    assert parser().parse_args(words(writing)[1:]).routers == routers["replicas"] == count
+    assert parsed(words(writing)[1:])[1].arguments["routers"] == routers["replicas"] == count
     assert routers.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}  # one pod at a time

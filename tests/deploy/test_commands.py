@@ -13,15 +13,16 @@ from tests.deploy.programs import run
 
 READ = """
 import contextlib, io, json, sys
-from hplm.cli.main import parser
-top, said = parser(), []
+from cyclopts import CycloptsError
+from hplm.cli.main import main, parsed
+said = []
 for words in json.load(sys.stdin):
     out, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with contextlib.redirect_stdout(out):
         try:
-            top.parse_args(words)
-        except SystemExit as ended:
-            code = ended.code
+            code = main(words) if "--help" in words else parsed(words) and 0
+        except CycloptsError as error:
+            code = print(error) or 2
     said.append([words, code, out.getvalue()])
 json.dump(said, sys.stdout)
 """

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import yaml
 
-from hplm.cli.main import main, parser
+from hplm.cli.main import main, parsed
 from hplm.server.flags import contract_flags
 from hplm_openai.__main__ import parser as gateway_parser
 from tests.deploy.image import DEPLOY, ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables
@@ -38,7 +38,7 @@ def test_compose_watches_the_server_from_a_container_that_reaches_it_and_knows_i
     assert watch["network_mode"] == "service:triton"  # so that its default address is the server's
     assert watch["image"] == compose_service()["image"] and "HPLM_ADMIN" in watch["environment"]
     program, *arguments = watch["command"]
-    assert program == "hplm" and parser().parse_args(arguments).url == "127.0.0.1:8000"
+    assert program == "hplm" and parsed(arguments)[1].arguments["url"] == "127.0.0.1:8000"
 
 
 def test_every_backend_is_copied_to_where_triton_looks():

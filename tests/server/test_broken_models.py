@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
@@ -120,8 +119,7 @@ def watched(monkeypatch):
         """Watches until it ends, or raises an error about `chat`."""
         monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
         monkeypatch.setattr(watch, "time", played)
-        given = SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive")
-        watch.run(given)
+        watch.watch(url="127.0.0.1:1", models=("chat",), once=how == "once", alive=how == "alive")
 
     return watch_it
 

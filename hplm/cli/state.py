@@ -1,0 +1,79 @@
+"""`hplm begin`, `backup` and `restore`: make the registry of a repository, copy it into a folder, and publish it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from hplm.cli.options import Json, about
+from hplm.cli.served import Served
+from hplm.errors import InvalidInput
+from hplm.options import LEASE_SECONDS
+
+SOURCE = "a live state of the release before, or its backup: serve its tenants with their versions, keys and limits"
+
+
+def begin(
+    *, served: Served, lease: float = LEASE_SECONDS, source: Annotated[Path | None, about(SOURCE, name="--from")] = None,
+    from_repository: Path | None = None, json: Json = False,
+) -> dict:  # fmt: skip
+    """Make a live state in a folder or a bucket, in which nothing was changed since the export.
+
+    `hplm serve` makes a missing folder by itself. With --from, bring over a state of the release before.
+
+    :param lease: seconds for which a server that cannot see this state answers for tenants with keys: a revoked key may open
+        them so long
+    :param from_repository: the export that the state of --from was served with
+    """
+    from hplm.tenants.import_state import import_state
+    from hplm.tenants.manager import Manager
+    from hplm.tenants.registry import registries_of
+
+    repository, state, backbone = served.repository, served.state, served.backbone
+    if state is None:
+        raise InvalidInput("give --state, the folder or bucket that `hplm serve --state` or HPLM_STATE will name")
+    if not lease > 0:
+        raise InvalidInput(f"--lease {lease:g}: give a positive number of seconds")
+    if (source is None) != (from_repository is None):
+        raise InvalidInput("give --from and --from-repository together: a live state, and the export that it was served with")
+    registries = registries_of(repository, state, backbone)
+    if not registries:
+        wanted = f"no backbone {backbone!r}" if backbone else "no backbone"
+        raise InvalidInput(f"{repository} contains {wanted}: name the folder of `hplm export`")
+    begun: list[str] = []
+    for name, registry in registries.items():
+        if source is None or from_repository is None:
+            is_new = registry.begin(lease)
+        else:
+            is_new = import_state(Manager.open(repository, state, name), source, from_repository, lease)
+        if is_new:
+            begun.append(name)
+    if not begun:
+        raise InvalidInput(f"{state} has a live state for {', '.join(registries)} already: nothing was changed")
+    what = "without changes" if source is None else f"with the tenants of {source}"
+    print(f"{state}: a live state {what}, for {', '.join(begun)}")
+    return {"begun": begun}
+
+
+def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served, json: Json = False) -> dict:
+    """Copy a live state, but not its repository, into a folder. It may be served meanwhile."""
+    from hplm.tenants.backup import back_up
+
+    manifest = back_up(served.manager(begun=False), to)
+    print(f"generation {manifest['generation']} is in {to}")
+    return manifest
+
+
+def restore(
+    *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], served: Served, json: Json = False
+) -> dict:
+    """Publish a backup as the next generation. Running servers take it as any change.
+
+    A lost state is made anew, and servers with a copy of a lost bucket must be started without it.
+    """
+    from hplm.tenants.backup import restore
+
+    registry = served.manager(begun=False).registry
+    manifest = restore(source, registry)
+    print(f"generation {manifest['backed_up']} of the backup is generation {manifest['generation']} of {registry.store}")
+    return manifest
