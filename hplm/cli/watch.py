@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hplm.clock import Clock
 from hplm.errors import HplmError
 
 if TYPE_CHECKING:
@@ -37,13 +38,17 @@ def register(commands) -> None:
 def run(args: argparse.Namespace) -> None:
     from hplm.server.control import Control
     from hplm.server.flags import SECRET_HEADER
-    from hplm.server.probing import ALIVE, READY, State
 
     host, _, port = args.url.rpartition(":")
     if not host or not port.isdigit():
         raise HplmError(f"--url {args.url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
     secret = os.environ.get("HPLM_ADMIN")
-    control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
+    watch(Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {}), args)
+
+
+def watch(control: Control, args: argparse.Namespace, clock: Clock = time) -> None:
+    from hplm.server.probing import ALIVE, READY, State
+
     loaded = sorted(control.loaded()) if args.alive else []
     probes = _probes(control, args.url, args.models or loaded)
     if args.once or args.alive:
@@ -54,15 +59,15 @@ def run(args: argparse.Namespace) -> None:
                 raise HplmError(f"model {model!r} does not work ({health.said}): {help}")
         print(f"{len(probes)} models {'are alive' if args.alive else 'work'}", file=sys.stdout)
         return
-    worked = dict.fromkeys(probes, time.monotonic())
+    worked = dict.fromkeys(probes, clock.monotonic())
     while True:
         for model, probe in probes.items():
             health = control.probe(model, probe, args.timeout)
             if health.state is State.SILENT:
                 raise HplmError(f"model {model!r} gives {health.said} within {args.timeout:g} s: restart the server")
             if health.state is not State.BROKEN:
-                worked[model] = time.monotonic()
-            elif time.monotonic() - worked[model] > args.timeout:
+                worked[model] = clock.monotonic()
+            elif clock.monotonic() - worked[model] > args.timeout:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
             if health.state is State.UNLOADED:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
                 print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
             if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
                 probes.update(_probes(control, args.url, [model]))
-        time.sleep(1)
+        clock.sleep(1)
 
 
 def _probes(control: Control, url: str, models: Sequence[str]) -> dict[str, Probe]:

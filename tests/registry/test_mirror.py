@@ -42,6 +42,7 @@ class Far:
     """A registry, its manager, and a machine with a copy of it."""
 
     def __init__(self, export, folder):
+        self.clock = time
         self.export, self.folder, self.place = export, folder, folder / "registry"
         begin(Folder(self.place / "toy"))
         self.manager = Manager.open(export.repository, self.place)
@@ -51,7 +52,7 @@ class Far:
 
     def started(self):
         self.state = State(self.here / "toy")
-        return Mirror(self.export.repository / "toy/1", self.store, self.state)
+        return Mirror(self.export.repository / "toy/1", self.store, self.state, self.clock)
 
     def restart(self):
         self.mirror.close()
@@ -95,7 +96,7 @@ def test_the_first_copy_is_whole_before_anything_is_served(far):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, monkeypatch, seed):
+def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, seed):
     """What a look cannot bring does not hold up the rest, and a tenant keeps its version until the new one is here."""
     chance = random.Random(seed)
     far.mirror.begin()
@@ -140,11 +141,11 @@ def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, monkeypatch
     far.assert_same()
     for view, content in held[-3:]:  # requests on their way
         expect_same(seen(reader, view), content, f"a request of generation {view.snapshot.generation}")
-    clock = Clock(1e6)
-    monkeypatch.setattr("hplm.tenants.mirror.time", clock)
+    far.clock = Clock(1e6)
+    far.restart()
     for _ in range(3):
         far.mirror.look()
-        clock.seconds += 31  # of the minute that what is gone stays on the disk
+        far.clock.seconds += 31  # of the minute that what is gone stays on the disk
     here, needed = {path.name for path in far.state.records.iterdir()}, files_of(far.copied().values())
     assert here <= needed, f"{here - needed} are still there"
 

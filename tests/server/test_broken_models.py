@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.cli import watch
+from hplm.cli.watch import watch
 from hplm.errors import Draining, HplmError
-from hplm.server import probing, supervisor
+from hplm.server import probing
 from hplm.server.control import Control
 from hplm.server.probing import Health, Probe, State
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
@@ -60,16 +60,11 @@ class Played(Clock):
         self.models = {"chat"}
 
 
-@pytest.fixture
-def supervised(monkeypatch):
-    def supervise(*answers, **settings):
-        """Returns the server, its supervisor, and what that will say."""
-        played, said = Played(*answers), []
-        vars(played).update(settings)
-        monkeypatch.setattr(supervisor, "time", played)
-        return played, Supervisor(played, said.append), said
-
-    return supervise
+def supervised(*answers, **settings):
+    """Returns the server, its supervisor, and what that will say."""
+    played, said = Played(*answers), []
+    vars(played).update(settings)
+    return played, Supervisor(played, said.append, clock=played), said
 
 
 @pytest.mark.parametrize(
@@ -79,14 +74,14 @@ def supervised(monkeypatch):
         ([WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4, 0),  # for a moment each
     ],
 )
-def test_a_server_is_started_again_if_a_model_of_it_stays_broken(supervised, answers, restarts):
+def test_a_server_is_started_again_if_a_model_of_it_stays_broken(answers, restarts):
     server, supervising, said = supervised(*answers)
     while server.answers:
         supervising.look()
     assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.said) for one in said[:1])
 
 
-def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(supervised):
+def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor():
     server, supervising, _ = supervised(*[WORKS] * 100)
     server.models = {"chat", "later", "last"}
     while not server.restarts:
@@ -95,7 +90,7 @@ def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(superv
     assert server.restarts == 1 and supervising.watched == ["chat"]
 
 
-def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(supervised):
+def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can():
     server, supervising, _ = supervised(*[WORKS] * 3, unreadable={"later"})
     server.models = {"chat", "later"}
     supervising.look()
@@ -105,7 +100,7 @@ def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(s
     assert sorted(supervising.watched) == ["chat", "later"]
 
 
-def test_a_server_whose_models_cannot_be_read_is_started_again(supervised):
+def test_a_server_whose_models_cannot_be_read_is_started_again():
     server, supervising, _ = supervised(unreadable={"chat"})
     supervising.look()
     assert not server.restarts
@@ -114,16 +109,10 @@ def test_a_server_whose_models_cannot_be_read_is_started_again(supervised):
     assert server.restarts == 1
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    def watch_it(how, played):
-        """Watches until it ends, or raises an error about `chat`."""
-        monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
-        monkeypatch.setattr(watch, "time", played)
-        given = SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive")
-        watch.run(given)
-
-    return watch_it
+def watched(how, played):
+    """Watches until it ends, or raises an error about `chat`."""
+    given = SimpleNamespace(url="127.0.0.1:1", models=["chat"], timeout=15.0, once=how == "once", alive=how == "alive")
+    watch(played, given, played)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +129,12 @@ def watched(monkeypatch):
         ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.said),
     ],
 )
-def test_watching_says_whether_a_model_works(watched, how, answers, named):
+def test_watching_says_whether_a_model_works(how, answers, named):
     with pytest.raises(HplmError, match=mentioning("chat", named)) if named is not None else nullcontext():
         watched(how, Played(*answers))
 
 
-def test_a_probe_that_is_answered_with_an_error_is_made_again(supervised, watched):
+def test_a_probe_that_is_answered_with_an_error_is_made_again():
     """The model may have been loaded again with other inputs. Triton refuses the old probe, whether the model lives or not."""
     server, supervising, _ = supervised(WORKS, REFUSED, WORKS, WORKS)
     while server.answers:

@@ -124,16 +124,15 @@ def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(
         assert first not in live.current().find("tenant-0").keys
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The time of managers."""
+def on_a_clock(place):
+    """Returns a manager of the state, and its time."""
     clock = Clock(time.time())
-    monkeypatch.setattr("hplm.tenants.registry.time", clock)
-    return clock
+    return Manager.open(*place[1:], clock=clock), clock
 
 
-def test_what_was_deleted_leaves_the_disk_a_minute_later(place, live, clock):
+def test_what_was_deleted_leaves_the_disk_a_minute_later(place):
     """Requests in flight may need it until then."""
+    live, clock = on_a_clock(place)
     live.add("new-a", knowledge(place[0], "new-a"))
     (record,) = live.state.records.iterdir()
     live.delete("new-a")
@@ -169,7 +168,9 @@ def test_a_change_whose_answer_was_lost_is_made_once(live):
         assert len(live.current().find("tenant-0").keys) == number == live.current().generation == store.swaps
 
 
-def test_a_change_that_always_meets_others_gives_up(live, clock):
+def test_a_change_that_always_meets_others_gives_up(place):
+    live, clock = on_a_clock(place)
+
     class Crowded(Folder):
         def swap(self, content, seen):
             clock.seconds += PATIENCE / 4

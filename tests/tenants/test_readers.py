@@ -14,6 +14,7 @@ from hplm.engine.views import LONGEST_PAUSE, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.metrics import names
 from hplm.plot.rows import StoredRows
+from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
@@ -27,11 +28,10 @@ from tests.support.wait import PATIENCE, Clock, eventually
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """Managers wait for less than a second, and no reader counts as silent."""
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
-    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
+class Quick(Clock):
+    """A clock by which managers wait without any time, while readers have the machine's."""
+
+    time = staticmethod(time.time)
 
 
 def readers_of(live):
@@ -56,9 +56,9 @@ def test_a_manager_waits_for_every_reader(place, live):
 
 
 @pytest.mark.parametrize("trouble", ["a long check", "an error"])
-def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, live, impatient, trouble):
+def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, trouble):
     """A user who deletes a tenant or revokes a key must learn that this server still serves it."""
-    begun, done = threading.Event(), threading.Event()
+    live, begun, done = Manager.open(*place[1:], clock=Quick()), threading.Event(), threading.Event()
 
     class Stuck(Backbone):
         def refresh(self):
@@ -82,14 +82,8 @@ def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, live, i
         watch.close()
 
 
-def test_a_reader_that_was_silent_for_a_moment_is_waited_for(live, monkeypatch):
+def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place):
     """After the machine was stopped, all readers were silent. Only killed ones stay silent."""
-    generation = live.limit("tenant-0", rate=5.0) and live.state.current()
-    live.state.readers.mkdir(parents=True, exist_ok=True)
-    paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
-    for reader in (paused, killed):
-        reader.write_text("0\n")
-        os.utime(reader, (time.time() - 20,) * 2)
 
     class Awakening(Clock):
         def sleep(self, seconds):
@@ -99,7 +93,13 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(live, monkeypatch):
                 os.utime(paused, (self.seconds,) * 2)
 
     takes, began = 0, time.time()
-    monkeypatch.setattr("hplm.tenants.state.time", Awakening(began))
+    live = Manager.open(*place[1:], clock=Awakening(began))
+    generation = live.limit("tenant-0", rate=5.0) and live.state.current()
+    live.state.readers.mkdir(parents=True, exist_ok=True)
+    paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
+    for reader in (paused, killed):
+        reader.write_text("0\n")
+        os.utime(reader, (time.time() - 20,) * 2)
     assert live.settle(generation) == ["here-1-a"]
     takes = generation
     assert live.settle(generation) == []
@@ -142,12 +142,12 @@ class Noted(State):
         return super().load(generation)
 
 
-def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, monkeypatch, caplog):
+def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, caplog):
     """At thousands of tenants that takes a third of a second, and a reader looks five times a second."""
     older, newer = (live.add(name, knowledge(place[0], name)).generation for name in ("new-a", "new-b"))
-    backbone, clock = served(place), Clock(100.0)
+    clock = Clock(100.0)
+    backbone = served(place, clock=clock)
     backbone.state = noted = Noted(live.state.folder)
-    monkeypatch.setattr("hplm.engine.views.time", clock)
     pointer = live.registry.pointer()
     publish(live, pointer, older)  # as if a state was put back while it is served
     for _ in range(20):
