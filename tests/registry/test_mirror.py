@@ -206,21 +206,20 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
 def test_a_copy_that_is_closed_while_a_table_fails_tries_it_no_more(far, monkeypatch):
     """Its thread must see the end before it waits, or the server ends only when it would have tried again."""
     monkeypatch.setattr("hplm.tenants.mirror.LATER", TIMEOUT_MAX)
-    closing, told, join = Thread(target=far.mirror.close), Event(), Thread.join
-    monkeypatch.setattr(Thread, "join", lambda thread, timeout=None: (told.set(), join(thread, timeout)))
+    closing = Thread(target=far.mirror.close)
     far.mirror.begin()
     far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
 
     def fails(name):
         if name.startswith("plot"):
             closing.start()
-            assert told.wait(60)
+            eventually(lambda: far.mirror._tables._ended)
             raise Away("the network is slow")
 
     far.store.fault = fails
     far.mirror.look()
-    assert told.wait(60)
-    join(closing, 60)
+    eventually(lambda: far.mirror._tables._ended)
+    closing.join(60)
     assert not closing.is_alive(), "the copy still waits to try its table again"
     far.mirror = far.started()
 
