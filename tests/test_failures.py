@@ -13,17 +13,24 @@ def keep(left):
     assert not left
 
 def test_values():
-    assert len("abc") == 2
+    assert len([]) == 2
 
 def test_helper():
     keep([3])
 
 def test_wait():
-    eventually(lambda: "abc" == "d", patience=0.01)
+    eventually(lambda: False, patience=0.01)
 
 def test_refusal():
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="three"):
         int("3")
+
+def test_message():
+    with pytest.raises(ValueError, match="three"):
+        int("four")
+
+def test_error():
+    keep(int("three"))
 
 def test_named():
     assert 1 == 2, "one is another"
@@ -31,15 +38,17 @@ def test_named():
 
 
 def test_what_was_asserted_and_who_asked_stand_in_the_first_line(tmp_path):
-    (tmp_path / "test_red.py").write_text(RED)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_red.py").write_text(RED)
     command = [sys.executable, "-m", "pytest", "--tb=no", "-p", "tests.support.failures", "-p", "no:cacheprovider", "."]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "500"}
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-    lines = [line.partition("::")[2] for line in said.splitlines() if line.startswith("FAILED")]
-    assert lines == [
-        'test_values - len("abc") == 2: AssertionError: assert 3 == 2',
-        "test_helper - in keep, not left: assert not [3]",
-        'test_wait - eventually(lambda: "abc" == "d", patience=0.01): AssertionError: it has not come true in 0.01 s',
-        "test_refusal - with pytest.raises(KeyError): Failed: DID NOT RAISE KeyError",
-        "test_named - AssertionError: one is another",
+    assert [line.partition("::test_")[2] for line in said.splitlines() if line.startswith("FAILED")] == [
+        "values - len([]) == 2: assert 0 == 2",
+        "helper - in keep, not left: assert not [3]",
+        "wait - eventually(lambda: False, patience=0.01): AssertionError: it has not come true in 0.01 s",
+        'refusal - with pytest.raises(ValueError, match="three"): Failed: DID NOT RAISE ValueError',
+        'message - with pytest.raises(ValueError, match="three"): AssertionError: Regex pattern did not match.',
+        "error - keep(int(\"three\")): ValueError: invalid literal for int() with base 10: 'three'",
+        "named - AssertionError: one is another",
     ]

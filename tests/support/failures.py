@@ -1,4 +1,4 @@
-"""Lets the first line of a red test say what broke: the assertion that failed, and who called the helper that made it."""
+"""Lets the first line of a red test say what broke: the statement that failed, and who called the helper that has it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 LONGEST = 160  # characters of a statement
-NAMELESS = re.compile(r"(AssertionError: )?assert |AssertionError$|Failed: DID NOT")  # messages that name nothing
+WORDED = re.compile(r"AssertionError: (?!assert |Regex)|Failed: (?!DID NOT)")  # messages that a test or helper has written
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None and call.excinfo is not None and call.excinfo.errisinstance((AssertionError, pytest.fail.Exception)):
-        root, here = item.config.rootpath, (crash.path, crash.lineno)
-        ours = [one for one in call.excinfo.traceback if root in one.path.parents and "site-packages" not in one.path.parts]
+    if crash is not None and call.excinfo is not None:
+        ours = [one for one in call.excinfo.traceback if "tests" in one.path.parts and "site-packages" not in one.path.parts]
         said = [one for one in ours if str(one.path) != crash.path][-1:] if crash.path != str(item.path) else []
-        if NAMELESS.match(crash.message):
-            said += [one for one in ours if (str(one.path), one.lineno + 1) == here][-1:]
+        if not WORDED.match(crash.message):
+            said += [one for one in ours if (str(one.path), one.lineno + 1) == (crash.path, crash.lineno)][-1:]
         crash.message = ": ".join([*(_words(one, item.name) for one in said), crash.message])
     return report
 

@@ -152,8 +152,7 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, caplog)
     publish(live, pointer, older)  # as if a state was put back while it is served
     for _ in range(20):
         backbone.refresh()
-    shown = backbone.view.snapshot.generation
-    assert (noted.read, shown) == ([], newer), f"generations {noted.read} were read, and {shown} is served, not {newer}"
+    assert not noted.read and backbone.view.snapshot.generation == newer
     assert names_in(caplog.text, "toy", older, newer)
     publish(live, pointer, newer + 1)  # whose snapshot is missing
     for _ in range(2):
@@ -163,7 +162,7 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, caplog)
             backbone.refresh()
         assert backbone.is_behind
         clock.seconds += LONGEST_PAUSE
-    assert noted.read == [newer + 1] * 2, f"generations {noted.read} were read, one of them again and again"
+    assert noted.read == [newer + 1] * 2
     publish(live, pointer, newer)
     backbone.refresh()
     assert len(noted.read) == 2 and not backbone.is_behind
