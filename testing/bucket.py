@@ -33,9 +33,9 @@ def one_at_a_time(application: Callable[..., Any]) -> Callable[..., list[bytes]]
 
 
 class S3:
-    """Objects stay while it is stopped. `denies`: a method that it answers with 403."""
+    """Objects stay while it is stopped."""
 
-    denies = ""
+    _denied = ""
 
     def __init__(self, port: int = 0) -> None:
         self._application = one_at_a_time(DomainDispatcherApplication(create_backend_app))
@@ -51,7 +51,7 @@ class S3:
         urllib.request.urlopen(request, timeout=30).close()
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
-        if environ["REQUEST_METHOD"] == self.denies:
+        if environ["REQUEST_METHOD"] == self._denied:
             start("403 Forbidden", [])
             return []
         return self._application(environ, start)
@@ -59,6 +59,19 @@ class S3:
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    @contextmanager
+    def denying(self, method: str) -> Iterator[None]:
+        """It answers this method with 403."""
+        self._denied = method
+        yield
+        self._denied = ""
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        self.stop()
+        yield
+        self.go_on()
 
     def go_on(self) -> None:
         self._server = make_server(self.host, self.port, self._answer, threaded=True, request_handler=MotoRequestHandler)

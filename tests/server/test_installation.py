@@ -52,17 +52,11 @@ def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_p
         discovery.find_installation(tmp_path / "tritonserver")
 
 
-@pytest.mark.parametrize(
-    ("machine", "named"),
-    [
-        (("x86_64", "glibc", "2.31"), ["glibc 2.35", "glibc 2.31"]),
-        (("x86_64", "", ""), ["glibc 2.35", "another libc"]),
-        (("aarch64", "glibc", "2.36"), ["x86-64", "aarch64"]),
-    ],
-)
-def test_a_machine_that_cannot_run_the_embedded_server_is_told_why(machine, named):
-    assert mentions(obstacle(*machine), *named)
+def test_a_machine_that_cannot_run_the_embedded_server_is_told_why():
     assert obstacle("x86_64", "glibc", "2.36") is None
+    assert mentions(obstacle("x86_64", "glibc", "2.31"), "glibc 2.35", "glibc 2.31")
+    assert mentions(obstacle("x86_64", "", ""), "glibc 2.35", "another libc")
+    assert mentions(obstacle("aarch64", "glibc", "2.36"), "x86-64", "aarch64")
 
 
 def test_a_stub_for_another_python_and_a_missing_python_backend_are_named(on_path):

@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import PATIENCE
 from hplm.tenants.state import REST_SECONDS
-from testing.bucket import bucket
+from testing.bucket import S3, bucket
 from tests.places import knowledge
 from tests.support.faulty_store import FaultyStore
 from tests.support.message import refusing
@@ -91,32 +90,16 @@ def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, monkey
     assert reserve.exists(), "the next change has not made the reserve anew"
 
 
-@contextmanager
-def full_at_once(server):
-    with FaultyStore(Path("state"), decides="CURRENT").at(1, FaultyStore.fail):
-        yield
-
-
-@contextmanager
-def denied(server):
-    server.denies = "PUT"
-    yield
-    server.denies = ""
-
-
-@contextmanager
-def stopped(server):
-    server.stop()
-    yield
-    server.go_on()
+def full_at_once(_):
+    return FaultyStore(Path("state"), decides="CURRENT").at(1, FaultyStore.fail)
 
 
 @pytest.mark.parametrize(
     ("where", "broken", "kind", "opens"),
     [
         ("state", full_at_once, OutOfCapacity, "still opens"),
-        ("s3://bucket/hplm", denied, Denied, "still opens"),
-        ("s3://bucket/hplm", stopped, Away, "may still open"),
+        ("s3://bucket/hplm", lambda server: server.denying("PUT"), Denied, "still opens"),
+        ("s3://bucket/hplm", S3.stopped, Away, "may still open"),
     ],
 )
 def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(place, tmp_path, monkeypatch, where, broken, kind, opens):
