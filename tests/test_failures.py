@@ -18,6 +18,9 @@ SAID = {  # of a test of one statement
     "keep(int('x'))": "keep(int('x')): ValueError: invalid literal for int() with base 10: 'x'",
     "eventually(list, 0.01)": "eventually(list, 0.01): AssertionError: it has not come true in 0.01 s",
     "with pytest.raises(KeyError): keep([])": "with pytest.raises(KeyError): keep([]): Failed: DID NOT RAISE KeyError",
+    "with pytest.raises(KeyError, match='y'): {}[1]": (
+        "with pytest.raises(KeyError, match='y'): {}[1]: Actual message: '1': AssertionError: Regex pattern did not match."
+    ),
 }
 
 

@@ -21,7 +21,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
         said = [one for one in ours if str(one.path) != crash.path][-1:] if crash.path != str(item.path) else []
         if not WORDED.match(crash.message):
             said += [one for one in ours if (str(one.path), one.lineno + 1) == (crash.path, crash.lineno)][-1:]
-        crash.message = ": ".join([*(_words(one, item.name) for one in said), crash.message])
+        actual = re.findall(r"Actual message: .*", crash.message)  # of an error that `pytest.raises` met
+        crash.message = ": ".join([*(_words(one, item.name) for one in said), *actual, crash.message])
     return report
 
 
