@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def watch(control: Control, args: argparse.Namespace, clock: Clock = time) -> None:
+    """Asks the models of a server once, or until one of them does not work."""
     from hplm.server.probing import ALIVE, READY, State
 
     loaded = sorted(control.loaded()) if args.alive else []

@@ -40,6 +40,8 @@ REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and wh
 
 @dataclass(frozen=True)
 class Bounds:
+    """The most requests that wait for lookup, and how long one waits to be read by its own thread."""
+
     waiting: Limits = WAITING
     refused: Limits = REFUSED
     soon_s: float = 0.01  # that a call of `submit` waits for a turn to end, so that it may read

@@ -15,6 +15,7 @@ SPARE = 1 << 24
 
 
 def free_bytes() -> int:
+    """Returns the bytes of /dev/shm that are free."""
     system = os.statvfs(SHARED)
     return system.f_bavail * system.f_frsize
 

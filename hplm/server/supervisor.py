@@ -29,6 +29,8 @@ RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for 
 
 @dataclass(frozen=True)
 class Limits:
+    """The pauses of a supervisor, and its bound for shared memory."""
+
     look_s: float = 1.0  # between two looks
     probe_s: float = 5.0  # for an answer: a busy machine may take long
     regions_share: float = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
