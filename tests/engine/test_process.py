@@ -6,6 +6,7 @@ import struct
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from queue import SimpleQueue
 
 import pytest
@@ -36,18 +37,15 @@ NAMES = {"prepare": (Stager, "stage"), "compute": (Engine, "run")}
 @pytest.fixture
 def hold(monkeypatch):
     """Returns what holds a step of all engines, from now on."""
-    holds = []
+    with ExitStack() as holds:
 
-    def held(step):
-        owner, name = NAMES[step]
-        whole, own = getattr(owner, name), Hold()
-        holds.append(own)
-        monkeypatch.setattr(owner, name, lambda *given: own.pass_through() or whole(*given))
-        return own
+        def held(step):
+            owner, name = NAMES[step]
+            whole, own = getattr(owner, name), holds.enter_context(Hold())
+            monkeypatch.setattr(owner, name, lambda *given: own.pass_through() or whole(*given))
+            return own
 
-    yield held
-    for one in holds:
-        one.open()
+        yield held
 
 
 def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy):
