@@ -1,8 +1,8 @@
 """Readers of a live state: when they see a change, and which files they keep using."""
 
 import os
-import threading
 import time
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from tests.engine.asker import Asker
 from tests.places import knowledge, served
 from tests.support.faulty_store import FaultyStore
 from tests.support.message import mentions as names_in
-from tests.support.wait import PATIENCE, Clock, eventually
+from tests.support.wait import Clock, Hold, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -44,42 +44,35 @@ def until_somebody_reads(live):
 
 def test_a_manager_waits_for_every_reader(place, live):
     backbone = served(place)
-    watch = Watch(backbone)
-    try:
+    with closing(Watch(backbone)):
         until_somebody_reads(live)
         change = live.add("new-a", knowledge(place[0], "new-a"))
         assert live.settle(change.generation) == []
         assert backbone.view.snapshot.generation == change.generation
-    finally:
-        watch.close()
     assert not readers_of(live)
 
 
 @pytest.mark.parametrize("trouble", ["a long check", "an error"])
 def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, trouble):
     """A user who deletes a tenant or revokes a key must learn that this server still serves it."""
-    live, begun, done = Manager.open(*place[1:], clock=Quick()), threading.Event(), threading.Event()
+    live, hold = Manager.open(*place[1:], clock=Quick()), Hold()
 
     class Stuck(Backbone):
         def refresh(self):
-            begun.set()
-            if trouble == "an error":
-                raise TypeError("a field that is not known")
-            done.wait()
+            hold.pass_through()
+            raise TypeError("a field that is not known")
 
-    watch = Watch(Stuck(live.folder, place[2]))
-    try:
+    with closing(Watch(Stuck(live.folder, place[2]))), hold:
         until_somebody_reads(live)
         change = live.add("new-a", knowledge(place[0], "new-a"))
-        assert begun.wait(PATIENCE)
+        hold.until_reached()
+        if trouble == "an error":
+            hold.open()
         (reader,) = readers_of(live)
         before = reader.stat().st_mtime_ns
         eventually(lambda: reader.stat().st_mtime_ns > before)
         assert reader.read_text() == "0\n"
         assert live.settle(change.generation) == [reader.name]
-    finally:
-        done.set()
-        watch.close()
 
 
 def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place):
@@ -108,12 +101,8 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place):
 def test_a_reader_continues_to_write_after_the_disk_was_full(place, live, caplog):
     """Its first two tries fail, and the log says so once."""
     first, second = (FaultyStore(live.state.folder, decides="CURRENT") for _ in range(2))
-    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail):
-        watch = Watch(served(place))
-        try:
-            until_somebody_reads(live)
-        finally:
-            watch.close()
+    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail), closing(Watch(served(place))):
+        until_somebody_reads(live)
     assert second.calls and caplog.text.count("No space left") == 1
 
 
@@ -217,21 +206,14 @@ def add_lawyer(store, live):
 
 def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, live, monkeypatch):
     asker = Asker(live.folder, place[2], plot_preload="true")
-    reading, done, preload = threading.Event(), threading.Event(), StoredRows.preload
-
-    def slow(rows, most=None):
-        reading.set()
-        assert done.wait(60)
-        preload(rows, most)
-
-    monkeypatch.setattr(StoredRows, "preload", slow)
+    hold, preload = Hold(), StoredRows.preload
+    monkeypatch.setattr(StoredRows, "preload", lambda *given: hold.pass_through() or preload(*given))
     add_lawyer(place[0], live)
     asker.backbone.refresh()
-    try:
+    with hold:
         answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
-        assert reading.wait(60) and not any(isinstance(answer, Exception) for answer in answers)
-    finally:
-        done.set()
+        hold.until_reached()
+        assert not any(isinstance(answer, Exception) for answer in answers)
     asker.close()
 
 
