@@ -14,6 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from builder.worker_processes import processes_that_fit
 
+pytest_plugins = ["tests.support.failures"]
+pytest.register_assert_rewrite("tests")  # helpers say which values differ, as tests do
 MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ

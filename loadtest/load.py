@@ -22,7 +22,7 @@ from hplm.errors import HplmError
 
 PERCENTS = (50, 90, 99)
 WAY_OUT = "read the server's log, then give the command again"
-START_S = 60.0  # seconds that the processes may take to begin
+START_S = 60.0
 
 
 class Sendable(Protocol):
@@ -38,20 +38,20 @@ class Sendable(Protocol):
         ...
 
 
-def send(*loads: Sendable) -> list[Any]:
-    """Returns the reports of the loads, in their order."""
+def send(*loads: Sendable, start_s: float = START_S) -> list[Any]:
+    """Returns the reports of the loads, in their order. `start_s`: how long their processes may take to begin."""
     spawn = multiprocessing.get_context("spawn")
     all_there = spawn.Barrier(len(loads))
     processes, pipes = [], []
     try:
         for load in loads:
             ours, its = spawn.Pipe(duplex=False)
-            process = spawn.Process(target=_run, args=(load, all_there, its), daemon=True)
+            process = spawn.Process(target=_run, args=(load, all_there, its, start_s), daemon=True)
             process.start()
             its.close()  # so that the end of the process is the end of the pipe
             processes.append(process)
             pipes.append(ours)
-        reports = _received(pipes, START_S + max(load.limit_s for load in loads))
+        reports = _received(pipes, start_s + max(load.limit_s for load in loads))
         return [reports[pipe] for pipe in pipes]
     finally:
         for process in processes:
@@ -59,8 +59,8 @@ def send(*loads: Sendable) -> list[Any]:
             process.join()
 
 
-def _run(load: Sendable, all_there: Barrier, its: Connection) -> None:
-    all_there.wait(START_S)
+def _run(load: Sendable, all_there: Barrier, its: Connection, start_s: float) -> None:
+    all_there.wait(start_s)
     try:
         its.send(load.run())
     except HplmError as error:

@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
         folder = Path(place)
         with ServedCopy(args.repository, folder, folder / "state", args.backbone) as served:
-            return soaked(served, args.minutes * 60, args.share)
+            return soaked(served, standard_library(), args.minutes * 60, args.share)
 
 
-def soaked(served: ServedCopy, seconds: float, share: float) -> dict[str, Any]:
+def soaked(served: ServedCopy, texts: Sequence[str], seconds: float, share: float) -> dict[str, Any]:
     tenants = itertools.cycle(served.open_tenants())
-    requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in standard_library()]
+    requests = [infer_request(served.backbone, [text[:400]], next(tenants)) for text in texts]
     load = Load(served.address, requests, seconds=min(CAPACITY_SECONDS, seconds), connections=CONNECTIONS)
     (full,) = send(load)
     if not full.succeeded:

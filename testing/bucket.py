@@ -35,6 +35,8 @@ def one_at_a_time(application: Callable[..., Any]) -> Callable[..., list[bytes]]
 class S3:
     """Objects stay while it is stopped."""
 
+    _denied = ""
+
     def __init__(self, port: int = 0) -> None:
         self._application = one_at_a_time(DomainDispatcherApplication(create_backend_app))
         self.host, self.port = HOST, port
@@ -48,12 +50,31 @@ class S3:
         request = urllib.request.Request(f"http://{self.host}:{self.port}/{path}", method=method)
         urllib.request.urlopen(request, timeout=30).close()
 
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
+        if environ["REQUEST_METHOD"] == self._denied:
+            start("403 Forbidden", [])
+            return []
+        return self._application(environ, start)
+
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
+    @contextmanager
+    def denying(self, method: str) -> Iterator[None]:
+        """It answers this method with 403."""
+        self._denied = method
+        yield
+        self._denied = ""
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        self.stop()
+        yield
+        self.go_on()
+
     def go_on(self) -> None:
-        self._server = make_server(self.host, self.port, self._application, threaded=True, request_handler=MotoRequestHandler)
+        self._server = make_server(self.host, self.port, self._answer, threaded=True, request_handler=MotoRequestHandler)
         self.port = self._server.port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

@@ -49,6 +49,6 @@ def exported_answer(place, tenant_id):
     return Reference.open(fresh / "toy/1").forward(TEXT, tenant_id)
 
 
-def served(place):
+def served(place, **more):
     _, repository, state = place
-    return Backbone(repository / "toy/1", state)
+    return Backbone(repository / "toy/1", state, **more)

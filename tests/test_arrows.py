@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 
-BASE = {"hplm.errors", "hplm.options", "hplm.parameters", "hplm.arrays", "hplm.compiled"}  # every room may import these
+# Every room may import these.
+BASE = {"hplm.errors", "hplm.options", "hplm.parameters", "hplm.arrays", "hplm.clock", "hplm.compiled"}
 ROOM = re.compile(r"`(\w[\w/]*)`")
 
 

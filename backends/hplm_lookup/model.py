@@ -49,7 +49,7 @@ class TritonPythonModel:
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         upper = HeldBy(upper_of(folder.parent.parent, name))
         self._refusals = replies.Refusals("lookup")
-        self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count)
+        self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count).start()
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)

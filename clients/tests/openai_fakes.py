@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,6 @@ def gateway(url: str = "", **limits) -> Iterator[Served]:
         port = listening.getsockname()[1]
         thread.start()
         stack.callback(thread.join)
-        stack.callback(setattr, server, "should_exit", True)
+        stack.callback(server.handle_exit, signal.SIGTERM, None)
         eventually(lambda: server.started)
         yield Served(port, triton)

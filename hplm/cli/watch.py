@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def watch(
     """
     from hplm.server.control import Control
     from hplm.server.flags import SECRET_HEADER
-    from hplm.server.probing import ALIVE, READY, State
 
     if once and alive:
         raise InvalidInput("give either --once or --alive")
@@ -41,6 +41,15 @@ def watch(
         raise HplmError(f"--url {url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
     secret = os.environ.get("HPLM_ADMIN")
     control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
+    ask(control, url, models, once, alive, timeout)
+
+
+def ask(
+    control: Control, url: str, models: Sequence[str], once: bool, alive: bool, timeout: float, clock: Clock = time
+) -> None:
+    """Asks the models of a server once, or until one of them does not work."""
+    from hplm.server.probing import ALIVE, READY, State
+
     loaded = sorted(control.loaded()) if alive else []
     probes = _probes(control, url, models or loaded)
     if once or alive:
@@ -51,15 +60,15 @@ def watch(
                 raise HplmError(f"model {model!r} does not work ({health.said}): {help}")
         print(f"{len(probes)} models {'are alive' if alive else 'work'}", file=sys.stdout)
         return
-    worked = dict.fromkeys(probes, time.monotonic())
+    worked = dict.fromkeys(probes, clock.monotonic())
     while True:
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
             if health.state is State.SILENT:
                 raise HplmError(f"model {model!r} gives {health.said} within {timeout:g} s: restart the server")
             if health.state is not State.BROKEN:
-                worked[model] = time.monotonic()
-            elif time.monotonic() - worked[model] > timeout:
+                worked[model] = clock.monotonic()
+            elif clock.monotonic() - worked[model] > timeout:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
             if health.state is State.UNLOADED:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
@@ -69,7 +78,7 @@ def watch(
                 print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
             if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
                 probes.update(_probes(control, url, [model]))
-        time.sleep(1)
+        clock.sleep(1)
 
 
 def _probes(control: Control, url: str, models: Sequence[str]) -> dict[str, Probe]:

@@ -26,6 +26,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.registry.store import Place
 from hplm.request.answers import Reply, replies_in
+from hplm.tenants.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 STUCK_SECONDS = 60.0  # an engine that prepares or computes a batch for so long is ended
@@ -97,7 +98,7 @@ class EngineClient(ABC, Generic[P]):
         process.
         """
         self._meters = meters
-        self._separation = Separation(folders, meters)
+        self._separation = Separation([Quarantine(folder.parent) for folder in folders], meters)
         self._given = folders, dict(parameters), state
         self._lock = threading.Lock()
         self._numbers = 0

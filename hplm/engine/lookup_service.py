@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from hplm.clock import Clock
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.refused import Refused
 from hplm.engine.threads import repeat
@@ -26,7 +28,6 @@ PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that one call of `submit` reads itself: about a millisecond
-SOON_SECONDS = 0.01  # that it waits for a turn to end, so that it may read
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
@@ -35,6 +36,18 @@ IN_LINE = 0.5  # share of the time that a request has left which it may wait her
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The most requests that wait for lookup, and how long one waits to be read by its own thread."""
+
+    waiting: Limits = WAITING
+    refused: Limits = REFUSED
+    soon_s: float = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
+
+
+BOUNDS = Bounds()
 
 
 class LookupRequest:
@@ -66,25 +79,40 @@ Answered = tuple[LookupRequest, bytearray | Exception]
 
 
 class LookupService:
-    def __init__(self, lookup: Lookup, meter: Meter, quotas: Quotas, ahead: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        lookup: Lookup,
+        meter: Meter,
+        quotas: Quotas,
+        ahead: Callable[[], int] = lambda: 0,
+        bounds: Bounds = BOUNDS,
+        clock: Clock = time,
+    ) -> None:
         """`ahead` says how many looked-up requests are not answered yet. Requests were counted with `Quotas.spend`."""
         self._ahead = ahead
+        self._soon_s = bounds.soon_s
+        self._time = clock
         self._lookup = lookup
         self.meter = meter
         self._quotas = quotas
-        self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
+        self._line: Turns[LookupRequest] = Turns(bounds.waiting, PIECE, clock.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
-        self._refused: Refused[LookupRequest] = Refused(REFUSED, self._tell, time.monotonic_ns)
+        self._refused: Refused[LookupRequest] = Refused(bounds.refused, self._tell, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False
-        self._thread = repeat(self._take_turn, "lookup")
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> LookupService:
+        """Starts the thread that looks up what waits."""
+        self._thread = repeat(self.take_turn, "lookup")
+        return self
 
     def submit(self, requests: Sequence[LookupRequest]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`."""
         later = requests
-        if requests and self._reading.acquire(timeout=SOON_SECONDS):
+        if requests and self._reading.acquire(timeout=self._soon_s):
             try:
                 at_once, later = self._divided(requests)
                 if at_once := self._in_time(at_once):
@@ -111,7 +139,7 @@ class LookupService:
 
     def _in_time(self, requests: list[LookupRequest]) -> list[LookupRequest]:
         """Answers those that are late, and returns the others."""
-        now = time.monotonic_ns()
+        now = self._time.monotonic_ns()
         late = [request for request in requests if 0 < request.deadline_ns <= now]
         if not late:
             return requests
@@ -128,7 +156,7 @@ class LookupService:
             if refused.refuse_at_once:
                 self._tell(refused)
                 continue
-            until_ns = time.monotonic_ns() + round(1e9 * self._waiting_s())
+            until_ns = self._time.monotonic_ns() + round(1e9 * self._waiting_s())
             self._refused.keep(refused, min(until_ns, refused.deadline_ns or until_ns))
         self._send_refusals(0)
 
@@ -161,29 +189,30 @@ class LookupService:
     def check(self) -> None:
         """Raises if the thread that looks up does not move."""
         since = self._working_since
-        if since is not None and time.perf_counter() - since > STUCK_SECONDS:
+        if since is not None and self._time.perf_counter() - since > STUCK_SECONDS:
             raise Internal(f"lookup has worked at its turn for more than {STUCK_SECONDS:g} s: read the server's log")
 
     def close(self) -> None:
-        """Refuses new requests, and returns when the waiting ones are answered."""
+        """Refuses new requests, and returns when the thread has answered the waiting ones."""
         self._closing = True
         self._line.close()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _take_turn(self) -> bool:
-        """Returns False when the service closes."""
+    def take_turn(self) -> bool:
+        """Waits until somebody waits, and reads a piece of the next requests. Returns False when the service closes."""
         # Looked up now, more of them would only take time from those ahead. A turn takes no more than have room: after many at
         # once, a tenant with a single request would wait until as many are answered.
         while (room := MOST_AHEAD - self._ahead()) <= 0 and not self._closing:
             self._expire(self._line.expired())
             self._send_refusals(0)
-            time.sleep(PAUSE)
+            self._time.sleep(PAUSE)
         turn = self._line.take(max(room, 1))
         if turn is None:
             return False
         taken, expired = turn
         self._expire(expired)
-        started, finished = time.perf_counter(), 0
+        started, finished = self._time.perf_counter(), 0
         try:
             with self._reading:
                 before = [request.left for request in taken]
@@ -197,17 +226,17 @@ class LookupService:
 
     def _look_up(self, taken: list[LookupRequest]) -> int:
         """Reads a piece of each request and answers those that are finished. Returns how many that are."""
-        started = self._working_since = time.perf_counter()
+        started = self._working_since = self._time.perf_counter()
         try:
             answers = self._read(taken)
             self._answer(answers)
         finally:
             self._working_since = None
-        self.meter.add(names.LOOKUP_SECONDS, time.perf_counter() - started)
+        self.meter.add(names.LOOKUP_SECONDS, self._time.perf_counter() - started)
         return len(answers)
 
     def _keep_pace(self, started: float, finished: int) -> None:
-        now, since = time.perf_counter(), self._paced_since or started
+        now, since = self._time.perf_counter(), self._paced_since or started
         if finished:
             self._pace += LEARNING * ((now - since) / finished - self._pace)
             since = now

@@ -127,9 +127,9 @@ class Process:
         """Lets whoever waits for messages look at the engine, because somebody else has changed it."""
         os.eventfd_write(self._bell, 1)
 
-    def close(self) -> None:
-        """Serves what waits for DRAIN_SECONDS at most, and answers the rest with an error. Sets `ended` then."""
-        self._ends = time.monotonic() + DRAIN_SECONDS
+    def close(self, drain_s: float = DRAIN_SECONDS) -> None:
+        """Serves what waits for so long at most, and answers the rest with an error. Sets `ended` then."""
+        self._ends = time.monotonic() + drain_s
         self._engine.close()
         self.wake()
 

@@ -35,11 +35,13 @@ NO_SLOTS = "the device has no memory for slots of another layout: give it fewer 
 
 
 class Stager:
-    def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
+    def __init__(
+        self, backbone: Backbone, settings: StagingSettings, copies: Callable[[torch.device], Copies] = Copies
+    ) -> None:
         self._backbone = backbone
         self._settings = settings
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
-        self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
+        self._copies = copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
         for layout in backbone.layouts:

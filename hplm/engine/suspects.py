@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 
+from hplm.clock import Clock
 from hplm.engine.channel import Apart
 from hplm.engine.in_flight import Mark, backbone_of
 from hplm.metrics import names
@@ -73,25 +73,26 @@ class Suspects:
 class Separation:
     """The tenants that engines treat apart. Threads may share it."""
 
-    def __init__(self, folders: Sequence[Path], meters: Sequence[Meter]) -> None:
-        """`folders` are those of the backbones' versions. Folders and meters are by the number of the backbone."""
+    def __init__(self, quarantines: Sequence[Quarantine], meters: Sequence[Meter], clock: Clock = time) -> None:
+        """Quarantines and meters are by the number of the backbone."""
         self._meters = meters
-        self._quarantines = [Quarantine(folder.parent) for folder in folders]
-        self._unwritten: list[dict[str, float]] = [{} for _ in folders]  # until when tenants without a file are quarantined
+        self._time = clock
+        self._quarantines = quarantines
+        self._unwritten: list[dict[str, float]] = [{} for _ in quarantines]  # until when tenants without a file are quarantined
         self._suspects = Suspects()
         self._lock = threading.Lock()
-        self.apart = Apart(frozenset(), tuple(frozenset[str]() for _ in folders))
+        self.apart = Apart(frozenset(), tuple(frozenset[str]() for _ in quarantines))
         self.look()
 
     def look(self) -> None:
         """Looks who runs alone now, and who is quarantined: time passes, and commands release tenants."""
         with self._lock:
             try:
-                written = [quarantine.tenants(time.time(), own=True) for quarantine in self._quarantines]
+                written = [quarantine.tenants(self._time.time(), own=True) for quarantine in self._quarantines]
             except OSError:  # this thread must go on
                 log.exception("cannot look which tenants are quarantined: none is released")
                 written = self.apart.quarantined
-            now, both = time.monotonic(), zip(written, self._unwritten, strict=True)
+            now, both = self._time.monotonic(), zip(written, self._unwritten, strict=True)
             refused = tuple(of.union(tenant for tenant, until in more.items() if now < until) for of, more in both)
             apart = Apart(self._suspects.alone(now), refused)
             if apart != self.apart:  # the engine is told when it is another object
@@ -112,7 +113,7 @@ class Separation:
             return
         ids = {mark.tenant: mark.tenant_id for mark in computed}
         with self._lock:
-            guilty = self._suspects.ended(ids.keys(), time.monotonic())
+            guilty = self._suspects.ended(ids.keys(), self._time.monotonic())
             what = "run alone for a while" if guilty is None else self._quarantine(backbone_of(guilty), ids[guilty])
         self.look()
         log.error("the engine ended while it computed requests of %s, which now %s", ", ".join(sorted(set(ids.values()))), what)
@@ -123,6 +124,6 @@ class Separation:
             self._quarantines[backbone].put(tenant_id)
         except OSError:
             log.exception("cannot write that tenant %s is quarantined", tenant_id)
-            self._unwritten[backbone][tenant_id] = time.monotonic() + SECONDS
+            self._unwritten[backbone][tenant_id] = self._time.monotonic() + SECONDS
             return f"is quarantined for {SECONDS / 60:g} minutes or until a restart of the server: no command can release it"
         return "is quarantined"

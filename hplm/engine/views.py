@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet
 
+from hplm.clock import Clock
 from hplm.errors import Broken, Draining
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Tokenizer
@@ -57,9 +58,16 @@ class Views:
     TENANTS = EXPORTED_TENANTS
     TABLES = EXPORTED_TABLES
 
-    def __init__(self, folder: Path, state: Place | None = None, prepare: Callable[[Table], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state: Place | None = None,
+        prepare: Callable[[Table], object] = lambda _: None,
+        clock: Clock = time,
+    ) -> None:
         """`state` has a registry for each backbone. `prepare` opens the needed parts of a table before the first request."""
         self.folder = folder
+        self._time = clock
         self.config = BackboneConfig.load(folder / self.CONFIG)
         self.state = State(local(state) / self.config.name) if state is not None else None
         self.mirror: Mirror | None = None  # of a bucket
@@ -75,7 +83,7 @@ class Views:
         self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
         self._read = self._current()  # the generation that CURRENT named last
         self.is_behind = False  # whether that one is newer than the view, and could not be opened
-        self._pause, self._again = SECONDS_BETWEEN_LOOKS, time.monotonic()  # before the next try, and when that is
+        self._pause, self._again = SECONDS_BETWEEN_LOOKS, self._time.monotonic()  # before the next try, and when that is
         self._take(self._snapshot(self._read))
 
     @property
@@ -90,7 +98,7 @@ class Views:
         is read twice: at thousands of tenants a snapshot takes a third of a second.
         """
         with self._lock:
-            now = self._used[self.view] = time.monotonic()
+            now = self._used[self.view] = self._time.monotonic()
             if (generation := self._current()) != self._read:
                 served = self.view.snapshot.generation
                 self._read, self.is_behind = generation, generation > served
@@ -188,13 +196,13 @@ class Views:
             log.error("%s", failure)
         view = View(snapshot, forest)
         self._seen.add(view)
-        self._used[view] = time.monotonic()
+        self._used[view] = self._time.monotonic()
         by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
         self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
 
     def _forget(self) -> None:
         """Forgets old views and closes their tables, so that deleted files leave the disk."""
-        since = time.monotonic() - KEPT_SECONDS
+        since = self._time.monotonic() - KEPT_SECONDS
         kept = [view for view in self._remembered if view is self.view or self._used[view] > since]
         if len(kept) < len(self._remembered):
             self._remembered = kept

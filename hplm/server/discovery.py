@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
 import shutil
 import sys
@@ -17,16 +18,16 @@ GROUP = "hplm.backends"  # entry-point group: packages register Triton backends 
 IN_CONTAINERS = Path("/opt/tritonserver/bin/tritonserver")
 
 
-def find_installation() -> Installation:
+def find_installation(in_containers: Path = IN_CONTAINERS) -> Installation:
     on_path = shutil.which("tritonserver")
     if on_path:
         return _installed(Path(on_path).resolve(), "on PATH")
-    if IN_CONTAINERS.is_file():
-        return _installed(IN_CONTAINERS, "installed")
+    if in_containers.is_file():
+        return _installed(in_containers, "installed")
     installation = embedded()
     if installation is None:
         raise HplmError(
-            f"no tritonserver on PATH or in {IN_CONTAINERS.parent}, and nvidia-pytriton is not installed: "
+            f"no tritonserver on PATH or in {in_containers.parent}, and nvidia-pytriton is not installed: "
             f"run in NVIDIA's container (deploy/README.md){_or_embedded()}"
         )
     return installation
@@ -52,7 +53,7 @@ def _folder_of(package: str) -> Path | None:
 
 
 def _or_embedded() -> str:
-    why_not = obstacle()
+    why_not = obstacle(platform.machine(), *platform.libc_ver())
     return f"; {why_not}" if why_not else f", or install the embedded one with `{INSTALL}`"
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import platform
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import HplmError
 from hplm.server.installation import STUB, Installation
 
 TRITON_VERSION = "2.51.0"  # of the wheel that pyproject.toml names
+FOLDERS = tuple(dict.fromkeys([sysconfig.get_config_var("LIBDIR") or "", str(Path(sys.base_prefix) / "lib")]))
 INSTALL = "pip install -c constraints.txt 'hplm[embedded]'"
 
 
@@ -41,10 +42,8 @@ def embedded() -> Installation | None:
     )
 
 
-def obstacle() -> str | None:
-    """Returns why the wheel cannot run on this machine, or None."""
-    libc, version = platform.libc_ver()
-    machine = platform.machine()
+def obstacle(machine: str, libc: str, version: str) -> str | None:
+    """Returns why the wheel cannot run on such a machine with this version of a libc, or None."""
     if machine != "x86_64":
         return f"the embedded Triton needs x86-64, but this machine is {machine}"
     if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < (2, 35):
@@ -54,10 +53,9 @@ def obstacle() -> str | None:
     return None
 
 
-def libpython() -> Path:
+def libpython(folders: Sequence[str] = FOLDERS) -> Path:
     """Returns the shared library of this interpreter. The stub is a separate Python that must load our modules."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
-    folders = dict.fromkeys([sysconfig.get_config_var("LIBDIR") or "", str(Path(sys.base_prefix) / "lib")])
     for folder in folders:
         if (Path(folder) / name).is_file():
             return Path(folder) / name

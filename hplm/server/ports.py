@@ -34,12 +34,13 @@ class Ports:
             return Ports(*(listener.getsockname()[1] for listener in listeners))
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, local_ports: Path = LOCAL_PORTS) -> list[int]:
     """Returns so many free ports of the loopback address, which differ.
 
     They do not stay bound. Linux gives them to no client and to nobody who asks for any port, as far as there are such ports.
+    `local_ports`: the file with the ports that it does give.
     """
-    lowest, highest = map(int, LOCAL_PORTS.read_text("ascii").split())
+    lowest, highest = map(int, local_ports.read_text("ascii").split())
     unused = [port for port in range(FIRST_FREE, 65536) if not lowest <= port <= highest]
     found: list[int] = []
     with ExitStack() as held:

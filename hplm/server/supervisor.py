@@ -11,7 +11,9 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
+from hplm.clock import Clock
 from hplm.errors import HplmError
 from hplm.server import process_group
 from hplm.server.held import Holder, holders
@@ -19,22 +21,32 @@ from hplm.server.probing import Probe, State
 from hplm.server.stubs import make_private, regions, size_of, stubs
 from hplm.server.triton import TritonServer
 
-LOOK_SECONDS = 1.0
-PROBE_SECONDS = 5.0  # a busy machine may take long
 SILENT_SECONDS = 15.0  # a model that says nothing, or that it is broken, for so long does not recover
 LONGEST_PAUSE = 30.0  # seconds between attempts to start the server
 SOON_SECONDS = 5.0  # a server that ends so soon is started after a longer pause
-REGIONS_SHARE = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
 RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The pauses of a supervisor, and its bound for shared memory."""
+
+    look_s: float = 1.0  # between two looks
+    probe_s: float = 5.0  # for an answer: a busy machine may take long
+    regions_share: float = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
+
+
+LIMITS = Limits()
 
 
 class Supervisor:
     """Supervises a server that has started."""
 
-    def __init__(self, server: TritonServer, say: Callable[[str], None], regions_share: float = REGIONS_SHARE) -> None:
+    def __init__(self, server: TritonServer, say: Callable[[str], None], limits: Limits = LIMITS, clock: Clock = time) -> None:
         self._server = server
         self._say = say
-        self._regions_share = regions_share
+        self._limits = limits
+        self._time = clock
         self._pause = 0.0
         self._recycled = 0.0  # when
         self._begin()
@@ -46,7 +58,7 @@ class Supervisor:
 
     def look(self) -> None:
         """Looks at the server once, and mends what it finds. Takes a second if the server is well."""
-        code = self._server.wait(LOOK_SECONDS)
+        code = self._server.wait(self._limits.look_s)
         if code is not None:
             self._restart(f"tritonserver ended with {process_group.reason(code)}")
             return
@@ -57,7 +69,7 @@ class Supervisor:
         self._server.limit_log()
         make_private(self._server.id)  # also those of models that were loaded meanwhile
         self._take_models()
-        if not self._models and time.monotonic() - self._since > SILENT_SECONDS:
+        if not self._models and self._time.monotonic() - self._since > SILENT_SECONDS:
             self._restart(f"the server has not said for {SILENT_SECONDS:g} s which models it has")
             return
         for model, probe in list(self._probes.items()):
@@ -71,21 +83,21 @@ class Supervisor:
 
     def _ask(self, model: str, probe: Probe) -> str | None:
         """Asks a model, and loads it again if its process has ended. Returns why the server must be started again instead."""
-        health = self._control.probe(model, probe, PROBE_SECONDS)
+        health = self._control.probe(model, probe, self._limits.probe_s)
         if health.state not in (State.SILENT, State.BROKEN):
-            self._heard[model] = time.monotonic()
+            self._heard[model] = self._time.monotonic()
         if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
             self._models.discard(model)
         is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
         if health.state is State.DEAD or is_gone:
             return self._revive(model, health.said)
-        if time.monotonic() - self._heard[model] > SILENT_SECONDS:
+        if self._time.monotonic() - self._heard[model] > SILENT_SECONDS:
             return f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})"
         return None
 
     def _begin(self) -> None:
         """Takes the models of a server that has just started."""
-        self._since = time.monotonic()
+        self._since = self._time.monotonic()
         self._control = self._server.control()
         self._models: set[str] = set()
         self._probes: dict[str, Probe] = {}
@@ -99,7 +111,7 @@ class Supervisor:
                 probes = self._control.probes([model])
                 self._models.add(model)
                 self._probes.update(probes)
-                self._heard.update(dict.fromkeys(probes, time.monotonic()))
+                self._heard.update(dict.fromkeys(probes, self._time.monotonic()))
 
     def _revive(self, model: str, why: str) -> str | None:
         """Loads a model again whose process has ended. Returns why the server must be started again instead."""
@@ -119,7 +131,7 @@ class Supervisor:
     def _load(self, model: str) -> bool:
         """Replaces the process of a model. Returns whether it works."""
         loaded = self._control.revive(model)
-        self._heard[model] = time.monotonic()
+        self._heard[model] = self._time.monotonic()
         return loaded
 
     def _end(self, model: str) -> None:
@@ -143,11 +155,11 @@ class Supervisor:
     def _recycle(self) -> None:
         """Replaces the process with the largest region when regions take too much of /dev/shm."""
         taken = sum(map(size_of, regions(self._server.id)))
-        bound = self._regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
-        if taken < bound or self._server.pid is None or time.monotonic() - self._recycled < RECYCLE_SECONDS:
+        bound = self._limits.regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
+        if taken < bound or self._server.pid is None or self._time.monotonic() - self._recycled < RECYCLE_SECONDS:
             return
         largest = max(stubs(self._server.pid), key=lambda stub: size_of(stub.region), default=None)
-        self._recycled = time.monotonic()
+        self._recycled = self._time.monotonic()
         if largest is not None:
             size = size_of(largest.region)
             if self._load(largest.model):
@@ -155,12 +167,12 @@ class Supervisor:
 
     def _restart(self, why: str) -> None:
         """Starts the server again, as often as it takes."""
-        began = time.monotonic()
+        began = self._time.monotonic()
         if began - self._since > SOON_SECONDS:
             self._pause = 0.0
         while True:
             self._say(f"restarting    {why}" + (f"; in {self._pause:g} s" if self._pause else ""))
-            time.sleep(self._pause)
+            self._time.sleep(self._pause)
             self._pause = min(LONGEST_PAUSE, max(1.0, 2 * self._pause))
             try:
                 self._server.start_again()
@@ -168,7 +180,7 @@ class Supervisor:
                 break
             except (HplmError, OSError, http.client.HTTPException) as error:
                 why = str(error)
-        self._say(f"Ready again after {time.monotonic() - began:.1f} s (restart {self._server.restarts}).")
+        self._say(f"Ready again after {self._time.monotonic() - began:.1f} s (restart {self._server.restarts}).")
 
 
 def _lost(holder: Holder) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hplm.adapters.layout import Layout
+from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, OutOfCapacity
 from hplm.plot.table import Table
 from hplm.registry.store import Away, Busy, Denied, Place, opened
@@ -48,18 +49,18 @@ class DomainChange:
 class Manager:
     """The manager of one exported backbone (`model_repository/<backbone>/1`) and the registry that it is served with."""
 
-    def __init__(self, folder: Path, state: Place) -> None:
+    def __init__(self, folder: Path, state: Place, clock: Clock = time) -> None:
         self.folder = folder
         self.exported = Snapshot.load(folder / EXPORTED_TENANTS)
         place = state / folder.parent.name
-        self.state = State(place) if isinstance(place, Path) else None  # there servers say what they have taken
-        self.registry = Registry(opened(place), self.exported)
+        self.state = State(place, clock) if isinstance(place, Path) else None  # there servers say what they have taken
+        self.registry = Registry(opened(place), self.exported, clock)
         self.tables = Tables(folder, self.registry.store)
 
     @classmethod
-    def open(cls, repository: Path, state: Place, backbone: str | None = None) -> Manager:
+    def open(cls, repository: Path, state: Place, backbone: str | None = None, clock: Clock = time) -> Manager:
         """Opens the manager of the named backbone, or of the repository's only one."""
-        return cls(exported_folder(repository, backbone), state)
+        return cls(exported_folder(repository, backbone), state, clock)
 
     def current(self) -> Snapshot:
         """Returns the snapshot that readers see now. Writes nothing."""

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hplm.adapters.record import has_content
+from hplm.clock import Clock
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
 from hplm.plot.room import check_room
@@ -45,10 +46,11 @@ FIRST_SECONDS = 0.05  # between two looks while the first copy is made
 class Mirror:
     """One process of a machine copies. The others only read, and one of them goes on if that process ends."""
 
-    def __init__(self, folder: Path, store: Store, state: State) -> None:
+    def __init__(self, folder: Path, store: Store, state: State, clock: Clock = time) -> None:
         """`folder`: of the exported backbone."""
         self._store = store
         self._state = state
+        self._time = clock
         self._copy = Folder(state.folder)
         self._exported = Snapshot.load(folder / EXPORTED_TENANTS)
         self._exported_tables = folder / EXPORTED_TABLES
@@ -84,7 +86,7 @@ class Mirror:
                 if self._state.pointer() is not None:
                     return
                 self.raise_failure()
-            time.sleep(FIRST_SECONDS)
+            self._time.sleep(FIRST_SECONDS)
 
     def look(self) -> None:
         """Takes over what is new. Does nothing where another process of this machine does it."""
@@ -104,7 +106,7 @@ class Mirror:
             lease.save(self._state.seen, asked)
         if not self.is_whole:
             self._bring(*self._wanted)
-        if found is not None or (self._until and time.monotonic() >= self._sweep_at):
+        if found is not None or (self._until and self._time.monotonic() >= self._sweep_at):
             self._sweep(self._wanted[1])
 
     def raise_failure(self) -> None:
@@ -158,11 +160,11 @@ class Mirror:
 
     def _bring(self, pointer: Pointer, wanted: Snapshot) -> None:
         """Brings records for a while, and has tables brought. One that cannot be brought holds up no other one."""
-        until = time.monotonic() + BRINGING_SECONDS
+        until = self._time.monotonic() + BRINGING_SECONDS
         missing = sorted(self._missing(wanted))
         failures: list[HplmError] = []
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            while missing and time.monotonic() < until and not any(isinstance(error, Away) for error in failures):
+            while missing and self._time.monotonic() < until and not any(isinstance(error, Away) for error in failures):
                 now, missing = missing[: 4 * AT_ONCE], missing[4 * AT_ONCE :]
                 failures += [error for error in pool.map(self._bring_record, now) if error is not None]
         self._publish(pointer, wanted)
@@ -233,7 +235,7 @@ class Mirror:
         needed |= {f"{TABLES}/{branch.folder}" for branch in (*newest.branches, *wanted.branches)}
         needed |= {f"{SNAPSHOTS}/{name}" for name in pointer.snapshots.values()}
         here = (*self._state.records.glob("*"), *self._state.tables.glob("*/*"), *self._state.snapshots.glob("*"))
-        now = time.monotonic()
+        now = self._time.monotonic()
         self._sweep_at = now + REST_SECONDS / 2
         for path in here:
             name = str(path.relative_to(self._state.folder))

@@ -24,8 +24,10 @@ FOLDER = Path("/dev/shm")
 class Quarantine:
     """The quarantined tenants of one backbone on this machine."""
 
-    def __init__(self, backbone: Path) -> None:
-        """`backbone`: its folder in the model repository."""
+    def __init__(self, backbone: Path, folder: Path = FOLDER, user: int | None = None) -> None:
+        """`backbone`: its folder in the model repository. `user`: whose files are believed; None: this process's."""
+        self._folder = folder
+        self._user = os.geteuid() if user is None else user
         digest = hashlib.sha256(os.fsencode(backbone.resolve())).hexdigest()
         self._begin = f"hplm-quarantine-{digest[:16]}-"
 
@@ -34,7 +36,7 @@ class Quarantine:
         path = self._file(tenant_id)
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # no wait at a pipe
         try:
-            if not _is_of(os.fstat(descriptor), os.geteuid()):
+            if not _is_of(os.fstat(descriptor), self._user):
                 raise FileExistsError(errno.EEXIST, "what has its name is no file of this user", str(path))
             os.utime(descriptor)
         finally:
@@ -53,23 +55,23 @@ class Quarantine:
 
         `own`: believes only this user's files, as a server must. Otherwise root, who runs a command, sees those of all users.
         """
-        owner = None if os.geteuid() == 0 and not own else os.geteuid()
+        owner = None if self._user == 0 and not own else self._user
         found: set[str] = set()
-        for name in os.listdir(FOLDER):
+        for name in os.listdir(self._folder):
             if not name.startswith(self._begin):
                 continue
             with suppress(FileNotFoundError):  # released meanwhile
-                status = (FOLDER / name).lstat()
+                status = (self._folder / name).lstat()
                 if not _is_of(status, owner):
                     continue
                 if abs(now - status.st_mtime) < SECONDS:  # also if the clock was set back since
                     found.add(name.removeprefix(self._begin))
                 else:
-                    (FOLDER / name).unlink()
+                    (self._folder / name).unlink()
         return frozenset(found)
 
     def _file(self, tenant_id: str) -> Path:
-        return FOLDER / f"{self._begin}{tenant_id}"
+        return self._folder / f"{self._begin}{tenant_id}"
 
 
 def _is_of(status: os.stat_result, owner: int | None) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hplm.clock import Clock
 from hplm.errors import MISFITS, Broken, HplmError, InvalidInput, OutOfCapacity
 from hplm.options import LEASE_SECONDS
 from hplm.registry.folder import WRITING
@@ -54,9 +55,10 @@ ORPHAN_SECONDS = 86400.0  # after which an object that no generation names belon
 
 
 class Registry:
-    def __init__(self, store: Store, exported: Snapshot) -> None:
+    def __init__(self, store: Store, exported: Snapshot, clock: Clock = time) -> None:
         self.store = store
         self.exported = exported
+        self._time = clock
         self.decided = self._told = 0  # the last generation that was made here, and that was written down
         self._size = 0  # bytes of the last snapshot
 
@@ -71,7 +73,7 @@ class Registry:
         change = begun(Kept(self.store), self.exported)
         edit(change)
         change.kept.write()
-        after = self._after(self.exported, action, change, time.time())
+        after = self._after(self.exported, action, change, self._time.time())
         after.ledger = replace(after.ledger, resting=())  # nobody has read this registry yet
         return self._publish(Pointer(0, secrets.token_hex(8), lease_s=lease_s), None, after)
 
@@ -109,7 +111,7 @@ class Registry:
             raise
 
     def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
-        until = time.monotonic() + PATIENCE
+        until = self._time.monotonic() + PATIENCE
         while True:
             try:
                 pointer, tag = self._seen()
@@ -122,13 +124,13 @@ class Registry:
             change = begun(kept, before)
             result = edit(change)
             kept.write()
-            now = time.time()
+            now = self._time.time()
             after = self._after(before, action, change, now)
             if self._publish(pointer, tag, after):
                 break
-            if time.monotonic() > until:
+            if self._time.monotonic() > until:
                 raise Busy(f"other managers have been changing {self.store} for {PATIENCE:.0f} s: try again")
-            time.sleep(random.uniform(0, 0.05))
+            self._time.sleep(random.uniform(0, 0.05))
         self.decided = after.generation
         try:
             self._tell(after)
@@ -156,7 +158,7 @@ class Registry:
 
     def collect(self) -> int:
         """Removes what no generation and no request can need any more. Returns its bytes."""
-        now, pointer = time.time(), self.pointer()
+        now, pointer = self._time.time(), self.pointer()
         if pointer is None:
             return 0
         snapshot = self.at(pointer)

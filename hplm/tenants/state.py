@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.clock import Clock
 from hplm.errors import Broken
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES
@@ -83,8 +84,9 @@ class Reader:
 
 
 class State:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Clock = time) -> None:
         self.folder = folder
+        self._time = clock
         self.tables = folder / TABLES
         self.records = folder / RECORDS
         self.snapshots = folder / SNAPSHOTS
@@ -122,15 +124,15 @@ class State:
         more, because the whole machine may have been stopped.
         """
         self.forget_readers()
-        waited, looked = 0.0, time.monotonic()
-        ahead = self.clock() - time.time()
+        waited, looked = 0.0, self._time.monotonic()
+        ahead = self.clock() - self._time.time()
         while True:
-            behind = [taken for taken in self.taken(time.time() + ahead) if taken.generation < generation]
+            behind = [taken for taken in self.taken(self._time.time() + ahead) if taken.generation < generation]
             late = [taken.name for taken in behind if not taken.is_silent]
             if waited >= PATIENCE or (not late and waited >= (SILENT_SECONDS if behind else UNSEEN_SECONDS)):
                 return sorted(late)
-            time.sleep(0.05)
-            now = time.monotonic()
+            self._time.sleep(0.05)
+            now = self._time.monotonic()
             waited, looked = waited + min(now - looked, STILL_SECONDS), now
 
     def taken(self, now: float) -> list[Taken]:
@@ -148,7 +150,7 @@ class State:
     def clock(self) -> float:
         """Returns the time of the clock that dates files here: on a network file system that of its server."""
         if not self.folder.is_dir():
-            return time.time()
+            return self._time.time()
         file = self.folder / f".clock-{secrets.token_hex(3)}"
         file.touch()
         try:

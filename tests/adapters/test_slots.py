@@ -129,10 +129,9 @@ class Moment:
         self.events.append(f"synchronize {self.number}")
 
 
-def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(kept, monkeypatch):
+def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(kept):
     events = []
-    monkeypatch.setattr("hplm.adapters.slots.Copies", lambda device: Watched(events))
-    slots = Slots(LAYOUT, 4, CPU, torch.float32)
+    slots = Slots(LAYOUT, 4, CPU, torch.float32, copies=lambda device: Watched(events))
     slots.hold(kept.made[0], kept.files)
     marks = slots.fill()
     assert len(marks) == LAYOUT.layers and events == ["begin", "mark 0", "mark 1", "end"]

@@ -87,7 +87,7 @@ class Asker:
         return self.answers[number][0]
 
     def close(self):
-        self.process.close()
+        self.process.close(drain_s=300.0)  # however slowly it computes
         self.process.join()
         self.service.close()
         assert all(len(answers) == 1 for answers in self.answers), Counter(map(len, self.answers))

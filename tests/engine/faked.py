@@ -26,11 +26,10 @@ from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, write
-from hplm.tenants import quarantine
+from hplm.tenants.quarantine import Quarantine
 from tests.support.wait import PATIENCE, eventually
 
 NONE = np.zeros(0, np.int64)
-FOLDER = Path("repository/toy/1")
 
 
 class Engine:
@@ -161,17 +160,17 @@ class Asked:
 
 class World:
     def __init__(self, folder: Path, soon_s: float) -> None:
-        """`soon_s`: how long the client waits for an answer before it defers a request."""
+        """`folder`: of its backbone. `soon_s`: how long the client waits for an answer before it defers a request."""
         self.engines: list[Engine] = []
         self.asked: list[Asked] = []
         self.is_prompt = self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
         self.patches = pytest.MonkeyPatch()
-        self.patches.setattr(quarantine, "FOLDER", folder)
+        self._quarantine = Quarantine(folder)
         self.patches.setattr(worker.subprocess, "Popen", self._start)
         self.patches.setattr("hplm.engine.encoder_client.SOON_SECONDS", soon_s)
         self.meter, self.counted = Meter(), Counter()
-        self.client = EncoderClient([FOLDER], {}, None, [self.meter])
+        self.client = EncoderClient([folder / "1"], {}, None, [self.meter])
         self.workers = self.client.workers
 
     def _start(self, command, pass_fds, **_) -> Engine:
@@ -233,3 +232,5 @@ class World:
         self.is_stubborn = False
         self.client.close()
         self.patches.undo()
+        for tenant in self._quarantine.tenants(time.time()):
+            self._quarantine.release(tenant)

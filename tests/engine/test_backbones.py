@@ -26,8 +26,7 @@ def deep(tmp_path_factory):
 @pytest.mark.parametrize(
     "chosen", [{"stages": STAGED, "policy": "das"}, {"packing": "concat"}, {"policy": "fcfs", "slots": "4"}]
 )
-def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, monkeypatch, chosen):
-    monkeypatch.setattr("hplm.engine.process.DRAIN_SECONDS", 300.0)
+def test_answers_are_those_of_the_reference_in_any_mixture_also_while_the_engine_drains(toy, deep, chosen):
     first, second = chosen.get("stages", ((), ()))
     both = Asker(toy.folder, others=[(deep.folder, second)], **{"slots": "8", **chosen, "stages": first})
     references = [Reference.open(toy.folder), Reference.open(deep.folder)]

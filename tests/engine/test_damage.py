@@ -66,7 +66,7 @@ def test_only_the_tenants_and_texts_that_need_what_is_broken_fail(toy, tmp_path,
     asker.close()
 
 
-def test_a_broken_table_is_tried_again_after_pauses_that_grow(toy, tmp_path, monkeypatch):
+def test_a_broken_table_is_tried_again_after_pauses_that_grow(toy, tmp_path):
     """Each try reads its index, and holds up what else the process does."""
     folder = shutil.copytree(toy.folder, tmp_path / "1")
     values = folder / "plot/bio/1/values"
@@ -74,8 +74,7 @@ def test_a_broken_table_is_tried_again_after_pauses_that_grow(toy, tmp_path, mon
     values.unlink()
     values.write_bytes(whole[:-2])
     clock = Clock(100.0)
-    monkeypatch.setattr("hplm.engine.views.time", clock)
-    backbone = Backbone(folder)
+    backbone = Backbone(folder, clock=clock)
 
     def tries(looks):
         """Returns when it was tried again, which gives a new view."""

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.engine import lookup as lookup_module
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
+from hplm.engine.lookup import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, Lookup, Reading
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from hplm.request.form import Form
@@ -71,14 +70,14 @@ def test_pieces_give_what_the_whole_gives(backbone, lookup, texts, characters):
         assert not reading.characters_left and pieces <= len(texts) and (pieces == len(texts) or characters > 1)
 
 
-@pytest.mark.parametrize("tenant", ["acme", "beta"])
-@pytest.mark.parametrize("characters", [1, MOST_CHARACTERS])
-def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters, monkeypatch):
-    monkeypatch.setattr(lookup_module, "MOST_TOKENS", 10)
-    reading = Reading(backbone.view, backbone.view.snapshot.find(tenant), [" ".join(WORDS[:3])] * 4)  # of 5 tokens each
+@pytest.mark.parametrize(("tenant", "characters"), [("acme", 1000), ("acme", MOST_CHARACTERS), ("beta", 1000)])
+def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters):
+    few = MOST_TOKENS // 64  # texts of 64 tokens each
+    reading = Reading(backbone.view, backbone.view.snapshot.find(tenant), ["a " * 62] * (few + 3))
     while (found := lookup.read([reading], characters)[0]) is None:
         pass
-    assert isinstance(found, InvalidInput) and "first 3 of 4 texts have 15 tokens" in str(found)
+    said = f"first {few + 1} of {few + 3} texts have {MOST_TOKENS + 64:,} tokens"
+    assert isinstance(found, InvalidInput) and said in str(found)
 
 
 @pytest.mark.parametrize("method", ["by_words", "encode_all"])
@@ -106,14 +105,14 @@ def test_a_broken_table_fails_only_the_requests_of_its_chain(backbone, lookup):
     assert Form(good).lengths == [3]
 
 
-def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup, monkeypatch):
-    view = backbone.view
-    monkeypatch.setattr(lookup_module, "MOST_ROWS", 4)  # as an answer that would have too many rows
+def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup):
+    """Its answer would have too many rows."""
+    view, texts = backbone.view, ["a " * (MOST_ROWS // 32), *[WORDS[0]] * 32]
     few, many = lookup.read(
-        [Reading(view, view.snapshot.find("beta"), [" ".join(WORDS[:count]), WORDS[0]]) for count in (2, 3)], MOST_CHARACTERS
+        [Reading(view, view.snapshot.find("beta"), own, truncate=True) for own in (texts[:-1], texts)], MOST_CHARACTERS
     )
-    assert Form(few).counts == [2, 1]
-    assert isinstance(many, InvalidInput) and "more than 4 rows" in str(many)
+    assert Form(few).counts == [MOST_ROWS // 32, *[1] * 31]
+    assert isinstance(many, InvalidInput) and f"more than {MOST_ROWS:,} rows" in str(many)
 
 
 def test_a_request_without_a_text_is_answered(backbone, lookup):

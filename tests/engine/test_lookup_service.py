@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from hplm.engine import lookup_service
 from hplm.engine.lookup_service import (
     A_TEXT,
     AT_ONCE,
@@ -25,6 +24,7 @@ from hplm.engine.lookup_service import (
     PASSED_ON,
     PIECE,
     STUCK_SECONDS,
+    Bounds,
     LookupRequest,
     LookupService,
 )
@@ -79,16 +79,9 @@ class World(Clock):
         self.meanwhile = lambda: None  # while a turn reads, or waits for those ahead
         self.is_closed = self.has_been_full = self._offers = self._steps = False
         self.poor_is_charged, self.counted, self.wrong = False, Counter(), []
-        self.meter, self.limits, self._patches = Meter(), (waiting, refused), pytest.MonkeyPatch()
-        changes = {"WAITING": Limits(waiting, 1 << 40), "REFUSED": Limits(refused, KEPT), "SOON_SECONDS": 0.0}
-        for name, value in {**changes, "time": self, "repeat": self._without_a_thread}.items():
-            self._patches.setattr(lookup_service, name, value)
-        self.quotas = Quotas(self.monotonic)
-        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead)
-
-    def _without_a_thread(self, step, name):
-        self._turn = step
-        return SimpleNamespace(join=lambda: [None for _ in iter(step, False)])
+        self.meter, self.limits, self.quotas = Meter(), (waiting, refused), Quotas(self.monotonic)
+        bounds = Bounds(Limits(waiting, 1 << 40), Limits(refused, KEPT), soon_s=0.0)
+        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead, bounds, self)
 
     # The service calls these.
 
@@ -178,7 +171,7 @@ class World(Clock):
         late, kept, unanswered = self._late(self.unanswered()), self.kept(), len(self.unanswered())
         self._steps, offered = True, len(self.asked)
         try:
-            self._turn()
+            self.service.take_turn()
         except Idle:
             pass
         finally:
@@ -192,13 +185,14 @@ class World(Clock):
     def close(self):
         self.is_closed = self._steps = True
         self.service.close()
+        while self.service.take_turn():
+            pass
         self._steps = False
 
     def end(self):
         """Closes it, and checks that each request has got its one answer and was counted."""
         if not self.is_closed:
             self.close()
-        self._patches.undo()
         assert not self.waiting() and not self.wrong, self.wrong[:1]
         assert [len(one.answers) for one in self.asked] == [1] * len(self.asked)
         words = Counter(PASSED_ON if one.answers[0] is FOUND else word_of(one.answers[0]) for one in self.asked)
@@ -325,7 +319,10 @@ def test_a_turn_that_does_not_end_is_an_error(world):
 def test_each_request_of_many_threads_gets_one_answer_while_it_closes():
     """The thread that looks up is there. Who brings a request may answer it, and nobody else before it is deferred."""
     reads = SimpleNamespace(read=lambda readings, characters: [FOUND for _ in readings])
-    service, asked = LookupService(reads, Meter(), Quotas()), [Asked(characters=(1, LONG)[number % 2]) for number in range(600)]
+    service, asked = (
+        LookupService(reads, Meter(), Quotas()).start(),
+        [Asked(characters=(1, LONG)[number % 2]) for number in range(600)],
+    )
 
     def answered(one, brought_by, answer):
         assert threading.get_ident() == brought_by or one.is_deferred

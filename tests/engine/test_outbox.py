@@ -2,12 +2,10 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hplm.engine import memory
 from hplm.engine.memory import SPARE, SharedMemory
 from hplm.engine.outbox import Outbox
 from hplm.errors import InvalidInput, OutOfCapacity
@@ -20,15 +18,15 @@ WANTED = bits_of({"LABEL", "SCORE", "VERSION"})
 
 
 class Sent(list):
-    """A channel that keeps what is sent. `full`: how many times there is no memory for it."""
+    """A channel that keeps what is sent. `fails`: how many times it raises an error instead."""
 
-    full, is_open = 0, True
+    fails, error, is_open = 0, MemoryError, True
 
     def send_bytes(self, parts):
         frame = bytearray().join(parts)
-        if self.full:
-            self.full -= 1
-            raise MemoryError
+        if self.fails:
+            self.fails -= 1
+            raise self.error
         self.append(replies_in(frame))
 
     def shut(self):
@@ -82,20 +80,16 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
 
 
 def test_without_memory_a_short_failure_is_the_answer(sent, put):
-    sent.full = 1
+    sent.fails = 1
     put(1, WANTED, 1, [answer("a")])
     ((reply,),) = sent
     assert reply.requests == [(1, 1)] and "[capacity]" in reply.failure[1]
 
 
 @pytest.mark.parametrize("error", [MemoryError, BrokenPipeError])
-def test_an_engine_that_can_send_nothing_ends(sent, put, monkeypatch, error):
+def test_an_engine_that_can_send_nothing_ends(sent, put, error):
     """The model process answers for it."""
-
-    def fails(parts):
-        raise error
-
-    monkeypatch.setattr(sent, "send_bytes", fails)
+    sent.fails, sent.error = 100, error
     put(1, WANTED, 1, [answer("a")])
     assert not sent.is_open
 
@@ -103,33 +97,33 @@ def test_an_engine_that_can_send_nothing_ends(sent, put, monkeypatch, error):
 MB = 1 << 20
 
 
-@pytest.fixture
-def shared(monkeypatch):
-    """Lets a test set the number of free bytes of shared memory, which is 0 at first."""
-    left = SimpleNamespace(bytes=0)
-    monkeypatch.setattr(memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=left.bytes, f_frsize=1))
-    return left
+class Room(SharedMemory):
+    """Shared memory of which so many bytes are free."""
+
+    def __init__(self, left=0):
+        super().__init__(lambda: self.left)
+        self.left = left
 
 
-def test_an_answer_without_enough_shared_memory_is_an_error(shared):
-    room = SharedMemory()
+def test_an_answer_without_enough_shared_memory_is_an_error():
+    room = Room()
     with pytest.raises(OutOfCapacity, match=mentioning("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
         pytest.fail("it was sent")
 
 
-def test_memory_of_one_large_answer_is_used_for_the_next(shared):
-    room, shared.bytes = SharedMemory(), 25 * MB + SPARE
+def test_memory_of_one_large_answer_is_used_for_the_next():
+    room = Room(25 * MB + SPARE)
     with room.taken(25 * MB):
-        shared.bytes -= 25 * MB
+        room.left -= 25 * MB
     with room.taken(25 * MB):
         pass
     with pytest.raises(OutOfCapacity), room.taken(26 * MB):
         pytest.fail("it was sent")
 
 
-def test_large_answers_are_sent_one_at_a_time(shared):
+def test_large_answers_are_sent_one_at_a_time():
     """Memory that one answer is about to take still looks free to another."""
-    room, shared.bytes, hold = SharedMemory(), 25 * MB + SPARE, Hold()
+    room, hold = Room(25 * MB + SPARE), Hold()
     inside, most, lock = 0, 0, threading.Lock()
 
     def send():

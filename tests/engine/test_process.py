@@ -6,12 +6,13 @@ import struct
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from queue import SimpleQueue
 
 import pytest
 import torch
 
-from hplm.engine import host, process, worker
+from hplm.engine import worker
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
@@ -36,25 +37,27 @@ NAMES = {"prepare": (Stager, "stage"), "compute": (Engine, "run")}
 @pytest.fixture
 def hold(monkeypatch):
     """Returns what holds a step of all engines, from now on."""
-    holds = []
+    with ExitStack() as holds:
 
-    def held(step):
-        owner, name = NAMES[step]
-        whole, own = getattr(owner, name), Hold()
-        holds.append(own)
-        monkeypatch.setattr(owner, name, lambda *given: own.pass_through() or whole(*given))
-        return own
+        def held(step):
+            owner, name = NAMES[step]
+            whole, own = getattr(owner, name), holds.enter_context(Hold())
+            monkeypatch.setattr(owner, name, lambda *given: own.pass_through() or whole(*given))
+            return own
 
-    yield held
-    for one in holds:
-        one.open()
+        yield held
 
 
-def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy, monkeypatch):
-    """`tests/test_way.py` shows which process does what for a lone request."""
-    seen, run, before = [], Engine.run, torch.get_num_threads()
-    monkeypatch.setattr(Engine, "run", lambda *given: seen.append(torch.get_num_threads()) or run(*given))
-    asker = Asker(toy.folder, threads="3")
+def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy):
+    """`tests/test_way.py` shows that a lone request is answered by the thread that computes."""
+    seen, before = [], torch.get_num_threads()
+
+    class Noting(Asker):
+        def answered(self, number, answer):
+            seen.append(torch.get_num_threads())
+            super().answered(number, answer)
+
+    asker = Noting(toy.folder, threads="3")
     asker.wait(asker.ask("acme", [WORDS[0]]))
     asker.close()
     torch.set_num_threads(before)  # as later tests would have had it
@@ -90,13 +93,12 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
 
 
 @pytest.mark.parametrize("step", NAMES)
-def test_who_waits_at_the_end_gets_an_answer_although_a_step_is_kept(toy, hold, step, monkeypatch):
-    monkeypatch.setattr(process, "DRAIN_SECONDS", 0.0)
+def test_who_waits_at_the_end_gets_an_answer_although_a_step_is_kept(toy, hold, step):
     held, asker = hold(step), Asker(toy.folder)
     numbers = [asker.ask("acme", [WORDS[0]])]
     held.until_reached()
     numbers.append(asker.ask("city", [WORDS[1]]))
-    asker.process.close()
+    asker.process.close(drain_s=0.0)
     assert all(isinstance(asker.wait(number), Draining) for number in numbers)
     asker.process.ended.wait()
     held.open()
@@ -176,8 +178,7 @@ class Modelled:
 
 
 @pytest.fixture
-def modelled(toy, monkeypatch):
-    monkeypatch.setattr(host, "BEAT_SECONDS", 0.01)
+def modelled(toy):
     modelled = Modelled(toy.folder)
     yield modelled
     modelled.end()

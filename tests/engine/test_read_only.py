@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import closing
 
 import pytest
 
@@ -21,12 +22,9 @@ def test_it_takes_each_change_and_no_manager_waits_for_it(toy, tmp_path, monkeyp
     live = Manager.open(toy.repository, tmp_path)
     live.registry.begin()
     backbone = Backbone(toy.folder, tmp_path)
-    watch = Watch(backbone)
-    try:
+    with closing(Watch(backbone)):
         live.delete("acme")
         assert live.settle_now() == []
         eventually(lambda: backbone.view.snapshot.generation == live.state.current())
-    finally:
-        watch.close()
     with pytest.raises(NoTenant):
         backbone.view.snapshot.find("acme")

@@ -7,7 +7,7 @@ import torch
 
 from hplm.adapters.layout import EXIT
 from hplm.adapters.slots import Slots
-from hplm.engine import sheets, staging
+from hplm.engine import sheets
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
 from hplm.engine.stages import Stage
@@ -31,7 +31,6 @@ def events(monkeypatch):
     def noted(name, call):
         return lambda *given: found.append(name) or call(*given)
 
-    monkeypatch.setattr(staging, "Copies", lambda device: Watched(found))
     monkeypatch.setattr(sheets, "sent", noted("send", sent))
     monkeypatch.setattr(Gatherer, "sums", noted("gather", sums))
     monkeypatch.setattr(Engine, "_compute", noted("compute", compute))
@@ -42,7 +41,7 @@ def events(monkeypatch):
 def staged(reference, events):
     """An engine, its stager and a batch that is staged."""
     backbone = reference.backbone
-    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32), lambda device: Watched(events))
     texts = texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])])
     batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
     return Engine(backbone.upper(), CPU, torch.float32), stager, batch
@@ -70,8 +69,7 @@ def test_a_batch_that_cannot_be_staged_holds_no_slots(reference, monkeypatch):
     monkeypatch.setattr(stager, "retrieve", lambda batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         stager.stage(texts_of(backbone, TENANTS[0].id, [WORDS[0]]), broken=lambda text, error: pytest.fail(str(error)))
-    pinned = [slots.pinned for slots in stager.slots().values() if slots.pinned]
-    assert not pinned, f"a batch that was given up holds slots: {pinned}"
+    assert not [slots.pinned for slots in stager.slots().values() if slots.pinned]
 
 
 def test_a_failed_batch_is_waited_for_before_its_memory_is_free(staged, events, monkeypatch):

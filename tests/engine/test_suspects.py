@@ -4,19 +4,18 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import suspects as module
 from hplm.engine.in_flight import LONGEST, InFlight, Mark, backbone_of, number_of, read
 from hplm.engine.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Separation, Suspects
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.tenants import quarantine
 from hplm.tenants.quarantine import SECONDS, Quarantine
 from tests.support.message import mentions
+from tests.support.wait import Clock
 
 ENDS = {  # the tenants in batches at each end of the engine, and the second; who is guilty of the last one; who runs alone when
     "all of a batch are suspects": ([("abc", 0)], None, [(1, "abc")]),
@@ -65,20 +64,19 @@ def test_who_waits_until_it_is_cleared_each_time_ends_the_engine_ever_more_seldo
     assert answers >= CLEAN_ANSWERS << 7
 
 
-FOLDERS = [Path("repository/one/1"), Path("repository/two/1")]
 GUILTY = Mark(7, number_of(1, 3), "acme")
 
 
 @pytest.mark.parametrize("harm", [None, "cannot be written", "has no folder"])
-def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(tmp_path, monkeypatch, caplog, harm):
+def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(tmp_path, caplog, harm):
     """A quarantine that cannot be written holds all the same. No command can release it."""
     folder, gone = tmp_path / "shm", tmp_path / "gone"
     folder.mkdir()
-    monkeypatch.setattr(quarantine, "FOLDER", folder)
-    meters, own = [Meter(), Meter()], Quarantine(FOLDERS[1].parent)
-    of_two, began, none = Separation(FOLDERS, meters), module.time.monotonic(), (frozenset(), frozenset())
+    meters, both = [Meter(), Meter()], [Quarantine(Path("repository") / name, folder) for name in ("one", "two")]
+    clock, none = Clock(time.time()), (frozenset(), frozenset())
+    of_two = Separation(both, meters, clock)
     if harm is not None:
-        own.put("acme")
+        both[1].put("acme")
         (file,) = folder.iterdir()
         file.unlink()
         file.mkdir()
@@ -91,16 +89,15 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
     assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
     assert mentions(caplog.text, "restart") == mentions(caplog.text, "no command") == (harm is not None)
     if harm is None:
-        assert Separation(FOLDERS, meters).apart.quarantined == (frozenset(), {"acme"}), "it does not outlive the process"
-        assert own.release("acme")
+        assert Separation(both, meters).apart.quarantined == (frozenset(), {"acme"}), "it does not outlive the process"
+        assert both[1].release("acme")
     else:
-        now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: began + SECONDS - 60)
-        monkeypatch.setattr(module, "time", now)
+        clock.sleep(SECONDS - 60)
         of_two.look()
         assert of_two.apart.quarantined == (frozenset(), {"acme"})
         if gone.exists():
             gone.rename(folder)
-        now.monotonic = lambda: began + 2 * SECONDS
+        clock.sleep(SECONDS + 60)
     of_two.look()
     assert of_two.apart.quarantined == none
 

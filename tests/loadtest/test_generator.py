@@ -117,32 +117,22 @@ def test_an_open_loop_counts_the_wait_for_a_slow_server_and_what_it_could_not_se
     assert report.errors["timeout"] >= 1 and report.errors["unsent"] >= 2
 
 
-class Opened(Connection):
-    """Calls `before` with the number of each connection, in their order."""
-
-    numbers, before = itertools.count(), staticmethod(lambda number: None)
-
-    def __init__(self, *given: Any) -> None:
-        self.before(next(self.numbers))
-        super().__init__(*given)
-
-
 @pytest.mark.parametrize("connections", [1, 2])
 def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(monkeypatch, connections: int) -> None:
-    answered = threading.Event()
+    answered, numbers = threading.Event(), itertools.count()
 
-    def before(number: int) -> None:
-        if number in (connections, connections + 1):  # earlier ones are open before the clock starts
-            assert connections == 1 or answered.wait(60)
-            raise ConnectionRefusedError
+    class Opened(Connection):
+        def __init__(self, *given: Any) -> None:
+            if next(numbers) in (connections, connections + 1):  # earlier ones are open before the clock starts
+                assert connections == 1 or answered.wait(60)
+                raise ConnectionRefusedError
+            super().__init__(*given)
 
     def respond(number: int, body: bytes) -> bytes:
         if number == 20:
             answered.set()
         return answer() if number else RESET
 
-    monkeypatch.setattr(Opened, "numbers", itertools.count())
-    monkeypatch.setattr(Opened, "before", staticmethod(before))
     monkeypatch.setattr(generator, "Connection", Opened)
     with SmallServer(respond) as server:
         report = loaded(server, connections=connections, count=40, seconds=60.0)

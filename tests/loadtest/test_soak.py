@@ -11,6 +11,7 @@ from hplm.errors import HplmError
 from loadtest import soak
 from loadtest.load import Report
 
+TEXTS = ["text"]
 MEMORY = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]  # MB after each window
 
 
@@ -20,8 +21,6 @@ def offered(monkeypatch) -> list[float | None]:
     rates, statuses = [], np.array([200] * 100 + [503] * 900)
     report = Report(10.0, 0.0, np.arange(1000), statuses, np.zeros(1000), 0.0)
     monkeypatch.setattr(soak, "send", lambda load: rates.append(load.rate) or [report])
-    monkeypatch.setattr(soak, "standard_library", lambda: ["text"])
-    monkeypatch.setattr(soak, "CHURN_SECONDS", 0.01)
     return rates
 
 
@@ -39,11 +38,11 @@ def test_growth_compares_the_time_after_the_warm_up_with_the_end_and_refusals_ar
     found = soak.growth([{"engine": (taken * 10**6, 10 + at)} for at, taken in enumerate(MEMORY)])
     assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
-    assert soak.soaked(served(), 0.01, 0.8)["rate_per_s"] == 8.0 == pytest.approx(offered[1])
+    assert soak.soaked(served(), TEXTS, 0.01, 0.8)["rate_per_s"] == 8.0 == pytest.approx(offered[1])
 
 
 @pytest.mark.parametrize("failing", ["processes", "add_guest"])
 @pytest.mark.usefixtures("offered")
 def test_a_run_that_cannot_be_watched_or_changed_is_no_result(failing):
     with pytest.raises(HplmError, match=failing):
-        soak.soaked(served(failing), 60.0, 0.8)
+        soak.soaked(served(failing), TEXTS, 60.0, 0.8)

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from transformers import AutoTokenizer
 
 from hplm.errors import Broken, InvalidInput
-from hplm.model import chat
 from hplm.model.chat import BREAK, Chat
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.prompts import READ_CHARACTERS, Prompts, cut_prompt
@@ -189,7 +188,6 @@ def test_bad_messages_are_refused(given, named):
         ("{% for _ in range(99999) %}" * 2 + "{{ none_of_it }}" + "{% endfor %}" * 2, InvalidInput, ["too long"]),
     ],
 )
-def test_a_template_that_does_not_take_messages_is_named(monkeypatch, template, error, named):
-    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.05)
+def test_a_template_that_does_not_take_messages_is_named(template, error, named):
     with pytest.raises(error, match=mentioning(*named)):
         tokens_of(prompts_of(template), "some words")

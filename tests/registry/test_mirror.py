@@ -42,6 +42,7 @@ class Far:
     """A registry, its manager, and a machine with a copy of it."""
 
     def __init__(self, export, folder):
+        self.clock = time
         self.export, self.folder, self.place = export, folder, folder / "registry"
         begin(Folder(self.place / "toy"))
         self.manager = Manager.open(export.repository, self.place)
@@ -51,7 +52,7 @@ class Far:
 
     def started(self):
         self.state = State(self.here / "toy")
-        return Mirror(self.export.repository / "toy/1", self.store, self.state)
+        return Mirror(self.export.repository / "toy/1", self.store, self.state, self.clock)
 
     def restart(self):
         self.mirror.close()
@@ -95,7 +96,7 @@ def test_the_first_copy_is_whole_before_anything_is_served(far):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, monkeypatch, seed):
+def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, seed):
     """What a look cannot bring does not hold up the rest, and a tenant keeps its version until the new one is here."""
     chance = random.Random(seed)
     far.mirror.begin()
@@ -124,8 +125,7 @@ def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, monkeypatch
         if harm is None or only != "snapshots":  # it was told
             for name, tenant in copied.items():
                 assert name in now and tenant.uid == now[name].uid, f"{name} is served, but the registry has it no longer"
-                served, wanted = (tenant.keys, tenant.rate), (now[name].keys, now[name].rate)
-                assert served == wanted, f"{name} is served with {served}, and the registry says {wanted}"
+                assert (tenant.keys, tenant.rate) == (now[name].keys, now[name].rate), f"{name} is served as it was"
             for name, tenant in before.items():
                 gone = name in now and tenant.uid == now[name].uid and name not in copied
                 assert not gone, f"{name} is not served until its new version is here"
@@ -140,13 +140,12 @@ def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, monkeypatch
     far.assert_same()
     for view, content in held[-3:]:  # requests on their way
         expect_same(seen(reader, view), content, f"a request of generation {view.snapshot.generation}")
-    clock = Clock(1e6)
-    monkeypatch.setattr("hplm.tenants.mirror.time", clock)
+    far.clock = Clock(1e6)
+    far.restart()
     for _ in range(3):
         far.mirror.look()
-        clock.seconds += 31  # of the minute that what is gone stays on the disk
-    here, needed = {path.name for path in far.state.records.iterdir()}, files_of(far.copied().values())
-    assert here <= needed, f"{here - needed} are still there"
+        far.clock.seconds += 31  # of the minute that what is gone stays on the disk
+    assert {path.name for path in far.state.records.iterdir()} <= files_of(far.copied().values())
 
 
 def test_a_record_of_another_content_is_never_served(far):
@@ -205,21 +204,20 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
 def test_a_copy_that_is_closed_while_a_table_fails_tries_it_no_more(far, monkeypatch):
     """Its thread must see the end before it waits, or the server ends only when it would have tried again."""
     monkeypatch.setattr("hplm.tenants.mirror.LATER", TIMEOUT_MAX)
-    closing, told, join = Thread(target=far.mirror.close), Event(), Thread.join
-    monkeypatch.setattr(Thread, "join", lambda thread, timeout=None: (told.set(), join(thread, timeout)))
+    closing = Thread(target=far.mirror.close)
     far.mirror.begin()
     far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
 
     def fails(name):
         if name.startswith("plot"):
             closing.start()
-            assert told.wait(60)
+            eventually(lambda: far.mirror._tables._ended)
             raise Away("the network is slow")
 
     far.store.fault = fails
     far.mirror.look()
-    assert told.wait(60)
-    join(closing, 60)
+    eventually(lambda: far.mirror._tables._ended)
+    closing.join(60)
     assert not closing.is_alive(), "the copy still waits to try its table again"
     far.mirror = far.started()
 

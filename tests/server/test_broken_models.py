@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from hplm.cli import watch
+from hplm.cli.watch import ask
 from hplm.errors import Draining, HplmError
-from hplm.server import probing, supervisor
+from hplm.server import probing
 from hplm.server.control import Control
 from hplm.server.probing import Health, Probe, State
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
@@ -59,16 +59,11 @@ class Played(Clock):
         self.models = {"chat"}
 
 
-@pytest.fixture
-def supervised(monkeypatch):
-    def supervise(*answers, **settings):
-        """Returns the server, its supervisor, and what that will say."""
-        played, said = Played(*answers), []
-        vars(played).update(settings)
-        monkeypatch.setattr(supervisor, "time", played)
-        return played, Supervisor(played, said.append), said
-
-    return supervise
+def supervised(*answers, **settings):
+    """Returns the server, its supervisor, and what that will say."""
+    played, said = Played(*answers), []
+    vars(played).update(settings)
+    return played, Supervisor(played, said.append, clock=played), said
 
 
 @pytest.mark.parametrize(
@@ -78,14 +73,14 @@ def supervised(monkeypatch):
         ([WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4, 0),  # for a moment each
     ],
 )
-def test_a_server_is_started_again_if_a_model_of_it_stays_broken(supervised, answers, restarts):
+def test_a_server_is_started_again_if_a_model_of_it_stays_broken(answers, restarts):
     server, supervising, said = supervised(*answers)
     while server.answers:
         supervising.look()
     assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.said) for one in said[:1])
 
 
-def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(supervised):
+def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor():
     server, supervising, _ = supervised(*[WORKS] * 100)
     server.models = {"chat", "later", "last"}
     while not server.restarts:
@@ -94,7 +89,7 @@ def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor(superv
     assert server.restarts == 1 and supervising.watched == ["chat"]
 
 
-def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(supervised):
+def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can():
     server, supervising, _ = supervised(*[WORKS] * 3, unreadable={"later"})
     server.models = {"chat", "later"}
     supervising.look()
@@ -104,7 +99,7 @@ def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can(s
     assert sorted(supervising.watched) == ["chat", "later"]
 
 
-def test_a_server_whose_models_cannot_be_read_is_started_again(supervised):
+def test_a_server_whose_models_cannot_be_read_is_started_again():
     server, supervising, _ = supervised(unreadable={"chat"})
     supervising.look()
     assert not server.restarts
@@ -113,15 +108,9 @@ def test_a_server_whose_models_cannot_be_read_is_started_again(supervised):
     assert server.restarts == 1
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    def watch_it(how, played):
-        """Watches until it ends, or raises an error about `chat`."""
-        monkeypatch.setattr("hplm.server.control.Control", lambda host, port, admin: played)
-        monkeypatch.setattr(watch, "time", played)
-        watch.watch(url="127.0.0.1:1", models=("chat",), once=how == "once", alive=how == "alive")
-
-    return watch_it
+def watched(how, played):
+    """Watches until it ends, or raises an error about `chat`."""
+    ask(played, "127.0.0.1:1", ["chat"], how == "once", how == "alive", 15.0, played)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +127,12 @@ def watched(monkeypatch):
         ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.said),
     ],
 )
-def test_watching_says_whether_a_model_works(watched, how, answers, named):
+def test_watching_says_whether_a_model_works(how, answers, named):
     with pytest.raises(HplmError, match=mentioning("chat", named)) if named is not None else nullcontext():
         watched(how, Played(*answers))
 
 
-def test_a_probe_that_is_answered_with_an_error_is_made_again(supervised, watched):
+def test_a_probe_that_is_answered_with_an_error_is_made_again():
     """The model may have been loaded again with other inputs. Triton refuses the old probe, whether the model lives or not."""
     server, supervising, _ = supervised(WORKS, REFUSED, WORKS, WORKS)
     while server.answers:

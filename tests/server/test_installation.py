@@ -1,8 +1,7 @@
 """A server needs a tritonserver, its folders, a repository and ports. test_triton.py starts a real one."""
 
-import importlib.metadata
-import importlib.util
 import os
+import platform
 import re
 import socket
 import sys
@@ -11,12 +10,14 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.server import discovery, embedded
+from hplm.server.embedded import obstacle
 from hplm.server.installation import STUB, Installation
 from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
 from hplm.server.repository import model_names
 from tests.server.plain_models import ECHO, add_backend, add_model
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions, refusing
 
+HERE = (platform.machine(), *platform.libc_ver())
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -41,23 +42,21 @@ def on_path(container, monkeypatch):
 def test_a_tritonserver_on_path_comes_first_and_the_containers_second(on_path, monkeypatch):
     assert discovery.find_installation() == Installation(on_path, "on PATH", on_path.parent.parent / "backends")
     monkeypatch.setenv("PATH", os.devnull)
-    monkeypatch.setattr(discovery, "IN_CONTAINERS", on_path)
-    assert discovery.find_installation().binary == on_path
+    assert discovery.find_installation(on_path).binary == on_path
 
 
 def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", os.devnull)
-    monkeypatch.setattr(discovery, "IN_CONTAINERS", tmp_path / "bin/tritonserver")
-    monkeypatch.setattr(discovery, "embedded", lambda: None)
-    for machine, libc, named in (
-        ("x86_64", ("glibc", "2.36"), ["pip install", "hplm[embedded]"]),
-        ("x86_64", ("glibc", "2.31"), ["glibc 2.35", "glibc 2.31"]),
-        ("aarch64", ("glibc", "2.36"), ["x86-64", "aarch64"]),
-    ):
-        monkeypatch.setattr(embedded.platform, "machine", lambda machine=machine: machine)
-        monkeypatch.setattr(embedded.platform, "libc_ver", lambda libc=libc: libc)
-        with pytest.raises(HplmError, match=mentioning("tritonserver", "PATH", *named)):
-            discovery.find_installation()
+    monkeypatch.setitem(sys.modules, "pytriton", None)  # it is not installed
+    with refusing(HplmError, "tritonserver", "PATH", tmp_path, obstacle(*HERE) or "hplm[embedded]"):
+        discovery.find_installation(tmp_path / "tritonserver")
+
+
+def test_a_machine_that_cannot_run_the_embedded_server_is_told_why():
+    assert obstacle("x86_64", "glibc", "2.36") is None
+    assert mentions(obstacle("x86_64", "glibc", "2.31"), "glibc 2.35", "glibc 2.31")
+    assert mentions(obstacle("x86_64", "", ""), "glibc 2.35", "another libc")
+    assert mentions(obstacle("aarch64", "glibc", "2.36"), "x86-64", "aarch64")
 
 
 def test_a_stub_for_another_python_and_a_missing_python_backend_are_named(on_path):
@@ -74,7 +73,7 @@ def test_our_backends_are_found_wherever_the_package_is_installed(monkeypatch):
     ours, *others = discovery.find_backends()
     assert (ours / "hplm_lookup" / "model.py").is_file()
     assert any((folder / "hplm_whole" / "model.py").is_file() for folder in others)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "backends", None)  # it is not installed
     with pytest.raises(HplmError, match=mentioning(sys.executable, "pip install")):
         discovery.find_backends()
 
@@ -108,20 +107,19 @@ def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
     assert Installation(tmp_path, "", tmp_path).environment(tmp_path, inherited)["LD_LIBRARY_PATH"] == "/cuda"
 
 
-def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch):
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name))
+def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch, tmp_path):
+    (tmp_path / "numpy-2.1.0.dist-info").mkdir()
+    (tmp_path / "numpy-2.1.0.dist-info/METADATA").write_text("Name: numpy\nVersion: 2.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(HplmError, match=mentioning("numpy 2.1.0", "hplm[embedded]")):
         embedded.embedded()
 
 
-def test_this_pythons_libpython_is_used_or_the_error_says_how_to_get_it(monkeypatch, tmp_path):
+def test_this_pythons_libpython_is_used_or_the_error_says_how_to_get_it(tmp_path):
     links = embedded.embedded().library_links
     assert links and set(links.values()) == {embedded.libpython()}
-    monkeypatch.setattr(embedded.sysconfig, "get_config_var", lambda name: str(tmp_path))
-    monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
     with pytest.raises(HplmError, match=mentioning(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
-        embedded.embedded()
+        embedded.libpython([str(tmp_path)])
 
 
 def test_all_models_are_found_and_a_folder_that_is_no_repository_is_refused_with_a_way_out(tmp_path):
@@ -152,11 +150,10 @@ def test_free_ports_are_given_to_no_client():
     assert not [port for port in found if lowest <= port <= highest]
 
 
-def test_there_are_free_ports_where_clients_get_all_of_them(tmp_path, monkeypatch):
+def test_there_are_free_ports_where_clients_get_all_of_them(tmp_path):
     given = tmp_path / "ip_local_port_range"
     given.write_text("1024\t65535\n")
-    monkeypatch.setattr("hplm.server.ports.LOCAL_PORTS", given)
-    assert len(set(free_ports(20))) == 20
+    assert len(set(free_ports(20, given))) == 20
 
 
 def test_a_given_port_is_kept_and_can_be_used_again_at_once():

@@ -10,7 +10,6 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.server import Gateway, process_group, stacks
-from hplm.server import gateway as module
 from hplm.server.process import Process
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, eventually
@@ -127,8 +126,8 @@ def test_it_ends_with_the_process_that_has_started_it(tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(module, "NEEDED", ("sys", "no_such_package"))
-    with pytest.raises(HplmError, match=mentioning("--openai-port", "no_such_package", "pip install")):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # it is not installed
+    with pytest.raises(HplmError, match=mentioning("--openai-port", "uvicorn", "pip install")):
         Gateway("127.0.0.1", 0, print)
 
 

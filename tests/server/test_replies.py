@@ -3,17 +3,17 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from hplm.engine import lookup_service
-from hplm.engine.lookup import Lookup
-from hplm.engine.lookup_service import A_TEXT, AT_ONCE
+from hplm.engine.lookup_service import A_TEXT, AT_ONCE, Bounds, LookupService
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
+from hplm.metrics.meter import Meter
 from hplm.request.answers import End, Reply, strings
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
@@ -22,7 +22,7 @@ from hplm.tenants.arrival import FORWARDED, Mark
 from testing.toy import WORDS
 from tests.support.fake_triton import FINAL, Request, fake_utilities, model_of, with_fake_triton
 from tests.support.servers import server_environment
-from tests.support.wait import PATIENCE, Hold
+from tests.support.wait import PATIENCE, Clock, Hold
 
 
 class Freed(Request):
@@ -132,9 +132,9 @@ def test_an_answer_of_a_decoder_is_counted_once_by_the_end_that_its_client_got(a
     assert isinstance(last, str) == (counted is not END), "an error is its message"
 
 
-def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering, monkeypatch):
+def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     answer, request, counted = answering()
-    monkeypatch.setattr(request, "send", MagicMock(side_effect=RuntimeError("Triton does not take it")))
+    request.send = MagicMock(side_effect=RuntimeError("Triton does not take it"))
     with pytest.raises(RuntimeError):
         answer.say(part())
     assert not counted and not answer.ended  # its end is still to come
@@ -148,12 +148,12 @@ PLACES, REFUSED = 2, 4
 
 def test_forwarded_requests_are_refused_before_a_request_is_looked_up(toy, monkeypatch):
     """Refusals to others are kept until requests are looked up: a client that asks again at once gains nothing."""
-    hold, read = Hold(), Lookup.read
-    monkeypatch.setattr(Lookup, "read", lambda *given: hold.pass_through() or read(*given))
-    monkeypatch.setattr(lookup_service, "WAITING", Limits(items=PLACES, work=1 << 20))
-    for pause in ("LEAST_PAUSE", "LONGEST_PAUSE"):  # seconds until a kept refusal is sent although nothing was looked up
-        monkeypatch.setattr(lookup_service, pause, 1e6)
+    hold, stands = Hold(), Clock(time.monotonic())  # else a kept refusal would be sent although nothing was looked up
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model, hold:
+        read, quotas, bounds = model._lookup.read, model._quotas, Bounds(waiting=Limits(PLACES, 1 << 20))
+        held = SimpleNamespace(read=lambda *given: hold.pass_through() or read(*given))
+        model._service.close()
+        model._service = LookupService(held, Meter(), quotas, bounds=bounds, clock=stands).start()
 
         def ask(texts=1, **parameters):
             request = Request({"TEXT": [WORDS[0]] * texts}, {"tenant": "acme", **parameters})

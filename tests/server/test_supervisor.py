@@ -17,9 +17,10 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.cli.main import main
 from hplm.errors import HplmError
-from hplm.server import Supervisor, TritonServer, held, supervisor
+from hplm.server import Supervisor, TritonServer
 from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
+from hplm.server.supervisor import Limits
 from testing.toy import WORDS
 from tests.backbones import NAMES
 from tests.server.stock import LIBRARIES
@@ -46,9 +47,10 @@ class Watched:
         (self.upper,) = (stub.model for stub in stubs(self.server.pid) if stub.model.endswith("-upper"))  # of both backbones
         self.supervise()
 
-    def supervise(self, **options):
+    def supervise(self, **limits):
+        """Looks more often than `hplm serve` does, and waits less for what a server that is not busy does at once."""
         self.said = []
-        self.supervisor = Supervisor(self.server, self.said.append, **options)
+        self.supervisor = Supervisor(self.server, self.said.append, Limits(look_s=0.1, probe_s=1.5, **limits))
 
     def ask(self):
         """Returns the labels of both backbones, or why there are none."""
@@ -85,11 +87,7 @@ class Watched:
 
 
 @pytest.fixture
-def watched(server, monkeypatch):
-    """Looks more often than `hplm serve` does, and waits less for what a server that is not busy does at once."""
-    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(supervisor, "PROBE_SECONDS", 1.5)
-    monkeypatch.setattr(held, "RECENT_NS", 300_000_000)
+def watched(server):
     return Watched(server)
 
 

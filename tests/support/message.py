@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 
 def mentioning(*things: object) -> str:
     """Returns a pattern for `match=`: the message contains each of these as a whole word, number or path, in any order."""
@@ -19,20 +21,11 @@ def mentions(message: object, *things: object) -> bool:
 
 @contextmanager
 def refusing(kind: type[Exception] | tuple[type[Exception], ...], *things: object) -> Iterator[list[Exception]]:
-    """The block must raise such an error, whose message mentions each of these things. Yields a list that will have it.
-
-    A test that fails by it says in its first line what is not named, which `pytest.raises(match=...)` does not.
-    """
+    """The block must raise such an error, whose message mentions each of these things. Yields a list that will have it."""
     raised: list[Exception] = []
-    try:
+    with pytest.raises(kind, match=mentioning(*things)) as met:
         yield raised
-    except kind as error:
-        missing = [str(thing) for thing in things if not mentions(error, thing)]
-        assert not missing, f"{type(error).__name__} does not mention {missing}: {error}"
-        raised.append(error)
-        return
-    named = ", ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-    raise AssertionError(f"nothing was refused: no {named} that mentions {[str(thing) for thing in things]}")
+    raised.append(met.value)
 
 
 def _whole(thing: str) -> str:

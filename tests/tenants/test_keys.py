@@ -38,10 +38,8 @@ def test_only_the_secret_as_a_bearer_opens():
 def test_each_of_several_keys_is_accepted_until_it_expires():
     made = [new_key(), new_key(expires=int(NOW)), new_key(expires=int(NOW) + 1)]
     keys = [key for _, key in made]
-    for now, wanted in ((NOW, [True, False, True]), (NOW + 1, [True, False, False])):
-        opens = [allows(keys, f"Bearer {secret}", now) for secret, _ in made]
-        ends = [key.expires for key in keys]
-        assert opens == wanted, f"at {now} the keys that expire at {ends} open: {opens}"
+    assert [allows(keys, f"Bearer {secret}", NOW) for secret, _ in made] == [True, False, True]
+    assert [allows(keys, f"Bearer {secret}", NOW + 1) for secret, _ in made] == [True, False, False]
 
 
 def test_a_tenant_with_only_expired_keys_is_not_open():
@@ -60,14 +58,11 @@ def test_every_key_is_compared_even_after_a_match(monkeypatch):
 
 
 def test_the_header_is_found_in_any_case_and_two_different_ones_are_ignored():
-    for parameters, key in (
-        ({"tenant": "acme", "AuthoriZation": "Bearer a"}, "Bearer a"),
-        ({"Authorization": "Bearer a", "authorization": "Bearer a"}, "Bearer a"),
-        ({"Authorization": "Bearer a", "authorization": "Bearer b"}, None),
-        ({"authorization": 7}, None),
-        ({"x-authorization": "Bearer a"}, None),
-    ):
-        assert presented_key(parameters) == key, f"of {parameters} the key is {presented_key(parameters)}, not {key}"
+    assert presented_key({"tenant": "acme", "AuthoriZation": "Bearer a"}) == "Bearer a"
+    assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer a"}) == "Bearer a"
+    assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer b"}) is None
+    assert presented_key({"authorization": 7}) is None
+    assert presented_key({"x-authorization": "Bearer a"}) is None
 
 
 @pytest.fixture

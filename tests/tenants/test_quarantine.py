@@ -5,52 +5,47 @@ from pathlib import Path
 
 import pytest
 
-from hplm.tenants import quarantine
 from hplm.tenants.quarantine import SECONDS, Quarantine
 
 NOW = 1e9
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
-    monkeypatch.setattr(quarantine, "FOLDER", tmp_path)
-    return Quarantine(Path("repository/toy"))
+def seen_by(tmp_path):
+    """Returns the quarantine of one folder as a user sees it."""
+    return lambda user: Quarantine(Path("repository/toy"), tmp_path, user)
 
 
-def user(monkeypatch, number):
-    monkeypatch.setattr(os, "geteuid", lambda: number)
+@pytest.fixture
+def toy(seen_by):
+    return seen_by(None)
 
 
 def aged(toy, tenant_id, mtime):
     """Puts a tenant into quarantine at this time. Returns the file."""
     toy.put(tenant_id)
-    file = max(quarantine.FOLDER.iterdir(), key=lambda path: path.stat().st_mtime)
+    file = max(toy._folder.iterdir(), key=lambda path: path.stat().st_mtime)
     os.utime(file, (mtime, mtime))
     return file
 
 
-def test_a_server_believes_only_its_own_files(toy, monkeypatch):
+def test_a_server_believes_only_its_own_files(toy, seen_by):
     aged(toy, "acme", NOW)
     assert toy.tenants(NOW, own=True) == {"acme"}
-    user(monkeypatch, os.getuid() + 1)
-    assert toy.tenants(NOW, own=True) == frozenset() == toy.tenants(NOW)
+    other = seen_by(os.getuid() + 1)
+    assert other.tenants(NOW, own=True) == frozenset() == other.tenants(NOW)
 
 
-def test_a_command_of_root_sees_the_files_of_the_servers_user_and_a_server_does_not(toy, monkeypatch):
-    aged(toy, "acme", NOW)
-
-    def of_another(path):
-        status = os.lstat(path)
-        return os.stat_result((*status[:4], 1000, *status[5:]))
-
-    monkeypatch.setattr(Path, "lstat", of_another)
-    user(monkeypatch, 0)
-    assert toy.tenants(NOW) == {"acme"}
-    assert toy.tenants(NOW, own=True) == frozenset()
+def test_a_command_of_root_sees_the_files_of_the_servers_user_and_a_server_does_not(toy, seen_by):
+    file, root = aged(toy, "acme", NOW), seen_by(0)
+    if os.getuid() == 0:
+        os.chown(file, 1000, -1)
+    assert root.tenants(NOW) == {"acme"}
+    assert root.tenants(NOW, own=True) == frozenset()
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "another's"])
-def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, monkeypatch, tmp_path, kind):
+def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, seen_by, tmp_path, kind):
     target, path = tmp_path / "target", aged(toy, "acme", NOW)
     if kind != "another's":
         path.unlink()
@@ -63,7 +58,7 @@ def test_what_is_no_file_of_ours_quarantines_nobody_and_is_left_alone(toy, monke
     elif kind == "pipe":
         os.mkfifo(path)
     else:
-        user(monkeypatch, os.getuid() + 1)
+        toy = seen_by(os.getuid() + 1)
     with pytest.raises(OSError):
         toy.put("acme")
     for now in (path.lstat().st_mtime, path.lstat().st_mtime + SECONDS):

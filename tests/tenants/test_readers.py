@@ -1,8 +1,8 @@
 """Readers of a live state: when they see a change, and which files they keep using."""
 
 import os
-import threading
 import time
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from hplm.engine.views import LONGEST_PAUSE, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.metrics import names
 from hplm.plot.rows import StoredRows
+from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
@@ -22,16 +23,15 @@ from tests.engine.asker import Asker
 from tests.places import knowledge, served
 from tests.support.faulty_store import FaultyStore
 from tests.support.message import mentions as names_in
-from tests.support.wait import PATIENCE, Clock, eventually
+from tests.support.wait import Clock, Hold, eventually
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """Managers wait for less than a second, and no reader counts as silent."""
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
-    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
+class Quick(Clock):
+    """A clock by which managers wait without any time, while readers have the machine's."""
+
+    time = staticmethod(time.time)
 
 
 def readers_of(live):
@@ -44,52 +44,39 @@ def until_somebody_reads(live):
 
 def test_a_manager_waits_for_every_reader(place, live):
     backbone = served(place)
-    watch = Watch(backbone)
-    try:
+    with closing(Watch(backbone)):
         until_somebody_reads(live)
         change = live.add("new-a", knowledge(place[0], "new-a"))
         assert live.settle(change.generation) == []
         assert backbone.view.snapshot.generation == change.generation
-    finally:
-        watch.close()
     assert not readers_of(live)
 
 
 @pytest.mark.parametrize("trouble", ["a long check", "an error"])
-def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, live, impatient, trouble):
+def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, trouble):
     """A user who deletes a tenant or revokes a key must learn that this server still serves it."""
-    begun, done = threading.Event(), threading.Event()
+    live, hold = Manager.open(*place[1:], clock=Quick()), Hold()
 
     class Stuck(Backbone):
         def refresh(self):
-            begun.set()
-            if trouble == "an error":
-                raise TypeError("a field that is not known")
-            done.wait()
+            hold.pass_through()
+            raise TypeError("a field that is not known")
 
-    watch = Watch(Stuck(live.folder, place[2]))
-    try:
+    with closing(Watch(Stuck(live.folder, place[2]))), hold:
         until_somebody_reads(live)
         change = live.add("new-a", knowledge(place[0], "new-a"))
-        assert begun.wait(PATIENCE)
+        hold.until_reached()
+        if trouble == "an error":
+            hold.open()
         (reader,) = readers_of(live)
         before = reader.stat().st_mtime_ns
         eventually(lambda: reader.stat().st_mtime_ns > before)
         assert reader.read_text() == "0\n"
         assert live.settle(change.generation) == [reader.name]
-    finally:
-        done.set()
-        watch.close()
 
 
-def test_a_reader_that_was_silent_for_a_moment_is_waited_for(live, monkeypatch):
+def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place):
     """After the machine was stopped, all readers were silent. Only killed ones stay silent."""
-    generation = live.limit("tenant-0", rate=5.0) and live.state.current()
-    live.state.readers.mkdir(parents=True, exist_ok=True)
-    paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
-    for reader in (paused, killed):
-        reader.write_text("0\n")
-        os.utime(reader, (time.time() - 20,) * 2)
 
     class Awakening(Clock):
         def sleep(self, seconds):
@@ -99,7 +86,13 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(live, monkeypatch):
                 os.utime(paused, (self.seconds,) * 2)
 
     takes, began = 0, time.time()
-    monkeypatch.setattr("hplm.tenants.state.time", Awakening(began))
+    live = Manager.open(*place[1:], clock=Awakening(began))
+    generation = live.limit("tenant-0", rate=5.0) and live.state.current()
+    live.state.readers.mkdir(parents=True, exist_ok=True)
+    paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
+    for reader in (paused, killed):
+        reader.write_text("0\n")
+        os.utime(reader, (time.time() - 20,) * 2)
     assert live.settle(generation) == ["here-1-a"]
     takes = generation
     assert live.settle(generation) == []
@@ -108,12 +101,8 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(live, monkeypatch):
 def test_a_reader_continues_to_write_after_the_disk_was_full(place, live, caplog):
     """Its first two tries fail, and the log says so once."""
     first, second = (FaultyStore(live.state.folder, decides="CURRENT") for _ in range(2))
-    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail):
-        watch = Watch(served(place))
-        try:
-            until_somebody_reads(live)
-        finally:
-            watch.close()
+    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail), closing(Watch(served(place))):
+        until_somebody_reads(live)
     assert second.calls and caplog.text.count("No space left") == 1
 
 
@@ -142,18 +131,17 @@ class Noted(State):
         return super().load(generation)
 
 
-def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, monkeypatch, caplog):
+def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, caplog):
     """At thousands of tenants that takes a third of a second, and a reader looks five times a second."""
     older, newer = (live.add(name, knowledge(place[0], name)).generation for name in ("new-a", "new-b"))
-    backbone, clock = served(place), Clock(100.0)
+    clock = Clock(100.0)
+    backbone = served(place, clock=clock)
     backbone.state = noted = Noted(live.state.folder)
-    monkeypatch.setattr("hplm.engine.views.time", clock)
     pointer = live.registry.pointer()
     publish(live, pointer, older)  # as if a state was put back while it is served
     for _ in range(20):
         backbone.refresh()
-    shown = backbone.view.snapshot.generation
-    assert (noted.read, shown) == ([], newer), f"generations {noted.read} were read, and {shown} is served, not {newer}"
+    assert not noted.read and backbone.view.snapshot.generation == newer
     assert names_in(caplog.text, "toy", older, newer)
     publish(live, pointer, newer + 1)  # whose snapshot is missing
     for _ in range(2):
@@ -163,7 +151,7 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, monkeyp
             backbone.refresh()
         assert backbone.is_behind
         clock.seconds += LONGEST_PAUSE
-    assert noted.read == [newer + 1] * 2, f"generations {noted.read} were read, one of them again and again"
+    assert noted.read == [newer + 1] * 2
     publish(live, pointer, newer)
     backbone.refresh()
     assert len(noted.read) == 2 and not backbone.is_behind
@@ -218,21 +206,14 @@ def add_lawyer(store, live):
 
 def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, live, monkeypatch):
     asker = Asker(live.folder, place[2], plot_preload="true")
-    reading, done, preload = threading.Event(), threading.Event(), StoredRows.preload
-
-    def slow(rows, most=None):
-        reading.set()
-        assert done.wait(60)
-        preload(rows, most)
-
-    monkeypatch.setattr(StoredRows, "preload", slow)
+    hold, preload = Hold(), StoredRows.preload
+    monkeypatch.setattr(StoredRows, "preload", lambda *given: hold.pass_through() or preload(*given))
     add_lawyer(place[0], live)
     asker.backbone.refresh()
-    try:
+    with hold:
         answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
-        assert reading.wait(60) and not any(isinstance(answer, Exception) for answer in answers)
-    finally:
-        done.set()
+        hold.until_reached()
+        assert not any(isinstance(answer, Exception) for answer in answers)
     asker.close()
 
 

@@ -100,8 +100,8 @@ class Export:
         self.knowledge = [learned(seed) for seed in range(4)]
         self.content = Content(*seen(self.read(None)))
 
-    def read(self, state: Path | None) -> Backbone:
-        return Backbone(self.repository / "toy/1", state)
+    def read(self, state: Path | None, **more: Any) -> Backbone:
+        return Backbone(self.repository / "toy/1", state, **more)
 
 
 def learned(seed: int) -> Knowledge:
@@ -238,8 +238,7 @@ class World:
         self.live = State(self.state / "toy")
         self.store = FaultyStore(folder, decides="CURRENT")
         self.clock = Clock(1e9)
-        for module in ("tenants.registry", "tenants.state", "registry.folder", "engine.views"):
-            patch.setattr(f"hplm.{module}.time", self.clock)
+        patch.setattr("hplm.registry.folder.time", self.clock)  # which waits for other managers
         if like is not None:
             shutil.copytree(like.state, self.state)
         begin(Folder(self.live.folder))
@@ -249,11 +248,11 @@ class World:
         self.maybe: Content | None = None  # of a change that is neither acknowledged nor undone
         self.flight: Change | None = None
         self.was_cut = False
-        self.readers = [export.read(self.state) for _ in range(readers)]
+        self.readers = [export.read(self.state, clock=self.clock) for _ in range(readers)]
         self.held: list[tuple[Backbone, View, Any]] = []  # the views of requests on their way, and what they read there
 
     def manager(self, repository: Path | None = None) -> Manager:
-        return Manager.open(repository or self.export.repository, self.state)
+        return Manager.open(repository or self.export.repository, self.state, clock=self.clock)
 
     @property
     def latest(self) -> int:
