@@ -122,7 +122,7 @@ def update_domain(
                 "the root's lower stack and the shared upper half were adapted together: give --minutes 0, or build a new root"
             )
         old_counts = Counts(store.counts_folder(name, version - 1))
-        keep = Ranking(old_counts, root=parent is None).keep_of(before.meta) if options.keep is None else options.keep
+        keep = Ranking(old_counts, root=parent is None).keep_for(before.meta.keys) if options.keep is None else options.keep
         working = store.work_folder(name, version)
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
