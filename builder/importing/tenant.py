@@ -110,7 +110,7 @@ def _import(
         report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device, show_progress)}
     with ExitStack() as building:
         if options.new_domain is not None:
-            table = building.enter_context(merged(store, parent, lower, foreign, options.new_domain, device))
+            table = building.enter_context(merged(store, parent[0], lower, foreign, options.new_domain, device))
             if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
                 return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)

@@ -16,6 +16,7 @@ from hplm.errors import Broken, InvalidInput
 
 META = "meta.json"
 PROGRESS = "progress.json"
+PLAN = "plan.json"  # of an unfinished build, in its folder
 
 
 class ResumableFiles(ExitStack):
@@ -96,6 +97,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise Broken(f"{path} holds no JSON object: build or copy it again")
     return stored
+
+
+def begun_plan(folder: Path) -> dict[str, Any] | None:
+    """Returns the plan of an interrupted build; None if there is none, or if it has just ended."""
+    try:
+        return json.loads((folder / PLAN).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def digest_of(*files: Path) -> str:

@@ -13,9 +13,9 @@ import torch
 
 from builder.learning.curve import draw_learning
 from builder.page import tenant_page
-from builder.store.resumable import digest_of, write_json
+from builder.store.resumable import PLAN, begun_plan, digest_of, write_json
 from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import PLAN, held, put_away
+from builder.tables.build_folder import held, put_away
 from builder.tables.text_files import check_file
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import training_task
@@ -76,7 +76,7 @@ def build_tenant(
             **asdict(options), "grid": grid, **({"teacher": teacher} if teacher is not None else {}),
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
-        begun = _begun(working)
+        begun = begun_plan(working)
         if before is not None and _is_done(store.report(before), before.version, asked, begun, from_version):
             put_away(working)
             say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
@@ -131,7 +131,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
-        if _begun(working) is not None:
+        if begun_plan(working) is not None:
             raise InvalidInput(
                 f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
             )
@@ -182,14 +182,9 @@ def _is_done(
     return wanted in (None, report["from_version"])
 
 
-def _begun(folder: Path) -> dict[str, Any] | None:
-    """Returns the plan of an interrupted training; None if there is none."""
-    return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
-
-
 def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     """Prepares the folder. Removes the remains of a training with another plan."""
-    begun = _begun(folder)
+    begun = begun_plan(folder)
     if begun == plan:
         return
     if begun is not None and {**begun, "version": plan["version"]} == plan:  # an import took the version number meanwhile
