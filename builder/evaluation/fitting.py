@@ -113,7 +113,8 @@ def fit_temperature(cases: Cases) -> Calibration:
     def loss(logarithm: float) -> float:
         return float(cases.losses(Calibration(temperature=math.exp(logarithm))).mean())
 
-    grid = np.linspace(*map(math.log, TEMPERATURES), STEPS).tolist()
+    least, most = map(math.log, TEMPERATURES)
+    grid = np.linspace(least, most, STEPS).tolist()
     best = int(np.argmin([loss(one) for one in grid]))
     around = grid[max(0, best - 1)], grid[min(STEPS - 1, best + 1)]
     found: Any = minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 1e-9})
