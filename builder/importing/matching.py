@@ -19,7 +19,6 @@ from torch import Tensor
 
 from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
-from builder.importing.foreign import usual
 from builder.importing.tenant import ImportOptions, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts, unlearned
 from builder.learning.curve import draw_learning
@@ -177,10 +176,8 @@ def import_checkpoint(
             "change_held": round(kept, 4),
             **_matched(tenant, teacher, data, matching, working / SAVED, show_progress),
         }
-        file = TenantFile(
-            tenant_id, version, *domain, task, found.labels, layout.size, layout.kind, usual(layout),
-            layout.function, found.head.function,
-        )  # fmt: skip
+        file = TenantFile(tenant_id, version, *domain, task, found.labels, rank=0, head_function=found.head.function)
+        file = file.with_adapter(layout)
         weights = tenant.own.stored()
         if tested is not None:
             report |= _tested(tenant, teacher, tested, reader, found.labels, task)

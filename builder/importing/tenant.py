@@ -12,11 +12,11 @@ import torch
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
-from builder.importing.foreign import Foreign, records, storable, upper_layout, usual
+from builder.importing.foreign import Foreign, records, storable, upper_layout
 from builder.importing.generative import TASK as GENERATE
 from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
-from builder.importing.peft import is_peft, read_peft, read_peft_decoder
+from builder.importing.peft import is_peft, read_peft
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.version import Weights
 from builder.tables.build_folder import held
@@ -49,7 +49,7 @@ def read_folder(folder: Path, model: str, task: str | None, is_decoder: bool = F
     config = read_json(path)
     try:
         if is_peft(config):
-            return read_peft_decoder(folder) if is_decoder else read_peft(folder, model, task)
+            return read_peft(folder, model, task, is_decoder)
         if is_adapterhub(config) and not is_decoder:
             return read_adapterhub(folder, model, task)
     except MISFITS as error:
@@ -98,7 +98,7 @@ def _import(
         tenant = replace(tenant, head_function=head.function)
         stored = None, storable(weights, tenant.head_layout(config), head.source)
     if (layout := upper_layout(foreign, upper, config)) is not None:
-        tenant = replace(tenant, rank=layout.size, adapter=layout.kind, places=usual(layout), function=layout.function)
+        tenant = tenant.with_adapter(layout)
         stored = [storable(record, layout, foreign.source) for record in records(upper, layout)], stored[1]
 
     note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)

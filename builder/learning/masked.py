@@ -25,6 +25,7 @@ from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
+from hplm.model.original import silent_transformers
 from hplm.model.stacks import LowerStack, UpperStack
 
 MASKED = 0.15  # of the words are guessed. Of these,
@@ -60,13 +61,9 @@ class MaskedLesson(Windowed):
 
 def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     """Returns the head of the original checkpoint; None if it was saved without one."""
-    from transformers import AutoModelForMaskedLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    loader = silent_transformers().AutoModelForMaskedLM
     try:
-        found, report = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
+        found, report = loader.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot read the head of the original model {model!r}: {error}") from error
     if any(name.startswith("cls.") for name in report["missing_keys"]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Broken, HplmError, InvalidInput
 
 META = "meta.json"
 PROGRESS = "progress.json"
@@ -87,15 +87,15 @@ def write_json(path: Path, content: dict) -> None:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, error: type[HplmError] = Broken, way_out: str = "build or copy it again") -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise Broken(f"{path} is missing: build or copy it again") from None
-    except ValueError as error:
-        raise Broken(f"{path} is not JSON ({error}): build or copy it again") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise error(f"{path} is missing: {way_out}") from None
+    except ValueError as wrong:
+        raise error(f"{path} is not JSON ({wrong}): {way_out}") from None
     if not isinstance(stored, dict):
-        raise Broken(f"{path} holds no JSON object: build or copy it again")
+        raise error(f"{path} holds no JSON object: {way_out}")
     return stored
 
 
