@@ -35,7 +35,7 @@ from builder.tables.build_folder import held, put_away
 from builder.tasks.examples import Labelled
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
-from builder.training.bodies import PlotBody, WholeBody
+from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, rows_of
 from builder.training.model import TenantModel
@@ -91,13 +91,11 @@ class Unlike(InvalidInput):
 class Model:
     """A body with an adapter and a head on it."""
 
-    body: PlotBody | WholeBody
+    body: Body
     own: TenantModel
 
     @classmethod
-    def of(
-        cls, body: PlotBody | WholeBody, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device
-    ) -> Model:
+    def of(cls, body: Body, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device) -> Model:
         own = TenantModel(adapter, head, seed=0)  # whose random numbers the weights replace
         own.load(*weights)
         return cls(body.to(device).eval().requires_grad_(False), own.to(device))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.store.store import Store
-from builder.tasks.lookup import Pack, Text
+from builder.tasks.lookup import Pack
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
@@ -123,38 +123,4 @@ def _after_each(layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Ad
     return states
 
 
-class RememberingBody(nn.Module):
-    """A body that does not learn: it computes each text once and remembers the result."""
-
-    REMEMBERED = 1 << 20  # rows; further ones are computed again
-
-    def __init__(self, body: PlotBody | WholeBody) -> None:
-        super().__init__()
-        self.body = body
-        self.reads_tables = body.reads_tables
-        self._rows: dict[int, tuple[Text, Tensor]] = {}  # holds the text too, so that its id stays unique
-        self._room = self.REMEMBERED
-
-    @torch.no_grad()
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        known = [self._rows.get(id(text)) for text in pack.texts]
-        rows = [found[1] for found in known if found is not None]
-        if len(rows) == len(known):
-            return torch.cat(rows)
-        with torch.autocast(pack.tokens.device.type, enabled=False):  # training and scoring read the same numbers
-            hidden = self.body(pack, adapters)
-        if len(hidden) <= self._room:
-            self._room -= len(hidden)
-            for text, own in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
-                self._rows[id(text)] = (text, own)
-        return hidden
-
-
-Body = PlotBody | WholeBody | RememberingBody
-
-
-def learnable(body: Body) -> PlotBody | WholeBody:
-    """Returns a body whose layers can learn."""
-    if isinstance(body, RememberingBody):
-        raise ValueError("a body that remembers its results cannot learn")
-    return body
+Body = PlotBody | WholeBody

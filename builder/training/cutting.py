@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from builder.learning.loop import Diverged
-from builder.training.bodies import PlotBody, WholeBody
+from builder.training.bodies import Body
 from builder.training.model import Weights
 from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers
@@ -19,7 +19,7 @@ from hplm.model.layer import Layers
 class Cutting:
     """The cut of one training: its body's layers learn, and `shared` is the body as it was."""
 
-    def __init__(self, body: PlotBody | WholeBody, layout: Layout) -> None:
+    def __init__(self, body: Body, layout: Layout) -> None:
         self.shared = copy.deepcopy(body)
         self._before, self._after = self.shared.upper_layers, body.upper_layers
         self._layout = layout

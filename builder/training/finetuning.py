@@ -19,7 +19,7 @@ from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
-from builder.training.bodies import Body, learnable
+from builder.training.bodies import Body
 from builder.training.cutting import Cutting
 from builder.training.data import Data
 from builder.training.model import TenantModel
@@ -161,7 +161,7 @@ class _Learner:
     def __init__(self, body: Body, data: Data, options: TrainingOptions) -> None:
         self._body, self._data, self._options = body, data, options
         layout = adapter_of(data.config, options)
-        self._cutting = Cutting(learnable(body), layout) if options.cut and layout is not None else None
+        self._cutting = Cutting(body, layout) if options.cut and layout is not None else None
         own = options if self._cutting is None else replace(options, rank=0)
         self.model = tenant_model(data.config, len(data.labels), own).to(data.device)
         self._start()
@@ -169,7 +169,7 @@ class _Learner:
         self.groups = [Group(options.learning_rate, learned)]
         if options.body_rate:
             cutting = self._cutting
-            tuned = cutting.parameters() if cutting is not None else learnable(body).part(options.body_part)
+            tuned = cutting.parameters() if cutting is not None else body.part(options.body_part)
             self.groups.append(Group(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
 
     def _start(self) -> None:
