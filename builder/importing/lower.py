@@ -30,8 +30,7 @@ class NewDomain:
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
 
 
 @torch.no_grad()

@@ -44,8 +44,7 @@ class DomainOptions:
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
         check_seed(self.seed)
 
 
@@ -130,8 +129,7 @@ class UpdateOptions:
     learn: str = "masked"
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
         check_seed(self.seed)
 
 
