@@ -70,7 +70,7 @@ class TenantFile:
 def described(folder: Path) -> TenantFile:
     """Returns what a version is. Reads no weights."""
     if (folder / older.TENANT).exists():
-        return TenantFile(**older.described(folder))
+        return older.described(folder, TenantFile)
     path = _record(folder)
     try:
         header = read_header(path)
@@ -100,7 +100,7 @@ def described(folder: Path) -> TenantFile:
 def read_version(folder: Path, config: BackboneConfig) -> Knowledge:
     """Returns all that is published of a version, and checks it."""
     if (folder / older.TENANT).exists():
-        return older.read(folder, TenantFile(**older.described(folder)), config)
+        return older.read(folder, older.described(folder, TenantFile), config)
     path = _record(folder)
     try:
         content = path.read_bytes()
