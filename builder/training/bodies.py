@@ -71,7 +71,7 @@ class WholeBody(nn.Module):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
-        config, weights = checkpoint.config, checkpoint.weights
+        config, weights, layers = checkpoint.config, checkpoint.weights, full_stack(checkpoint)
         self.heads, self._upper = config.heads, config.upper_layers
         self.words, self.positions, self.segments = (
             nn.Embedding.from_pretrained(weights[f"embeddings.{part}_embeddings.weight"].clone(), freeze=False)
@@ -79,7 +79,7 @@ class WholeBody(nn.Module):
         )
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
         self.norm.load_state_dict({kind: weights[f"embeddings.LayerNorm.{kind}"] for kind in ("weight", "bias")})
-        self.layers = full_stack(checkpoint)
+        self.layers = layers
 
     @property
     def upper_layers(self) -> Layers:
@@ -104,10 +104,11 @@ class WholeBody(nn.Module):
         """Returns what the lower layers compute, and the attention of all layers."""
         attend = PackedAttention(pack.lengths, self.heads, pack.tokens.device)
         with nullcontext() if self.words.weight.requires_grad else torch.no_grad():
-            return through(self.layers[: len(self.layers) - self._upper], self.embedded(pack), attend), attend
+            x = self.embedded(pack.tokens, pack.positions, pack.segments)
+            return through(self.layers[: len(self.layers) - self._upper], x, attend), attend
 
-    def embedded(self, pack: Pack) -> Tensor:
-        return self.norm(self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments))
+    def embedded(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+        return self.norm(self.words(tokens) + self.positions(positions) + self.segments(segments))
 
     def with_layers(self, chosen: Sequence[int]) -> WholeBody:
         """Returns a copy that has only these layers, all of them upper ones."""
