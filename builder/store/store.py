@@ -22,9 +22,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from builder.store.branches import Branches
+from builder.store.branches import UPPER, Branches, replace_weights
 from builder.store.resumable import begun_plan, read_json, replaced, write_json
-from builder.store.stacks import UPPER, Stacks, replace_weights
 from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
@@ -61,7 +60,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
     temporary.rename(folder)
 
 
-class Store(Branches, Stacks):
+class Store(Branches):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = folder / "store.json"

@@ -45,9 +45,7 @@ class PlotBody(nn.Module):
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         assert pack.sums is not None  # as `reads_tables` says
-        return self.from_sums(pack.sums, pack, adapters)
-
-    def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        sums = self.entering(pack.sums)
         return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None) -> list[Tensor]:

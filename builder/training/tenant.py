@@ -107,7 +107,7 @@ def build_tenant(
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
         if tried:
-            report["grid"] = [point.described() for point in tried]
+            report["grid"] = tried
         adapter, head = trained.model.stored()
         report["bytes"] = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
 
