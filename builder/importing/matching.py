@@ -20,7 +20,7 @@ from torch import Tensor
 from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.tenant import ImportOptions, read_test, version_before
-from builder.importing.texts import FEWEST, UnlabelledTexts, unlearned
+from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.curve import draw_learning
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Training, train
@@ -155,7 +155,7 @@ def import_checkpoint(
             stored = Model.of_tenant(store, before, device)
             return before, store.report(before) | _tested(stored, teacher, tested, reader, found.labels, task)
         version = before.version + 1 if before else 1
-        learning = unlearned(task)
+        learning = training_task(task).unlabelled()
         parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed, show_progress)
         data = Data(reader, learning, found.labels, *parts, device)
         begin(working, tenant_id, {"version": version, **asked})
