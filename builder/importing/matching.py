@@ -19,7 +19,7 @@ from torch import Tensor
 
 from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
-from builder.importing.tenant import ImportOptions, read_test, version_before
+from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.curve import draw_learning
 from builder.learning.limits import Epochs
@@ -162,12 +162,9 @@ def import_checkpoint(
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = Model.of(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
-        made_of = {
-            "from": str(folder.resolve()), "library": "transformers", "trained_on": store.model, "store_made_from": store.model
-        }  # fmt: skip
         report = {
             "task": task,
-            "imported": made_of,
+            "imported": origin_of(store, folder, "transformers", store.model),
             "asked": asked,
             "note": NOTE,
             "distance": round(found.distance, 4),
