@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.store.resumable import digest_of
-from builder.tables.text_files import check_file
+from builder.tables.text_files import digest_of_file
 from builder.tasks.examples import Example, Labelled, key_of, read_unlabelled
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import TrainingTask
@@ -28,13 +27,11 @@ class UnlabelledTexts:
 
     @cached_property
     def digest(self) -> str:
-        check_file(self.path)
-        return digest_of(self.path)
+        return digest_of_file(self.path)
 
     @cached_property
     def examples(self) -> list[Example]:
         """The first texts of the file, each once."""
-        check_file(self.path)
         found: dict[tuple[str, ...], Example] = {}
         for example in read_unlabelled(self.path):
             found.setdefault(key_of(example), example)

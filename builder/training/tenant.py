@@ -13,10 +13,10 @@ import torch
 
 from builder.learning.curve import draw_learning
 from builder.page import tenant_page
-from builder.store.resumable import PLAN, begun_plan, digest_of, write_json
+from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held, put_away
-from builder.tables.text_files import check_file
+from builder.tables.text_files import digest_of_file
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import training_task
 from builder.training.bodies import PlotBody
@@ -72,7 +72,7 @@ def build_tenant(
         stands_on = domain, store.latest(domain)
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
-            "training": _digest(train_file), "dev": _digest(dev_file) if dev_file is not None else None,
+            "training": digest_of_file(train_file), "dev": digest_of_file(dev_file) if dev_file is not None else None,
             **asdict(options), "grid": grid, **({"teacher": teacher} if teacher is not None else {}),
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
@@ -207,8 +207,3 @@ def _described(texts: Texts) -> dict[str, Any]:
 
 def _counts(texts: Texts) -> Counter[str]:
     return Counter(label for example in texts.examples for label in example.labels)
-
-
-def _digest(path: Path) -> str:
-    check_file(path)
-    return digest_of(path)
