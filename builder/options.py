@@ -5,8 +5,9 @@ from __future__ import annotations
 from hplm.errors import InvalidInput
 
 
-def check_keep(keep: float) -> None:
-    if not 0.0 <= keep <= 1.0:
+def check_keep(keep: float | None) -> None:
+    """Refuses what is no share. None: the default of a command."""
+    if keep is not None and not 0.0 <= keep <= 1.0:
         raise InvalidInput(f"keep {keep}: give a share between 0 and 1")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.stacks import replace_weights
+from builder.store.branches import replace_weights
 from builder.store.store import Store, TenantFile
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.fitting import Cases, fitted
-from builder.evaluation.reliability import Bin, bins_of, calibration_error
+from builder.evaluation.fitting import Cases, Fitted, fitted
+from builder.evaluation.reliability import bins_of, calibration_error
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held
-from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import rows_of
@@ -59,44 +58,36 @@ def calibrate_tenant(
         found, report = store.knowledge(tenant), store.report(tenant)
         if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
             return Calibrated(found.calibration, known["report"]), False
-        calibrated = _calibrated(store, tenant, texts, precision, device, delta, show_progress)
-        report["calibration"] = {"asked": asked, "report": calibrated.report}
-        store.save_next(tenant, replace(found, calibration=calibrated.calibration), report)
-        return calibrated, True
+        if texts.task.is_number and delta is None:
+            delta = _usual_delta(texts)
+        read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision, show_progress)
+        cases = _cases(tenant, texts.task, *read, delta or 0.0)
+        if len(cases) < FEWEST:
+            raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
+        fit = fitted(cases, delta)
+        own = _report(tenant, texts, cases, fit, precision, delta)
+        report["calibration"] = {"asked": asked, "report": own}
+        store.save_next(tenant, replace(found, calibration=fit.calibration), report)
+        return Calibrated(fit.calibration, own), True
 
 
-def _calibrated(
-    store: Store,
-    tenant: TenantFile,
-    texts: UnseenTexts,
-    precision: Precision,
-    device: torch.device,
-    delta: float | None,
-    show_progress: bool,
-) -> Calibrated:
-    """Fits a calibration to a tenant's answers."""
-    task, file, fresh = texts.task, texts.file, texts.fresh
-    if task.is_number and delta is None:
-        delta = _usual_delta(texts)
-    read = opened(store, tenant, store.tenant_weights(tenant), fresh, device, precision, show_progress)
-    cases = _cases(tenant, task, *read, delta)
-    if len(cases) < FEWEST:
-        raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
-    found = fitted(cases, delta)
-    report = {
+def _report(
+    tenant: TenantFile, texts: UnseenTexts, cases: Cases, fit: Fitted, precision: Precision, delta: float | None
+) -> dict[str, Any]:
+    plain = Calibration()
+    return {
         "tenant": tenant.id,
         "version": tenant.version + 1,
         "task": tenant.task,
-        "file": str(file),
+        "file": str(texts.file),
         "texts": len(cases),
         "left_out": texts.left_out,
         "precision": precision.name,
         "delta": delta,
         "right": round(float(cases.right.mean()), 4),
-        "before": None if task.is_number else _described(cases.confidences(Calibration()), cases.losses(Calibration()), cases),
-        "after": _described(found.confidences, found.losses, cases),
+        "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
+        "after": _described(fit.confidences, fit.losses, cases),
     }
-    return Calibrated(found.calibration, report)
 
 
 def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
@@ -117,10 +108,6 @@ def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dic
     }
 
 
-def reported_bins(described: dict[str, Any]) -> list[Bin]:
-    return [Bin(**one) for one in described["bins"]]
-
-
 def _usual_delta(texts: UnseenTexts) -> float:
     """Returns the largest error of a right number, where none is given."""
     delta = WIDTH * float(np.std([example.value for example in texts.fresh.examples]))
@@ -129,40 +116,23 @@ def _usual_delta(texts: UnseenTexts) -> float:
     return delta
 
 
-def _cases(
-    tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, data: Data, delta: float | None
-) -> Cases:
-    labels = tenant.labels
-    found: list[_Judged] = []
+def _cases(tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, data: Data, delta: float) -> Cases:
+    """Returns the answers to texts of which a word can be read. `delta`: the largest error of a right number."""
+    served, labels = task.served, tenant.labels
+    assert served.evidence is not None  # as `UnseenTexts` checks
+    found: list[Evidence] = []
+    right: list[bool] = []
+    classes: list[int] = []
     for (spans, logits), example in zip(rows_of(body, model, data, data.dev)[0], data.dev.examples, strict=True):
         if not np.isfinite(logits).all():
             raise Broken(f"tenant {tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-        if (own := _judged(task, labels, example, logits, spans, delta or 0.0)) is not None:
-            found.append(own)
-    classes = [own.right_class for own in found] if task.right_class is not None else None
-    return Cases.of([own.evidence for own in found], [own.is_right for own in found], classes)
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """An answer, as a calibration sees it."""
-
-    evidence: Evidence
-    is_right: bool
-    right_class: int  # of the evidence; -1 where the task has none
-
-
-def _judged(
-    task: TrainingTask, labels: Sequence[str], example: Example, logits: np.ndarray, spans: np.ndarray, delta: float
-) -> _Judged | None:
-    """Returns None if no word of the text can be read. `delta`: the largest error of a right number."""
-    served = task.served
-    own = served.evidence(logits, spans, labels) if served.evidence is not None else None
-    if own is None:
-        return None
-    if task.right_class is not None:
-        wanted = task.right_class(example, own, labels)
-        return _Judged(own, wanted == int(own.chosen[0]), wanted)
-    assert task.is_right is not None  # as `UnseenTexts` checks
-    answer = served.answer(logits, spans, labels, passage=example.pair or "")
-    return _Judged(own, task.is_right(example, answer, delta), -1)
+        if (own := served.evidence(logits, spans, labels)) is None:
+            continue
+        found.append(own)
+        if task.right_class is not None:
+            classes.append(task.right_class(example, own, labels))
+            right.append(classes[-1] == int(own.chosen[0]))
+        else:
+            assert task.is_right is not None  # likewise
+            right.append(task.is_right(example, served.answer(logits, spans, labels, passage=example.pair or ""), delta))
+    return Cases.of(found, right, classes if task.right_class is not None else None)

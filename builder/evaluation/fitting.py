@@ -6,18 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.levels.calibration import BINS, DIRICHLET, Calibration
-from hplm.levels.evidence import Evidence, log_softmax
+from hplm.levels.calibration import BINS, Calibration
+from hplm.levels.evidence import Evidence
 
 TEMPERATURES = (0.05, 100.0)  # the range that is searched
-STEPS = 40  # of the grid over this range, and then of the golden section between two neighbours of the best
-MOST_CLASSES = 16  # of a Dirichlet map: it has classes x classes numbers, and every server keeps those of all tenants
-STRENGTHS = (1e-3, 1e-2, 1e-1)  # of its regularisation
-NEWTON_STEPS = 50
+STEPS = 40  # of the grid over this range
 BIN_COUNTS = (1, 2, 5, 10)
 FEWEST_IN_BIN = 20
 SURE = 1e-12  # a probability is at least so far from 0 and 1 when its logarithm is taken
@@ -83,10 +81,10 @@ class Fitted:
 
 
 def fitted(cases: Cases, delta: float | None = None) -> Fitted:
-    """Fits every kind that suits the cases, and returns the one with the least NLL on texts that it has not seen.
+    """Fits all that suits the cases, and returns the calibration with the least NLL on texts that it has not seen.
 
-    The texts are divided at random into two halves. Each kind is fitted to either half and judged on the other one; its NLL is
-    the mean over both. The chosen kind is then fitted to all texts. `delta`: the answers are numbers, right up to this error.
+    The texts are divided at random into two halves. Each fit is made to either half and judged on the other one; its NLL is
+    the mean over both. The chosen fit is then made to all texts. `delta`: the answers are numbers, right up to this error.
     """
     order = np.random.default_rng(0).permutation(len(cases))
     halves = order[::2], order[1::2]
@@ -105,72 +103,22 @@ def _candidates(cases: Cases, delta: float | None) -> list[Fit]:
     if delta is not None:
         counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
         return [partial(fit_bins, delta=delta, count=count) for count in counts]
-    fits: list[Fit] = [fit_temperature]
-    if cases.classes is not None and 3 <= cases.logits.shape[2] <= MOST_CLASSES:
-        fits += [partial(fit_dirichlet, strength=strength) for strength in STRENGTHS]
-    return fits
+    return [fit_temperature]
 
 
 def fit_temperature(cases: Cases) -> Calibration:
-    """Returns the temperature with the least NLL: the best of a grid, then a golden section beside it, over its logarithm."""
+    """Returns the temperature with the least NLL. It is searched on both sides of the best one of a grid, by its logarithm."""
+    from scipy.optimize import minimize_scalar
 
     def loss(logarithm: float) -> float:
         return float(cases.losses(Calibration(temperature=math.exp(logarithm))).mean())
 
     least, most = map(math.log, TEMPERATURES)
-    grid = [least + step * (most - least) / (STEPS - 1) for step in range(STEPS)]
+    grid = np.linspace(least, most, STEPS).tolist()
     best = int(np.argmin([loss(one) for one in grid]))
-    low, high = grid[max(0, best - 1)], grid[min(STEPS - 1, best + 1)]
-    golden = (5**0.5 - 1) / 2
-    left, right = high - golden * (high - low), low + golden * (high - low)
-    of_left, of_right = loss(left), loss(right)
-    for _ in range(STEPS):
-        if of_left < of_right:
-            high, right, of_right = right, left, of_left
-            left = high - golden * (high - low)
-            of_left = loss(left)
-        else:
-            low, left, of_left = left, right, of_right
-            right = low + golden * (high - low)
-            of_right = loss(right)
-    return Calibration(temperature=_rounded(math.exp((low + high) / 2)))
-
-
-def fit_dirichlet(cases: Cases, strength: float) -> Calibration:
-    """Returns a linear map of log probabilities, by Newton's method.
-
-    `strength` holds the numbers outside the diagonal, and the bias, near 0 (the paper's ODIR), so that few texts suffice.
-    """
-    assert cases.classes is not None  # `_candidates` asks for them
-    x = np.column_stack([log_softmax(cases.logits[:, 0]), np.ones(len(cases))])
-    texts, classes = len(x), x.shape[1] - 1
-    wanted = np.eye(classes)[cases.classes]
-    held = np.full((classes, classes + 1), 2 * strength / (classes * (classes - 1)))  # the second derivative of the penalty
-    held[:, -1] = 2 * strength / classes
-    np.fill_diagonal(held, 1e-6)  # without any, perfectly separated classes would have no best map
-    start = np.eye(classes, classes + 1)  # the diagonal is held at 1, and so lightly that only the lack of texts shows it
-
-    def loss(linear: Array) -> float:
-        of_texts = -(wanted * log_softmax(x @ linear.T)).sum(axis=1).mean()
-        return float(of_texts + 0.5 * (held * (linear - start) ** 2).sum())
-
-    linear, now = start, loss(start)
-    for _ in range(NEWTON_STEPS):
-        p = np.exp(log_softmax(x @ linear.T))
-        gradient = (p - wanted).T @ x / texts + held * (linear - start)
-        curvature = np.diag(held.ravel()).reshape(classes, classes + 1, classes, classes + 1)
-        for i in range(classes):
-            for j in range(classes):
-                curvature[i, :, j] += (x * (p[:, i] * ((i == j) - p[:, j]))[:, None]).T @ x / texts
-        step = np.linalg.solve(curvature.reshape(gradient.size, gradient.size), gradient.ravel()).reshape(gradient.shape)
-        size = 1.0
-        while (then := loss(linear - size * step)) > now and size > 1e-6:
-            size /= 2
-        if then > now - 1e-10:
-            break
-        linear, now = linear - size * step, then
-    weights = tuple(tuple(_all_rounded(row)) for row in linear[:, :-1])
-    return Calibration(DIRICHLET, weights=weights, bias=tuple(_all_rounded(linear[:, -1])))
+    around = grid[max(0, best - 1)], grid[min(STEPS - 1, best + 1)]
+    found: Any = minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 1e-9})
+    return Calibration(temperature=_rounded(math.exp(found.x)))
 
 
 def fit_bins(cases: Cases, delta: float, count: int) -> Calibration:

@@ -30,18 +30,3 @@ def bins_of(confidences: Array, right: Array, count: int = BINS) -> list[Bin]:
 def calibration_error(bins: list[Bin]) -> float:
     """Returns the expected calibration error: the mean distance between confidence and share of right answers."""
     return sum(one.count * abs(one.confidence - one.right) for one in bins) / sum(one.count for one in bins)
-
-
-def debiased_error(confidences: Array, right: Array, count: int = BINS) -> float:
-    """Returns the mean squared distance between confidence and share of right answers, without the part that is chance.
-
-    In a bin with few answers, the share of right ones is off by chance. So the expected calibration error of a few hundred
-    answers is well above 0 even if all confidences are true. The square can be freed of this (Kumar et al. 2019), on average:
-    it is below 0 if chance was kind. The bins have equally many answers, at least two.
-    """
-    order = np.argsort(confidences, kind="stable")
-    total = 0.0
-    for own in np.array_split(order, min(count, len(order) // 2)):
-        share = float(right[own].mean())
-        total += len(own) * ((float(confidences[own].mean()) - share) ** 2 - share * (1 - share) / (len(own) - 1))
-    return total / len(order)

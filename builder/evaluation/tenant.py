@@ -95,8 +95,8 @@ class ServedBody(PlotBody):
     def entering(self, sums: Tensor) -> Tensor:
         return sums.to(self._dtype)
 
-    def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        return super().from_sums(self.entering(sums), pack, adapters).float()
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        return super().forward(pack, adapters).float()
 
 
 def opened(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
-from builder.tables.text_files import check_file
+from builder.tables.text_files import digest_of_file
 from builder.tasks.examples import Bare, Labelled, has_labels, key_of, read_labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
@@ -41,13 +40,12 @@ class UnseenTexts:
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
             raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
-        check_file(file)
         self.file = file
-        self.digest = digest_of(file)
+        self.digest = digest_of_file(file)
         self.is_labelled = with_labels or has_labels(file)
         self._tenant = tenant
         self._purpose = purpose
-        self._used = {digest_of(path): path for path in (*learned_by(store, tenant, seen, parts), *seen)}
+        self._used = {digest_of_file(path): path for path in (*learned_by(store, tenant, seen, parts), *seen)}
 
     @property
     def seen(self) -> list[str]:

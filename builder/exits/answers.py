@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,19 +31,19 @@ def calibrations_for(
     if task.is_number:
         return [Calibration(INTERVAL, temperature=_mean_error(own, answers), delta=delta) for own in outputs]
     assert task.distance is not None  # as the caller has checked
-    wanted = answers / full.temperature
-    found: list[Calibration] = []
-    for own in outputs:
-        distances = [float(task.distance(own / temperature, wanted)) for temperature in TEMPERATURES.tolist()]
-        found.append(Calibration(temperature=round(float(TEMPERATURES[int(np.argmin(distances))]), 6)))
-    return found
+    distance, wanted = task.distance, answers / full.temperature
+    return [_likeliest(lambda temperature, own=own: distance(own / temperature, wanted)) for own in outputs]
 
 
 def calibration_by(examples: Sequence[Example], labels: Sequence[str], logits: Tensor) -> Calibration:
     """Returns the calibration of the full stack's labels, one a text, by the texts' own ones."""
     right = torch.tensor([labels.index(example.labels[0]) for example in examples])
-    losses = [float(cross_entropy(logits / temperature, right)) for temperature in TEMPERATURES.tolist()]
-    return Calibration(temperature=round(float(TEMPERATURES[int(np.argmin(losses))]), 6))
+    return _likeliest(lambda temperature: cross_entropy(logits / temperature, right))
+
+
+def _likeliest(distance: Callable[[float], Tensor]) -> Calibration:
+    best = min(TEMPERATURES.tolist(), key=lambda temperature: float(distance(temperature)))
+    return Calibration(temperature=round(best, 6))
 
 
 def _mean_error(outputs: Tensor, answers: Tensor) -> float:

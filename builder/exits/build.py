@@ -19,7 +19,6 @@ from builder.exits.thresholds import Chosen, chosen
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held
 from builder.tasks.examples import Bare, Labelled, read_labelled
-from builder.tasks.lookup import unread_targets
 from builder.tasks.tasks import TrainingTask
 from builder.training.history import PARTS, learned_by
 from hplm.adapters.layout import exit_layout
@@ -72,7 +71,7 @@ def build_exits(
         }  # fmt: skip
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
             return MadeExits(before.exits, known["report"]), False
-        task = replace(texts.task, targets=unread_targets)
+        task = texts.task.unlabelled()
         learning, choosing = _divided(store, tenant, texts, seen)
         weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
         computed = [

@@ -17,13 +17,14 @@ from builder.importing.files import number, read_json, read_tensors, required, t
 from builder.importing.foreign import PLACES, Changes, Foreign, ForeignHead, Part
 from builder.importing.heads import (
     TASK_OF_CLASS,
+    Linear,
     base_pooler,
     chosen_task,
     classifier,
+    double_head,
     known_function,
     labels_by_id,
     linear_head,
-    pooled_head,
 )
 from hplm.errors import InvalidInput
 
@@ -135,7 +136,7 @@ def _loras(scale: float, source: Path) -> Changes:
         found = LORA.fullmatch(name)
         if found is None:
             raise _unknown(source, name)
-        part = changes.setdefault(int(found[1]), {}).setdefault(PLACES[found[2]], {})
+        part = changes.setdefault(int(found[1]), {}).setdefault(PLACES[found[2]][0], {})
         part[found[3].lower()] = tensor * scale if found[3] == "B" else tensor
     for layer, parts in changes.items():
         for place, part in parts.items():
@@ -174,18 +175,16 @@ def _head(folder: Path, model: str, task: str | None) -> ForeignHead:
         )
     labels = labels_by_id(config, path)
     if pooled:
-        return ForeignHead(source, task, pooled_head(base_pooler(model, path), *linears[0]), "tanh", labels)
+        return ForeignHead(source, task, double_head(base_pooler(model, path), linears[0]), "tanh", labels)
     if len(linears) == 1:
         return ForeignHead(source, task, linear_head(*linears[0]), None, labels)
     if not config.get("activation_function"):
         raise InvalidInput(f"{path}: two layers without activation_function are not supported: train a head with layers=1")
     function = known_function(config["activation_function"], path, "activation_function")
-    dense = linear_head(*linears[0])
-    weights = {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(*linears[1])}
-    return ForeignHead(source, task, weights, function, labels)
+    return ForeignHead(source, task, double_head(linears[0], linears[1]), function, labels)
 
 
-def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[tuple[Tensor, Tensor | None]]:
+def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[Linear]:
     """Returns the linear layers in order. The numbers in their names also count layers without weights."""
     numbered: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

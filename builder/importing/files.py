@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from builder.store import resumable
 from hplm.errors import InvalidInput
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise InvalidInput(f"{path} is missing: --from is the folder that the library's own save function wrote") from None
-    except ValueError as error:
-        raise InvalidInput(f"{path} is not JSON ({error}): save the adapter again") from None
-    if not isinstance(stored, dict):
-        raise InvalidInput(f"{path} holds no JSON object: save the adapter again")
-    return stored
+    way_out = "give --from the folder that the library's own save function wrote, or save it again"
+    return resumable.read_json(path, InvalidInput, way_out)
 
 
 def required(config: Mapping[str, Any], option: str, path: Path) -> Any:

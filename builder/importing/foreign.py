@@ -9,21 +9,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hplm.adapters.layout import GATED_PROJECTIONS, KINDS, Layout, adapter_layout
+from hplm.adapters.layout import GATED_PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-# The names of a layer's projections in transformers' BERT.
+# The projections that each module of a layer computes, by its name in transformers' BERT.
 PLACES = {
-    "attention.self.query": "query",
-    "attention.self.key": "key",
-    "attention.self.value": "value",
-    "attention.output.dense": "attention_out",
-    "intermediate.dense": "ffn_in",
-    "output.dense": "ffn_out",
+    "attention.self.query": ("query",),
+    "attention.self.key": ("key",),
+    "attention.self.value": ("value",),
+    "attention.output.dense": ("attention_out",),
+    "intermediate.dense": ("ffn_in",),
+    "output.dense": ("ffn_out",),
 }
 
-# The same in its llama, opt and gpt2. One of gpt2's products computes three projections.
+# The same in its llama, opt and gpt2.
 DECODER_PLACES = {
     "self_attn.q_proj": ("query",),
     "self_attn.k_proj": ("key",),
@@ -133,8 +133,3 @@ def _check_shapes(found: Foreign, config: BackboneConfig) -> None:
                         f"{found.source} has {name} of layer {layer} as {tuple(tensor.shape)}, backbone {config.name!r} needs "
                         f"{shape}: import into a store made from the model that the adapter was trained on"
                     )
-
-
-def usual(layout: Layout) -> tuple[str, ...] | None:
-    """Returns the places as `TenantFile` names them."""
-    return None if layout.places == KINDS[layout.kind].usual_places else layout.places

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ACTIVATIONS
+from hplm.model.original import silent_transformers
 from hplm.tasks import find_task
 
 TASK_OF_CLASS = {"BertForSequenceClassification": "classify", "BertForTokenClassification": "tag"}
@@ -28,30 +28,26 @@ TASK_OF_PROBLEM = {
 IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks for which these libraries save heads
 
 
-@dataclass(frozen=True)
-class Pooler:
-    """A dense layer and tanh on the first token's hidden state."""
-
-    weight: Tensor
-    bias: Tensor
+Linear = tuple[Tensor, Tensor | None]  # the weight and the bias of a layer
 
 
 def linear_head(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
     return {"weight": weight, "bias": torch.zeros(len(weight)) if bias is None else bias}
 
 
-def pooled_head(pooler: Pooler, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    return {"dense": pooler.weight, "dense_bias": pooler.bias, **linear_head(weight, bias)}
+def double_head(first: Linear, last: Linear) -> dict[str, Tensor]:
+    dense = linear_head(*first)
+    return {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(*last)}
 
 
 def classifier(
     path: Path,
     source: Path,
-    linear: tuple[Tensor, Tensor | None],
+    linear: Linear,
     trained: str | None,
     given: str | None,
     labels: list[str] | None,
-    pooler: Callable[[], Pooler],
+    pooler: Callable[[], Linear],
 ) -> ForeignHead:
     """Reads a head of transformers' own classes: a linear layer on the pooler or on each token.
 
@@ -62,19 +58,14 @@ def classifier(
     task = chosen_task(given, trained, path)
     if not find_task(task).reads_first_token:
         return ForeignHead(source, task, linear_head(*linear), None, labels)
-    return ForeignHead(source, task, pooled_head(pooler(), *linear), "tanh", labels)
+    return ForeignHead(source, task, double_head(pooler(), linear), "tanh", labels)
 
 
-def base_pooler(model: str, why: Path) -> Pooler:
-    """Reads the pooler of the checkpoint that the store was made from."""
-    from transformers import AutoModel
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+def base_pooler(model: str, why: Path) -> Linear:
+    """Reads the pooler, a dense layer and tanh on the first token's state, of the checkpoint that the store was made from."""
     way_out = "save the adapter with its pooler (peft: modules_to_save=['classifier', 'pooler']), or train a head without one"
     try:
-        loaded, report = AutoModel.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
+        loaded, report = silent_transformers().AutoModel.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise InvalidInput(
@@ -84,7 +75,7 @@ def base_pooler(model: str, why: Path) -> Pooler:
     pooler = getattr(loaded, "pooler", None)
     if pooler is None or any("pooler" in name for name in report["missing_keys"]):
         raise InvalidInput(f"{why} reads BERT's pooler, which {model!r} lacks: {way_out}")
-    return Pooler(pooler.dense.weight.detach(), pooler.dense.bias.detach())
+    return pooler.dense.weight.detach(), pooler.dense.bias.detach()
 
 
 def known_function(name: str, source: Path, option: str) -> str:

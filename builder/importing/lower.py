@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from builder.importing.foreign import Changes, Foreign
 from builder.options import check_keep
-from builder.store.store import Store, check_name
-from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
-from builder.tables.size import check_table, chosen_keep
-from builder.tables.table import build_table
+from builder.store.store import Store
+from builder.tables.build_folder import BuildFolder
+from builder.tables.domain import DomainOptions, first_version
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.stacks import LowerStack
@@ -31,8 +30,7 @@ class NewDomain:
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
 
 
 @torch.no_grad()
@@ -66,49 +64,19 @@ def check_mergeable(found: Foreign, lower: Changes, store: Store, new: NewDomain
 
 @contextmanager
 def merged(
-    store: Store, parent: tuple[str, int], changes: Changes, found: Foreign, new: NewDomain, device: torch.device
+    store: Store, parent: str, changes: Changes, found: Foreign, new: NewDomain, device: torch.device
 ) -> Iterator[Table]:
-    """Builds a child of `parent`, and holds its folder until the tenant on it is stored.
+    """Builds a child of `parent` with these changes, and holds its folder until the tenant on it is stored.
 
     The same call after an interruption continues.
     """
-    check_name("domain", new.name)
-    stat = found.source.stat()
-    adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
-    options = {name: value for name, value in asdict(new).items() if name != "corpus"}
-    plan = {"parent": parent[0], "parent version": parent[1], "adapter": adapter, **options}
-    working = store.work_folder(new.name, 1)
-    with held(working, f"domain {new.name!r}"):
-        if all(domain != new.name for domain, _ in store.domains()):
-            build = BuildFolder(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))
-            table = _tabulated(store, parent, changes, new, build, device)
-        elif was_just_finished(working, new.corpus, plan):
-            table = store.table(new.name, 1)
-        else:
-            raise InvalidInput(f"domain {new.name!r} is in {store.folder} already: choose another --as-domain")
-        yield table
-        put_away(working)
 
-
-def _tabulated(
-    store: Store, parent: tuple[str, int], changes: Changes, new: NewDomain, build: BuildFolder, device: torch.device
-) -> Table:
-    if not (adapted := store.has_lower(new.name, 1)):
-        tokens = build.corpus(store.tokenizer()).tokens
-        if tokens < new.min_tokens:
-            build.close()
-            raise InvalidInput(
-                f"the corpus has {tokens:,} tokens, fewer than {new.min_tokens:,}: most lookups would fall back to "
-                f"{parent[0]!r}, which was built without the adapter. Give more text, or lower --min-tokens"
-            )
-    counts = build.count(store.space, store.tokenizer(), store.counts_folder(new.name, 1))
-    keep = chosen_keep(counts, root=False, keep=new.keep)
-    spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
-    if not adapted:
+    def adapt(build: BuildFolder, parent: tuple[str, int]) -> None:
         lower = store.lower(*parent)
-        with build.refusable():
-            check_table(store.folder, spec, counts, keep, lower, device)
-        merge(lower.cpu(), changes)
+        merge(lower, changes)
         store.save_lower(new.name, 1, lower)
-    store.chain(*parent)  # fails if the parent was deleted meanwhile
-    return build_table(store, spec, counts, store.lower(new.name, 1), keep, device, build.folder)
+
+    stat, options = found.source.stat(), DomainOptions(parent, new.keep, new.dtype, min_tokens=new.min_tokens)
+    adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
+    with first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device) as table:
+        yield table

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
-from builder.importing.foreign import usual
-from builder.importing.tenant import ImportOptions, read_test, version_before
-from builder.importing.texts import FEWEST, UnlabelledTexts, unlearned
+from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
+from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.curve import draw_learning
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Training, train
@@ -36,7 +35,7 @@ from builder.tables.build_folder import held, put_away
 from builder.tasks.examples import Labelled
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
-from builder.training.bodies import PlotBody, WholeBody
+from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, rows_of
 from builder.training.model import TenantModel
@@ -92,13 +91,11 @@ class Unlike(InvalidInput):
 class Model:
     """A body with an adapter and a head on it."""
 
-    body: PlotBody | WholeBody
+    body: Body
     own: TenantModel
 
     @classmethod
-    def of(
-        cls, body: PlotBody | WholeBody, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device
-    ) -> Model:
+    def of(cls, body: Body, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device) -> Model:
         own = TenantModel(adapter, head, seed=0)  # whose random numbers the weights replace
         own.load(*weights)
         return cls(body.to(device).eval().requires_grad_(False), own.to(device))
@@ -158,29 +155,24 @@ def import_checkpoint(
             stored = Model.of_tenant(store, before, device)
             return before, store.report(before) | _tested(stored, teacher, tested, reader, found.labels, task)
         version = before.version + 1 if before else 1
-        learning = unlearned(task)
+        learning = training_task(task).unlabelled()
         parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed, show_progress)
         data = Data(reader, learning, found.labels, *parts, device)
         begin(working, tenant_id, {"version": version, **asked})
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = Model.of(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
-        made_of = {
-            "from": str(folder.resolve()), "library": "transformers", "trained_on": store.model, "store_made_from": store.model
-        }  # fmt: skip
         report = {
             "task": task,
-            "imported": made_of,
+            "imported": origin_of(store, folder, "transformers", store.model),
             "asked": asked,
             "note": NOTE,
             "distance": round(found.distance, 4),
             "change_held": round(kept, 4),
             **_matched(tenant, teacher, data, matching, working / SAVED, show_progress),
         }
-        file = TenantFile(
-            tenant_id, version, *domain, task, found.labels, layout.size, layout.kind, usual(layout),
-            layout.function, found.head.function,
-        )  # fmt: skip
+        file = TenantFile(tenant_id, version, *domain, task, found.labels, rank=0, head_function=found.head.function)
+        file = file.with_adapter(layout)
         weights = tenant.own.stored()
         if tested is not None:
             report |= _tested(tenant, teacher, tested, reader, found.labels, task)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from builder.importing.files import number, read_json, read_tensors, tensor_file
-from builder.importing.foreign import DECODER_PLACES, PLACES, Changes, Foreign, ForeignHead
-from builder.importing.heads import (
-    TASK_OF_CLASS,
-    Pooler,
-    base_pooler,
-    classifier,
-    labels_by_id,
-    model_config,
-)
+from builder.importing.foreign import DECODER_PLACES, PLACES, Changes, Foreign, ForeignHead, Part
+from builder.importing.heads import TASK_OF_CLASS, Linear, base_pooler, classifier, labels_by_id, model_config
 from hplm.errors import InvalidInput
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -49,73 +41,54 @@ TRANSPOSED = {"fan_in_fan_out": "it is made for transposed weights, which BERT d
 KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
-@dataclass
-class _Sorted:
-    """The tensors of a file by their use."""
-
-    lora: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # module -> A, B
-    saved: dict[str, Tensor] = field(default_factory=dict)  # the tensors of whole modules
-
-
 def is_peft(config: Mapping[str, Any]) -> bool:
     return "peft_type" in config
 
 
-def read_peft(folder: Path, model: str, task: str | None) -> Foreign:
-    """Reads a saved adapter. `model`: the checkpoint whose pooler the classifier reads, if the adapter has none."""
+def read_peft(folder: Path, model: str, task: str | None, is_decoder: bool = False) -> Foreign:
+    """Reads a saved adapter. `model`: the checkpoint whose pooler the classifier reads, if the adapter has none.
+
+    An adapter of a decoder has no head.
+    """
     path = folder / "adapter_config.json"
     config = read_json(path)
-    _check_options(config, path, REFUSED | TRANSPOSED)
-    source = tensor_file(folder, FILES)
-    scaled, saved = _tensors(config, path, source)
-    pooler_changes = {module: scaled.pop(module) for module in list(scaled) if POOLER.fullmatch(module)}
-    changes: Changes = {}
-    for module, part in scaled.items():
-        found = MODULE.fullmatch(module)
-        if found is None:
-            raise InvalidInput(
-                f"{source} changes {module!r}, which is no projection of a BERT layer: train with target_modules among "
-                f"{', '.join(PLACES)}"
-            )
-        changes.setdefault(int(found[1]), {})[PLACES[found[2]]] = part
-    return _found(source, config, changes, _head(folder, config, saved, pooler_changes, source, model, task))
-
-
-def read_peft_decoder(folder: Path) -> Foreign:
-    """Reads an adapter of a decoder, which has no head."""
-    path = folder / "adapter_config.json"
-    config = read_json(path)
-    _check_options(config, path, REFUSED)
-    if config.get("task_type") not in (None, GENERATIVE_TYPE):
+    _check_options(config, path, REFUSED if is_decoder else REFUSED | TRANSPOSED)
+    if is_decoder and config.get("task_type") not in (None, GENERATIVE_TYPE):
         raise InvalidInput(f"{path}: task_type {config['task_type']!r} is not for decoders: train with {GENERATIVE_TYPE}")
     source = tensor_file(folder, FILES)
     scaled, saved = _tensors(config, path, source)
-    if saved:
+    if is_decoder and saved:
         raise InvalidInput(f"{source} holds {sorted(saved)[0]!r} whole, which tenants share: train without modules_to_save")
+    pooler = [] if is_decoder else [scaled.pop(module) for module in list(scaled) if POOLER.fullmatch(module)]
+    named, places_of = (DECODER_MODULE, DECODER_PLACES) if is_decoder else (MODULE, PLACES)
     changes: Changes = {}
     for module, part in scaled.items():
-        found = DECODER_MODULE.fullmatch(module)
-        if found is None:
+        if (found := named.fullmatch(module)) is None:
             raise InvalidInput(
-                f"{source} changes {module!r}, which is no projection of a decoder's layer: train with target_modules among "
-                f"{', '.join(DECODER_PLACES)}"
+                f"{source} changes {module!r}, which is no projection of a {'decoder' if is_decoder else 'BERT'} layer: train "
+                f"with target_modules among {', '.join(places_of)}"
             )
-        places = DECODER_PLACES[found[2]]
+        places = places_of[found[2]]
         for place, b in zip(places, part["b"].chunk(len(places)), strict=True):
             changes.setdefault(int(found[1]), {})[place] = {"a": part["a"], "b": b}
-    return _found(source, config, changes)
-
-
-def _found(source: Path, config: Mapping[str, Any], changes: Changes, head: ForeignHead | None = None) -> Foreign:
+    head = None if is_decoder else _head(folder, config, saved, pooler, source, model, task)
     base = config.get("base_model_name_or_path")
     return Foreign(source, "peft LoRA", base, "lora", "relu", changes, "layers_to_transform=[...]", head)
 
 
-def _tensors(config: Mapping[str, Any], path: Path, source: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+def _tensors(config: Mapping[str, Any], path: Path, source: Path) -> tuple[dict[str, Part], dict[str, Tensor]]:
     """Returns A and B of each changed module, with the scale in B, and the tensors of modules that are saved whole."""
-    tensors, alpha_of = _sorted_tensors(read_tensors(source), source), _alphas(config, path)
-    scaled = {module: _scaled(config, alpha_of(module), module, pair, source) for module, pair in tensors.lora.items()}
-    return scaled, tensors.saved
+    alpha_of, pairs, saved = _alphas(config, path), dict[str, Part](), dict[str, Tensor]()
+    for key, tensor in read_tensors(source).items():
+        name = key.removeprefix("base_model.model.")
+        module, _, part = name.rpartition(".lora_")
+        if not module:
+            saved[name] = tensor
+        elif part in ("A.weight", "B.weight"):
+            pairs.setdefault(module, {})[part[0].lower()] = tensor
+        else:
+            raise InvalidInput(f"{source} has {key!r}, which is no A and no B of a LoRA: train a plain LoRA")
+    return {module: _scaled(config, alpha_of(module), module, pair, source) for module, pair in pairs.items()}, saved
 
 
 def _check_options(config: Mapping[str, Any], path: Path, refused: Mapping[str, str]) -> None:
@@ -133,20 +106,6 @@ def _check_options(config: Mapping[str, Any], path: Path, refused: Mapping[str, 
             f"{path}: init_lora_weights={config['init_lora_weights']!r} subtracts its initial value from the shared "
             "weights: save it with peft's path_initial_model_for_weight_conversion, or train with init_lora_weights=True"
         )
-
-
-def _sorted_tensors(tensors: Mapping[str, Tensor], source: Path) -> _Sorted:
-    result = _Sorted()
-    for key, tensor in tensors.items():
-        name = key.removeprefix("base_model.model.")
-        module, _, part = name.rpartition(".lora_")
-        if not module:
-            result.saved[name] = tensor
-        elif part in ("A.weight", "B.weight"):
-            result.lora.setdefault(module, {})[part[0].lower()] = tensor
-        else:
-            raise InvalidInput(f"{source} has {key!r}, which is no A and no B of a LoRA: train a plain LoRA")
-    return result
 
 
 def _alphas(config: Mapping[str, Any], path: Path) -> Callable[[str], float]:
@@ -168,7 +127,7 @@ def _pattern(key: str, path: Path) -> re.Pattern[str]:
         ) from None
 
 
-def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
+def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: Part, source: Path) -> Part:
     """Folds the scale into B. The rank is the tensor's own."""
     if pair.keys() != {"a", "b"}:
         raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
@@ -182,7 +141,7 @@ def _head(
     folder: Path,
     config: Mapping[str, Any],
     saved: dict[str, Tensor],
-    pooler_changes: Mapping[str, dict[str, Tensor]],
+    pooler_changes: Sequence[Part],
     source: Path,
     model: str,
     task: str | None,
@@ -206,10 +165,11 @@ def _head(
     trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "") or task
     labels = labels_by_id(model_config(folder), folder / "config.json")
 
-    def pooler() -> Pooler:
-        own = Pooler(**pooler_parts) if pooler_parts.keys() == {"weight", "bias"} else base_pooler(model, source)
-        for change in pooler_changes.values():
-            own = Pooler(own.weight + change["b"] @ change["a"], own.bias)
-        return own
+    def pooler() -> Linear:
+        is_whole = pooler_parts.keys() == {"weight", "bias"}
+        weight, bias = (pooler_parts["weight"], pooler_parts["bias"]) if is_whole else base_pooler(model, source)
+        for change in pooler_changes:
+            weight = weight + change["b"] @ change["a"]
+        return weight, bias
 
     return classifier(path, source, (weight, bias), trained, task, labels, pooler)

@@ -27,10 +27,10 @@ from builder.importing.checkpoint import (
 )
 from builder.importing.heads import TASK_OF_PROBLEM
 from builder.importing.matching import Model
-from builder.importing.texts import unlearned
 from builder.store.store import Store, TenantFile, written_folder
 from builder.tasks.examples import Labelled, read_unlabelled
 from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
 from builder.training.data import Data
 from hplm.errors import InvalidInput
@@ -139,7 +139,7 @@ def _compared(
     store: Store, tenant: TenantFile, family: Family, folder: Path, texts: Labelled, device: torch.device, show_progress: bool
 ) -> dict[str, Any]:
     """Returns how many answers to the texts are the same, computed here."""
-    reader, task = Reader(store, tenant.domain, tenant.domain_version), unlearned(tenant.task)
+    reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
     read = reader.read(texts, task, tenant.labels, show_progress)
     data = Data(reader, task, tenant.labels, read, read, device)
     plain, own = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)

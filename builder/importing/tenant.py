@@ -12,11 +12,11 @@ import torch
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
-from builder.importing.foreign import Foreign, records, storable, upper_layout, usual
+from builder.importing.foreign import Foreign, records, storable, upper_layout
 from builder.importing.generative import TASK as GENERATE
 from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
-from builder.importing.peft import is_peft, read_peft, read_peft_decoder
+from builder.importing.peft import is_peft, read_peft
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.version import Weights
 from builder.tables.build_folder import held
@@ -49,7 +49,7 @@ def read_folder(folder: Path, model: str, task: str | None, is_decoder: bool = F
     config = read_json(path)
     try:
         if is_peft(config):
-            return read_peft_decoder(folder) if is_decoder else read_peft(folder, model, task)
+            return read_peft(folder, model, task, is_decoder)
         if is_adapterhub(config) and not is_decoder:
             return read_adapterhub(folder, model, task)
     except MISFITS as error:
@@ -66,61 +66,56 @@ def import_tenant(
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
-        return _import(store, tenant_id, folder, options, device, show_progress)
+    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"), ExitStack() as building:
+        if options.task is not None:
+            check_backbone(options.task, store.config)
+        config = store.config
+        if config.is_decoder and (options.labels or options.test is not None):
+            raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
+        parent = (options.domain, store.latest(options.domain))
+        foreign = read_folder(folder, store.model, options.task, config.is_decoder)
+        head, task, labels, weights = foreign.head, GENERATE, [], {}
+        if head is not None:
+            task, weights = head.task, head.weights
+            labels = chosen_labels(task, options.labels, head.labels, len(weights["weight"]), head.source)
+            check_head(weights, head.function, config, head.source)
+        lower, upper = foreign.halves(config)
+        check_mergeable(foreign, lower, store, options.new_domain)
+        before = version_before(store, tenant_id, task, labels)
+        if before is not None:
+            weights, labels = reordered(weights, labels, before.labels), before.labels
+        labelled = read_test(options.test, task, labels)
 
+        tenant = TenantFile(tenant_id, before.version + 1 if before else 1, *parent, task, labels, rank=0)
+        stored: Weights = None, {}
+        if head is not None:
+            tenant = replace(tenant, head_function=head.function)
+            stored = None, storable(weights, tenant.head_layout(config), head.source)
+        if (layout := upper_layout(foreign, upper, config)) is not None:
+            tenant = tenant.with_adapter(layout)
+            stored = [storable(record, layout, foreign.source) for record in records(upper, layout)], stored[1]
 
-def _import(
-    store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool
-) -> tuple[TenantFile, dict[str, Any]]:
-    if options.task is not None:
-        check_backbone(options.task, store.config)
-    config = store.config
-    if config.is_decoder and (options.labels or options.test is not None):
-        raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
-    parent = (options.domain, store.latest(options.domain))
-    foreign = read_folder(folder, store.model, options.task, config.is_decoder)
-    head, task, labels, weights = foreign.head, GENERATE, [], {}
-    if head is not None:
-        task, weights = head.task, head.weights
-        labels = chosen_labels(task, options.labels, head.labels, len(weights["weight"]), head.source)
-        check_head(weights, head.function, config, head.source)
-    lower, upper = foreign.halves(config)
-    check_mergeable(foreign, lower, store, options.new_domain)
-    before = version_before(store, tenant_id, task, labels)
-    if before is not None:
-        weights, labels = reordered(weights, labels, before.labels), before.labels
-    labelled = read_test(options.test, task, labels)
-
-    tenant = TenantFile(tenant_id, before.version + 1 if before else 1, *parent, task, labels, rank=0)
-    stored: Weights = None, {}
-    if head is not None:
-        tenant = replace(tenant, head_function=head.function)
-        stored = None, storable(weights, tenant.head_layout(config), head.source)
-    if (layout := upper_layout(foreign, upper, config)) is not None:
-        tenant = replace(tenant, rank=layout.size, adapter=layout.kind, places=usual(layout), function=layout.function)
-        stored = [storable(record, layout, foreign.source) for record in records(upper, layout)], stored[1]
-
-    note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
-    made_of = {
-        "from": str(folder.resolve()), "library": foreign.library, "trained_on": foreign.base, "store_made_from": store.model
-    }  # fmt: skip
-    report: dict[str, Any] = {"task": task, "imported": made_of, "note": note}
-    if labelled is not None:
-        report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device, show_progress)}
-    with ExitStack() as building:
+        note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
+        origin = origin_of(store, folder, foreign.library, foreign.base)
+        report: dict[str, Any] = {"task": task, "imported": origin, "note": note}
+        if labelled is not None:
+            report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device, show_progress)}
         if options.new_domain is not None:
-            table = building.enter_context(merged(store, parent, lower, foreign, options.new_domain, device))
+            table = building.enter_context(merged(store, parent[0], lower, foreign, options.new_domain, device))
             if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
                 return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
-            megabytes = round(sum(table.meta.sizes().values()) / 1e6, 3)
-            report["merged"] = {"domain": tenant.domain, "layers": sorted(lower), "ngrams": table.meta.keys, "mb": megabytes}
+            size = {"ngrams": table.meta.keys, "mb": table.meta.megabytes}
+            report["merged"] = {"domain": tenant.domain, "layers": sorted(lower), **size}
             if labelled is not None:
                 report["test"][f"on {tenant.domain}"] = _score(store, tenant, stored, labelled, device, show_progress)
         store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
         store.save_tenant(tenant, *stored, report)
-    return tenant, report
+        return tenant, report
+
+
+def origin_of(store: Store, folder: Path, library: str, trained_on: str | None) -> dict[str, Any]:
+    return {"from": str(folder.resolve()), "library": library, "trained_on": trained_on, "store_made_from": store.model}
 
 
 def version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.store.resumable import digest_of
-from builder.tables.text_files import check_file
+from builder.tables.text_files import digest_of_file
 from builder.tasks.examples import Example, Labelled, key_of, read_unlabelled
-from builder.tasks.lookup import Reader, Texts, unread_targets
-from builder.tasks.losses import no_loss
-from builder.tasks.tasks import TrainingTask, training_task
+from builder.tasks.lookup import Reader, Texts
+from builder.tasks.tasks import TrainingTask
 from hplm.errors import InvalidInput
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
@@ -29,13 +27,11 @@ class UnlabelledTexts:
 
     @cached_property
     def digest(self) -> str:
-        check_file(self.path)
-        return digest_of(self.path)
+        return digest_of_file(self.path)
 
     @cached_property
     def examples(self) -> list[Example]:
         """The first texts of the file, each once."""
-        check_file(self.path)
         found: dict[tuple[str, ...], Example] = {}
         for example in read_unlabelled(self.path):
             found.setdefault(key_of(example), example)
@@ -56,11 +52,6 @@ class UnlabelledTexts:
             for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
         )
         return learned, judged
-
-
-def unlearned(name: str) -> TrainingTask:
-    """Returns a task whose texts have no labels."""
-    return replace(training_task(name), targets=unread_targets, loss=no_loss)
 
 
 def _first(texts: Texts, share: float) -> Texts:

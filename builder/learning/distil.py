@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,6 @@ WAY_OUT = (
 )
 
 
-@dataclass(frozen=True)
-class Explained:
-    """Share of the variance of the teacher's hidden states that is explained on held-out texts; below 0 is bad."""
-
-    at_split: float
-    at_end: float
-
-
 def distil(
     checkpoint: Checkpoint,
     lower: LowerStack,
@@ -72,7 +63,7 @@ def distil(
         held = [lessons.lesson(texts, chance) for texts in in_packs(held_out)]
         first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)] if train_upper else []
     scale = _variances(held)
-    start = _explained(student, held, scale)
+    start = _examined(student, held, scale)
     if first:
         fit(student, teacher, first)
     apart = upper.segments.weight[1:] - upper.segments.weight[0]
@@ -83,10 +74,6 @@ def distil(
         at_split, at_end = errors_of(student(lesson), lesson, scale)
         return at_split + at_end, lesson.tokens
 
-    def examined() -> Exam:
-        found = _explained(student, held, scale)
-        return Exam(found.at_end, 2 - found.at_split - found.at_end, facts={"at_split": found.at_split})
-
     @torch.no_grad()
     def keep_apart() -> dict[str, float]:
         """Moves the other segments with the first, the only one in the lessons, at the distance that was fitted."""
@@ -95,8 +82,9 @@ def distil(
         return {}
 
     learning = Training(
-        "adapting", device, groups_of(student, train_upper), reading.starting, loss_of, examined, WAY_OUT, keep_apart
-    )
+        "adapting", device, groups_of(student, train_upper), reading.starting, loss_of,
+        lambda: _examined(student, held, scale), WAY_OUT, keep_apart,
+    )  # fmt: skip
     now = train(learning, budget, Savepoint(saved), show_progress, time.monotonic() - started)
     _report_missed(now, budget)
     student.requires_grad_(True)
@@ -104,7 +92,7 @@ def distil(
         "documents": len(documents),
         "held_out_tokens": sum(lesson.tokens for lesson in held),
         "seed": seed,
-        "at_start": asdict(start),  # before the closed-form start; the first exam comes after it
+        "at_start": {**start.facts, "at_end": start.score},  # before the closed-form start; the first exam comes after it
         "tokens": now.units,
         **now.reported(),
     }
@@ -181,8 +169,13 @@ def _variances(exam: Sequence[Lesson]) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _explained(student: Student, exam: Sequence[Lesson], scale: tuple[float, float]) -> Explained:
+def _examined(student: Student, exam: Sequence[Lesson], scale: tuple[float, float]) -> Exam:
+    """Returns the shares of the variance of the teacher's hidden states that are explained on held-out texts.
+
+    The score is that at the end; below 0 is bad.
+    """
     errors = torch.tensor([[*errors_of(student(lesson), lesson, scale), 1.0] for lesson in exam])
     weights = torch.tensor([lesson.tokens for lesson in exam], dtype=torch.float32)
-    at_split, at_end, total = (errors * weights[:, None]).sum(0).tolist()
-    return Explained(round(1 - at_split / total, 4), round(1 - at_end / total, 4))
+    *found, total = (errors * weights[:, None]).sum(0).tolist()
+    at_split, at_end = (round(1 - error / total, 4) for error in found)
+    return Exam(at_end, 2 - at_split - at_end, facts={"at_split": at_split})

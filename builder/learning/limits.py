@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hplm.errors import InvalidInput
 
@@ -16,25 +16,6 @@ if TYPE_CHECKING:
 WARM_UP = 0.1
 FIRST_ROUND, LONGER = 128, 1.5  # steps of the first round on the way to a goal, and by how much the next one is longer
 ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
-
-
-class Limits(Protocol):
-    @property
-    def doubt(self) -> float:
-        """By how many standard errors a later exam may be worse than the best one for its weights to be kept."""
-        ...
-
-    def used(self, now: Progress) -> float:
-        """Returns the share of the training that is done. It ends at 1."""
-        ...
-
-    def rate(self, now: Progress) -> float:
-        """Returns the learning rate of the next step, as a share of its peak."""
-        ...
-
-    def exam_due(self, now: Progress, exams: int) -> bool:
-        """Returns whether the weights are scored after this step. `exams`: how often, if the limits do not say."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +36,7 @@ class Budget:
 
     @property
     def doubt(self) -> float:
+        """By how many standard errors a later exam may be worse than the best one for its weights to be kept."""
         return 0.0
 
     @property
@@ -66,6 +48,7 @@ class Budget:
         return Budget(minutes, round(share * self.steps) if self.steps is not None else None)
 
     def used(self, now: Progress) -> float:
+        """Returns the share of the training that is done. It ends at 1."""
         if self.empty or self.is_reached(now):
             return 1.0
         of_steps = now.steps / self.steps if self.steps is not None else 0.0
@@ -75,7 +58,7 @@ class Budget:
         return self.until is not None and bool(now.exams) and now.exams[-1]["score"] >= self.until
 
     def rate(self, now: Progress) -> float:
-        """The rate rises, then falls to 0 at the end.
+        """Returns the learning rate of the next step, as a share of its peak. It rises, then falls to 0 at the end.
 
         With a goal, the end is not known. So it also rises and falls in rounds, each longer than the one before.
         """
@@ -87,7 +70,10 @@ class Budget:
         return _rise(done) * _fall(done) * _fall(share)
 
     def exam_due(self, now: Progress, exams: int) -> bool:
-        """Exams are evenly spread. With a goal they are in the second half of each round, whose rate is lower."""
+        """Returns whether the weights are scored after this step. `exams`: how often.
+
+        Exams are evenly spread. With a goal they are in the second half of each round, whose rate is lower.
+        """
         share = self.used(now)
         if share >= 1 or self.until is None:
             return share >= min(1.0, len(now.exams) / exams)
@@ -102,7 +88,7 @@ class Epochs:
 
     steps: Sequence[int]  # of each epoch
     patience: int  # epochs without a better score before the training ends
-    doubt: float = 0.0
+    doubt: float = 0.0  # as of a `Budget`
     warm_up: float = WARM_UP  # share of the steps
 
     def used(self, now: Progress) -> float:
@@ -116,6 +102,9 @@ class Epochs:
 
     def exam_due(self, now: Progress, exams: int) -> bool:
         return now.steps in accumulate(self.steps)
+
+
+Limits = Budget | Epochs
 
 
 def duration(seconds: float) -> str:

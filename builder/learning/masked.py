@@ -5,7 +5,7 @@ Masked texts go through windows as served texts do. The upper layers and the gue
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
+from hplm.model.original import silent_transformers
 from hplm.model.stacks import LowerStack, UpperStack
 
 MASKED = 0.15  # of the words are guessed. Of these,
@@ -60,13 +61,9 @@ class MaskedLesson(Windowed):
 
 def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     """Returns the head of the original checkpoint; None if it was saved without one."""
-    from transformers import AutoModelForMaskedLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    loader = silent_transformers().AutoModelForMaskedLM
     try:
-        found, report = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
+        found, report = loader.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot read the head of the original model {model!r}: {error}") from error
     if any(name.startswith("cls.") for name in report["missing_keys"]):
@@ -128,31 +125,37 @@ def further_pretrain(
     held_out, training = split_documents(documents, seed)
     lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
     held = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
-    guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device).requires_grad_(False)
+    student = Student(lower, upper).to(device).requires_grad_(False)
+    own = (head or MaskedHead(config)).to(device).requires_grad_(False)
     compiled([*lower.layers, *upper.layers], device)
+
+    def guesses_of(lesson: MaskedLesson) -> Tensor:
+        _, hidden = student(lesson)
+        return own(hidden.index_select(0, lesson.guessed), lower.words.weight).float()
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
         lesson = lessons.lesson(*texts)
-        return F.cross_entropy(guesser(lesson).float(), lesson.words), lesson.tokens
+        return F.cross_entropy(guesses_of(lesson), lesson.words), lesson.tokens
 
     def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
         training = Training(
-            title, device, groups, reading.starting, loss_of, lambda: _examined(guesser, held), WAY_OUT, exams=exams
+            title, device, groups, reading.starting, loss_of, lambda: _examined(guesses_of, held), WAY_OUT, exams=exams
         )
         now = train(training, part, Savepoint(file), show_progress)
-        guesser.requires_grad_(False)
+        for module in (student, own):
+            module.requires_grad_(False)
         return now
 
     fitted, main = Progress(), budget
     if head is None:
-        whole = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
+        whole = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in own.named_parameters()})
         file = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
         fitted = learned("fitting a head", [whole], budget.part(HEAD_SHARE), file, 1)
         main = budget.part(1 - HEAD_SHARE)
     now = learned("pretraining", lower_groups(lower, LEARNING_RATE), main, saved, EXAMS)
-    for module in (guesser.head, lower, upper):
+    for module in (student, own):
         module.requires_grad_(True)
-    return guesser.head, {
+    return own, {
         "documents": len(documents),
         "head": head_is if head is not None else "made here",
         "head_steps": fitted.steps,
@@ -163,22 +166,12 @@ def further_pretrain(
     }
 
 
-class _Guesser(nn.Module):
-    def __init__(self, student: Student, head: MaskedHead) -> None:
-        super().__init__()
-        self.student, self.head = student, head
-
-    def forward(self, lesson: MaskedLesson) -> Tensor:
-        _, hidden = self.student(lesson)
-        return self.head(hidden.index_select(0, lesson.guessed), self.student.lower.words.weight)
-
-
 @torch.no_grad()
-def _examined(guesser: _Guesser, held: Sequence[MaskedLesson]) -> Exam:
+def _examined(guesses_of: Callable[[MaskedLesson], Tensor], held: Sequence[MaskedLesson]) -> Exam:
     """Returns the mean loss of the guesses on held-out texts, and the share that is right."""
     loss = right = total = 0.0
     for lesson in held:
-        guesses = guesser(lesson).float()
+        guesses = guesses_of(lesson)
         loss += float(F.cross_entropy(guesses, lesson.words, reduction="sum"))
         right += int((guesses.argmax(1) == lesson.words).sum())
         total += len(lesson.words)

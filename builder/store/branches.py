@@ -1,20 +1,26 @@
-"""The branches of a store: the root and the domains, each in versions that have a table."""
+"""The branches of a store: the root and the domains, each in versions that have a lower stack and a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from builder.store.resumable import digest_of
+from torch import Tensor
+
+from builder.store.resumable import digest_of, replaced
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.weights import load_weights, save_weights
 from hplm.plot.branch import Branch
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
 
+UPPER = "upper.safetensors"
+
 
 class Branches:
-    """The part of a `Store` that reads its branches."""
+    """The part of a `Store` that reads and writes its branches, and reads the upper stack that all share."""
 
     folder: Path
     config: BackboneConfig
@@ -76,6 +82,39 @@ class Branches:
             [self.folder / "plot"], assign_addresses(self.table(*step) for step in reversed(self.chain(domain, version)))
         )
 
+    def upper(self) -> UpperStack:
+        upper = UpperStack(self.config)
+        upper.load_state_dict(load_weights(self.folder / UPPER))
+        return upper
+
+    def lower(self, domain: str, version: int) -> LowerStack:
+        lower = LowerStack(self.config)
+        lower.load_state_dict(load_weights(self._below(domain, version)))
+        return lower
+
+    def has_lower(self, domain: str, version: int) -> bool:
+        return self._below(domain, version).exists()
+
+    def lower_files(self, domain: str, version: int) -> list[Path]:
+        """Returns the files of a branch's lower stack, of which some may not exist."""
+        suffixes = (".safetensors", ".json", ".png", ".html", ".head.safetensors")
+        return [self._below(domain, version, suffix) for suffix in suffixes]
+
+    def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
+        replace_weights(self._below(domain, version), lower.state_dict())
+
+    def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
+        """Returns the head that guesses masked words on the branch's lower stack; None if the branch has none."""
+        path = self._below(domain, version, ".head.safetensors")
+        return load_weights(path) if path.exists() else None
+
+    def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
+        """Saves the head. Call it before `save_lower`: a branch with a lower stack counts as adapted."""
+        replace_weights(self._below(domain, version, ".head.safetensors"), weights)
+
+    def _below(self, domain: str, version: int, suffix: str = ".safetensors") -> Path:
+        return self.folder / "lower" / f"{domain}-{version}{suffix}"
+
 
 def table_spec(
     config: BackboneConfig, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
@@ -92,3 +131,9 @@ def table_spec(
         dtype=dtype,
         corpus_tokens=corpus_tokens,
     )
+
+
+def replace_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with replaced(path) as temporary:
+        save_weights(weights, temporary)

@@ -6,11 +6,11 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 from torch import Tensor
 
-from builder.store.resumable import read_json
 from hplm.adapters.layout import exit_layout
 from hplm.errors import MISFITS, Broken
 from hplm.model.config import BackboneConfig
@@ -27,18 +27,12 @@ TENANT = "tenant.json"
 NO_LONGER_SERVED = ("ladder.json", "link.json")
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """Returns the fields of the version's `TenantFile`."""
-    stored = read_json(folder / TENANT)
+def described(folder: Path, form: type[TenantFile]) -> TenantFile:
+    path = folder / TENANT
     try:
-        words = [stored[name] for name in ("id", "domain", "task", "adapter", "function", "dtype")]
-        if not all(type(word) is str for word in (*words, stored["head_function"] or "")):
-            raise TypeError("its id, domain, task, adapter, functions and dtype are not all words")
-        if not all(type(stored[name]) is int for name in ("version", "domain_version", "rank")):
-            raise TypeError("its versions and rank are not all numbers")
-        return {**stored, "labels": [str(label) for label in stored["labels"]], "places": tuple(stored["places"] or ()) or None}
-    except MISFITS as error:
-        raise Broken(f"{folder / TENANT} does not describe a tenant ({error}): build or copy it again") from None
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Broken(f"{path} does not describe a tenant ({error}): build or copy it again") from None
 
 
 def read(folder: Path, tenant: TenantFile, config: BackboneConfig) -> Knowledge:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Broken, HplmError, InvalidInput
 
 META = "meta.json"
 PROGRESS = "progress.json"
+PLAN = "plan.json"  # of an unfinished build, in its folder
 
 
 class ResumableFiles(ExitStack):
@@ -86,16 +87,24 @@ def write_json(path: Path, content: dict) -> None:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, error: type[HplmError] = Broken, way_out: str = "build or copy it again") -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise Broken(f"{path} is missing: build or copy it again") from None
-    except ValueError as error:
-        raise Broken(f"{path} is not JSON ({error}): build or copy it again") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise error(f"{path} is missing: {way_out}") from None
+    except ValueError as wrong:
+        raise error(f"{path} is not JSON ({wrong}): {way_out}") from None
     if not isinstance(stored, dict):
-        raise Broken(f"{path} holds no JSON object: build or copy it again")
+        raise error(f"{path} holds no JSON object: {way_out}")
     return stored
+
+
+def begun_plan(folder: Path) -> dict[str, Any] | None:
+    """Returns the plan of an interrupted build; None if there is none, or if it has just ended."""
+    try:
+        return json.loads((folder / PLAN).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def digest_of(*files: Path) -> str:

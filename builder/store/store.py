@@ -13,20 +13,17 @@ Every file is written under a temporary name, synced and renamed: a file with it
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from builder.store.branches import Branches
-from builder.store.resumable import read_json, replaced, write_json
-from builder.store.stacks import UPPER, Stacks, replace_weights
+from builder.store.branches import UPPER, Branches, replace_weights
+from builder.store.resumable import begun_plan, read_json, replaced, write_json
 from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
@@ -63,7 +60,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
     temporary.rename(folder)
 
 
-class Store(Branches, Stacks):
+class Store(Branches):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = folder / "store.json"
@@ -128,14 +125,14 @@ class Store(Branches, Stacks):
 
     def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
         """Yields, for each running or interrupted build, the branch that it needs and its folder."""
-        for path in sorted(chain(self.folder.glob("building/*-*/plan.json"), self.folder.glob("building/tenants/*/plan.json"))):
-            with suppress(FileNotFoundError):  # it has just ended
-                plan = json.loads(path.read_text("utf-8"))
+        for pattern in ("building/*-*", "building/tenants/*"):
+            for folder in sorted(self.folder.glob(pattern)):
+                plan = begun_plan(folder) or {}
                 options = plan.get("options", {})
                 if "domain" in plan:
-                    yield (plan["domain"], plan["domain_version"]), path.parent
+                    yield (plan["domain"], plan["domain_version"]), folder
                 elif "parent version" in options:
-                    yield (options["parent"], options["parent version"]), path.parent
+                    yield (options["parent"], options["parent version"]), folder
 
     def sweep(self) -> list[tuple[str, int]]:
         """Removes versions without users, except the newest and the one before it, which a rollback needs."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -47,6 +46,10 @@ class TenantFile:
     def adapter_layout(self, config: BackboneConfig) -> Layout | None:
         return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
 
+    def with_adapter(self, layout: Layout) -> TenantFile:
+        places = None if layout.places == KINDS[layout.kind].usual_places else layout.places
+        return replace(self, rank=layout.size, adapter=layout.kind, places=places, function=layout.function)
+
     def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
         return head_layout(config, size or len(self.labels), self.head_function, self.dtype)
 
@@ -67,7 +70,7 @@ class TenantFile:
 def described(folder: Path) -> TenantFile:
     """Returns what a version is. Reads no weights."""
     if (folder / older.TENANT).exists():
-        return TenantFile(**older.described(folder))
+        return older.described(folder, TenantFile)
     path = _record(folder)
     try:
         header = read_header(path)
@@ -80,24 +83,24 @@ def described(folder: Path) -> TenantFile:
             raise TypeError("its domain, task and labels are not all words")
     except (*MISFITS, OSError) as error:
         raise Broken(f"{path} does not describe a tenant ({error}): {WAY_OUT}") from None
-    return TenantFile(
+    described = TenantFile(
         id=folder.parent.name,
         version=int(folder.name),
         domain=tenant["domain"],
         domain_version=tenant["domain_version"],
         task=tenant["task"],
         labels=list(tenant["labels"]),
-        rank=adapter.size if adapter is not None else 0,
-        **(_form(adapter) if adapter is not None else {}),
+        rank=0,
         head_function=head.function if head is not None and head.kind == "head2" else None,
         dtype=(adapter or head or Layout).dtype,
     )
+    return described.with_adapter(adapter) if adapter is not None else described
 
 
 def read_version(folder: Path, config: BackboneConfig) -> Knowledge:
     """Returns all that is published of a version, and checks it."""
     if (folder / older.TENANT).exists():
-        return older.read(folder, TenantFile(**older.described(folder)), config)
+        return older.read(folder, older.described(folder, TenantFile), config)
     path = _record(folder)
     try:
         content = path.read_bytes()
@@ -113,8 +116,3 @@ def _record(folder: Path) -> Path:
     if len(found) != 1:
         raise Broken(f"{folder} has {len(found)} files *{ENDING}, and not the one record of a version: {WAY_OUT}")
     return found[0]
-
-
-def _form(layout: Layout) -> dict[str, Any]:
-    usual = layout.places == KINDS[layout.kind].usual_places
-    return {"adapter": layout.kind, "places": None if usual else layout.places, "function": layout.function}

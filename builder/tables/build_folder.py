@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from builder.learning.distil import readable
-from builder.store.resumable import write_json
+from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counting import count_ngrams
@@ -25,7 +24,6 @@ from hplm.model.tokenizer import Tokenizer
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
 
-PLAN = "plan.json"
 ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents
 
 
@@ -80,11 +78,10 @@ class BuildFolder:
         self.folder = folder
         self._paths, self._clear = corpus, clear
         plan = _plan_of(corpus, options)
-        file = folder / PLAN
-        begun = json.loads(file.read_text("utf-8")) if file.exists() else None
+        begun = begun_plan(folder)
         if begun is None or (begun != plan and _nothing_made(folder)):
             clear()
-            write_json(file, plan)
+            write_json(folder / PLAN, plan)
             return
         before = begun["options"]
         changed = [f"{name} ({before.get(name)})" for name, value in plan["options"].items() if before.get(name) != value]
@@ -144,15 +141,13 @@ class BuildFolder:
 
 def parent_version_begun(folder: Path, parent: str) -> int | None:
     """Returns the parent's version in an interrupted build, which continues on it even if the parent was updated since."""
-    if not (folder / PLAN).exists():
-        return None
-    options = json.loads((folder / PLAN).read_text("utf-8"))["options"]
+    options = (begun_plan(folder) or {}).get("options", {})
     return options.get("parent version") if options.get("parent") == parent else None
 
 
 def was_just_finished(folder: Path, corpus: list[Path], options: dict[str, Any]) -> bool:
     """Returns whether this build finished its branch but was interrupted before it removed its folder."""
-    return (folder / PLAN).exists() and json.loads((folder / PLAN).read_text("utf-8")) == _plan_of(corpus, options)
+    return begun_plan(folder) == _plan_of(corpus, options)
 
 
 def put_away(folder: Path) -> None:

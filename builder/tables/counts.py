@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from builder.store.resumable import META
-from builder.tables.sorted_runs import Run, shared
+from builder.tables.sorted_runs import Run
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
@@ -46,34 +46,13 @@ class Counts:
         return level_run(self.folder, level, self.space)
 
     def most_frequent(self, level: int, number: int, chunk: int) -> Iterator[np.ndarray]:
-        """Yields at least the `number` most frequent keys of a level , of equally frequent ones the smaller first."""
+        """Yields at least the `number` most frequent keys of a level, of equally frequent ones the smaller first."""
         for least, most in self._bands(level, number, chunk):
             if least == most:  # all equally frequent: on disk they are in order already
                 yield from (keys for keys, _ in self._between(level, least, most, chunk))
             else:
                 keys, counts = map(np.concatenate, zip(*self._between(level, least, most, chunk), strict=True))
                 yield keys[np.argsort(-counts.astype(np.int64), kind="stable")]
-
-    def places(self, level: int, keys: np.ndarray, chunk: int = 1 << 20) -> np.ndarray:
-        """Returns the place of each of sorted keys in the order of `most_frequent`, from 0; -1 for keys that do not occur."""
-        found, values = np.full(len(keys), -1), np.zeros(len(keys), dtype=np.int64)
-        seen: Counter[int] = Counter()  # how many rows have each count
-        for start, stop in self._blocks(level, chunk):
-            counts = self.run(level).read_counts(start, stop).astype(np.int64)
-            rows, which = shared(self.run(level).read_keys(start, stop), keys)
-            by_count = np.argsort(counts, kind="stable")
-            place = np.empty(len(counts), dtype=np.int64)
-            place[by_count] = np.arange(len(counts))
-            values[which] = counts[rows]
-            found[which] = place[rows] - np.searchsorted(counts[by_count], counts[rows])
-            found[which] += np.array([seen[value] for value in counts[rows].tolist()], dtype=np.int64)
-            different, times = np.unique(counts, return_counts=True)
-            seen.update(dict(zip(different.tolist(), times.tolist(), strict=True)))
-        different = np.array(sorted(seen), dtype=np.int64)
-        more = np.cumsum([0, *(seen[value] for value in different[::-1].tolist())])[::-1]  # rows with a larger count
-        held = found >= 0
-        found[held] += more[np.searchsorted(different, values[held]) + 1]
-        return found
 
     def _bands(self, level: int, number: int, chunk: int) -> list[tuple[int, int]]:
         """Returns ranges of counts, (least, most), the highest first: single counts, or as many as can be sorted at once."""

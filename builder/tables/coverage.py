@@ -1,7 +1,7 @@
 """Computes how much of a text a branch's table covers, and how much a smaller table would cover.
 
-A table with a smaller `keep` has the most frequent of this one's n-grams. The places of the text's own n-grams, by frequency,
-give the coverage of every smaller table.
+A table with a smaller `keep` has the first of this one's rows. So the rows of the text's own n-grams give the coverage of
+every smaller table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.plot.forest import Chain
 from hplm.plot.levels import count_levels, ends
-from hplm.plot.table import TableMeta
 
 TEXT_TOKENS = 5_000_000
 USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
@@ -73,12 +72,21 @@ def cover(
 ) -> Coverage:
     """Looks a text up. `keeps`: default are those of HMI's Table 5 that this table includes, and its own."""
     chain = store.forest(domain, version).chain(domain, version)
-    smaller = _Smaller(chain.links[0][0].meta, Counts(store.counts_folder(domain, version)))
-    keeps = smaller.usual_keeps() if keeps is None else keeps
+    meta, root = chain.links[0][0].meta, chain.links[0][0].meta.parent is None
+    ranking = Ranking(Counts(store.counts_folder(domain, version)), root)
+    own = ranking.keep_for(meta.keys)
+    if keeps is None:
+        by_size = {ranking.size(keep): keep for keep in (own, *USUAL_KEEPS)}
+        keeps = [keep for size, keep in by_size.items() if size <= meta.keys]
     for keep in keeps:
-        smaller.check(keep)
-    steps = np.unique([0.0, *np.geomspace(smaller.keep / max(1, smaller.meta.keys), smaller.keep, CURVE_POINTS), *keeps])
-    steps = steps[[smaller.holds(keep) for keep in steps.tolist()]]
+        check_keep(keep)
+        if (size := ranking.size(keep)) > meta.keys:
+            raise InvalidInput(
+                f"keep {keep:g} is {size:,} n-grams, and the table of {domain!r} has {meta.keys:,}: choose less, or build it "
+                "with more --keep"
+            )
+    steps = np.unique([0.0, *np.geomspace(own / max(1, meta.keys), own, CURVE_POINTS), *keeps]).tolist()
+    steps = [keep for keep in steps if ranking.size(keep) <= meta.keys]
     tokens, cut, looked, windows = 0, False, np.zeros(len(chain.space.masks) * len(chain.links), dtype=np.int64), []
     for piece, lengths in _read_pieces(store, text, progress):
         if cut := tokens >= most_tokens:
@@ -86,76 +94,42 @@ def cover(
         tokens += len(piece)
         looked += ends(chain, chain.lookup(piece, lengths))
         windows.append(chain.space.of(piece, lengths))
-    here, within = _found(chain, smaller, steps, np.concatenate(windows))
+    here, within = _found(chain, root, np.array([ranking.number(keep) for keep in steps]), np.concatenate(windows))
     names = [f"{tokens}-gram" for tokens in chain.space.window.levels().sum(1).tolist()]
     kept = []
     for keep in keeps:
-        step, ngrams = int(np.searchsorted(steps, keep)), smaller.ranking.size(keep)
+        step, ngrams = steps.index(keep), ranking.size(keep)
         shorter = {name: float(within[i, step] - within[i - 1, step]) for i, name in enumerate(names) if i}
-        fp16, int8 = (table_bytes(smaller.meta, ngrams, dtype) for dtype in ("fp16", "int8"))
-        own = float(here[step])
-        kept.append(Kept(keep, ngrams, fp16, int8, own, float(within[0, step]) - own, shorter))
-    sizes = [table_bytes(smaller.meta, smaller.ranking.size(keep), smaller.meta.dtype) for keep in steps.tolist()]
+        fp16, int8 = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
+        kept.append(Kept(keep, ngrams, fp16, int8, float(here[step]), float(within[0, step] - here[step]), shorter))
+    sizes = [table_bytes(meta, ranking.size(keep), meta.dtype) for keep in steps]
     curve = Curve(sizes, here.tolist(), {name: within[i].tolist() for i, name in enumerate(names)})
     levels = {name: int(count) / tokens for name, count in count_levels(chain, looked).items()}
     return Coverage(tokens, cut, levels, kept, curve)
 
 
-class _Smaller:
-    """The smaller tables of a branch: the most frequent n-grams of each level. A root's have all single tokens."""
+def _found(chain: Chain, root: bool, numbers: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns by table the share of windows that it has whole, and by level and table those found anywhere at this level.
 
-    def __init__(self, meta: TableMeta, counts: Counts) -> None:
-        self.meta, self._counts = meta, counts
-        self.ranking = Ranking(counts, root=meta.parent is None)
-        self.keep = self.ranking.keep_of(meta)  # of the table itself
-
-    def holds(self, keep: float) -> bool:
-        """Returns whether the table has all n-grams of one with this `keep`."""
-        return self.ranking.size(keep) <= self.meta.keys
-
-    def check(self, keep: float) -> None:
-        check_keep(keep)
-        if not self.holds(keep):
-            raise InvalidInput(
-                f"keep {keep:g} is {self.ranking.size(keep):,} n-grams, and the table of {self.meta.domain!r} has "
-                f"{self.meta.keys:,}: choose less, or build it with more --keep"
-            )
-
-    def usual_keeps(self) -> list[float]:
-        by_size = {self.ranking.size(keep): keep for keep in (self.keep, *USUAL_KEEPS)}
-        return [keep for keep in by_size.values() if self.holds(keep)]
-
-    def first_with(self, keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Returns for each of sorted keys the first of the tables with these `keep`s that has it; their number if none has."""
-        found, masks = np.full(len(keys), len(steps)), self._counts.space.masks
-        fits = [((keys & mask) == keys).all(1) for mask in masks]
-        level_of = np.sum(fits, axis=0) - 1  # the deepest one
-        taken = np.array([self.ranking.taken(keep) for keep in steps.tolist()])
-        for level in range(len(masks)):
-            own = np.flatnonzero(level_of == level)
-            places = self._counts.places(level, keys[own])
-            found[own] = np.where(places < 0, len(steps), np.searchsorted(taken[:, level], places, side="right"))
-        if self.ranking.root:
-            found[((keys & masks[-1]) == keys).all(1)] = 0
-        return found
-
-
-def _found(chain: Chain, smaller: _Smaller, steps: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns by table the share of windows that it has whole, and by level and table those found anywhere at this level."""
+    `numbers`: how many of the first rows each table has. A root has all single tokens beside them.
+    """
     keys, window_of = distinct(windows)
     times = np.bincount(window_of, minlength=len(keys))
-    least, here, within = np.full(len(keys), len(steps)), np.zeros(len(steps)), []
+    least, here, within = np.full(len(keys), len(numbers)), np.zeros(len(numbers)), []
 
     def shares(first: np.ndarray) -> np.ndarray:
-        return np.cumsum(np.bincount(first, times, len(steps) + 1)[:-1]) / len(windows)
+        return np.cumsum(np.bincount(first, times, len(numbers) + 1)[:-1]) / len(windows)
 
     for level, mask in enumerate(chain.space.masks):
         shrunken, which = distinct(keys & mask)
-        first = smaller.first_with(shrunken, steps)
+        (own, *above), alone = (table.find(shrunken) for table, _ in chain.links), chain.space.masks[-1]
+        first = np.where(own > 0, np.searchsorted(numbers, own), len(numbers))  # the first of the tables that has the key
+        if root:
+            first[((shrunken & alone) == shrunken).all(1)] = 0
         if level == 0:
             here = shares(first[which])
-        for table, _ in chain.links[1:]:
-            first[table.find(shrunken) > 0] = 0
+        for rows in above:
+            first[rows > 0] = 0
         least = np.minimum(least, first[which])
         within.append(shares(least))
     return here, np.array(within)

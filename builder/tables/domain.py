@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
-from hplm.plot.table import Table
+from hplm.plot.table import Table, TableSpec
 
 NAMED = 20  # the most users of a domain that an error names
 
@@ -41,9 +44,11 @@ class DomainOptions:
     min_tokens: int = MIN_TOKENS
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
         check_seed(self.seed)
+
+
+Adapt = Callable[[BuildFolder, tuple[str, int]], None]  # saves a branch's lower stack, made of that of the given branch
 
 
 def build_domain(
@@ -53,36 +58,67 @@ def build_domain(
 
     The same call after an interruption continues the build.
     """
+    adapt = partial(_adapt, store, (name, 1), options, budget, device)
+    with first_version(store, name, corpus, options, asdict(budget), adapt, device) as table:
+        return table
+
+
+@contextmanager
+def first_version(
+    store: Store, name: str, corpus: list[Path], options: DomainOptions, way: dict[str, Any], adapt: Adapt, device: torch.device
+) -> Iterator[Table]:
+    """Builds a branch, and holds its folder meanwhile. The same call after an interruption continues.
+
+    `way`: what `adapt` does, for the plan.
+    """
     check_name("domain", name)
     if not store.config.lower_layers:
         raise InvalidInput(f"backbone {store.config.name!r} has no lower layers, whose tables make a domain: use its root")
     working = store.work_folder(name, 1)
     with held(working, f"domain {name!r}"):
         parent = (options.parent, parent_version_begun(working, options.parent) or store.latest(options.parent))
-        plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
-        if any(domain == name for domain, _ in store.domains()):
-            if was_just_finished(working, corpus, plan):
-                branch_page(store.folder, table := store.table(name, 1))  # it may be missing
-                put_away(working)
-                return table
+        plan = {"parent version": parent[1], **asdict(options), **way}
+        if all(domain != name for domain, _ in store.domains()):
+            build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
+            if not store.has_lower(name, 1):
+                _refuse_little(store, build, name, options)
+            counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
+            keep = chosen_keep(counts, root=False, keep=options.keep)
+            spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
+            table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
+        elif was_just_finished(working, corpus, plan):
+            branch_page(store.folder, table := store.table(name, 1))  # it may be missing
+        else:
             raise InvalidInput(
-                f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
+                f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
+                "(--name, or --as-domain of an import)"
             )
-        build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
-        if not (adapted := store.has_lower(name, 1)):
-            _refuse_little(store, build, name, options)
-        counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
-        keep = chosen_keep(counts, root=False, keep=options.keep)
-        spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
-        if not adapted:
-            with build.refusable():
-                check_table(store.folder, spec, counts, keep, store.lower(*parent), device)
-            _adapt(store, build, parent, (name, 1), options, budget, device)
-        store.chain(*parent)  # fails if the parent was deleted meanwhile
-        table = build_table(store, spec, counts, store.lower(name, 1), keep, device, build.folder)
-        branch_page(store.folder, table)
-        build.close()
-        return table
+        yield table
+        put_away(working)
+
+
+def _tabulated(
+    store: Store,
+    build: BuildFolder,
+    spec: TableSpec,
+    counts: Counts,
+    keep: float,
+    start: tuple[str, int],
+    adapt: Adapt,
+    device: torch.device,
+    known: Table | None = None,
+) -> Table:
+    """Makes the lower stack of a branch from that of `start`, and then its table."""
+    branch = spec.domain, spec.version
+    if not store.has_lower(*branch):
+        with build.refusable():
+            copied = known.meta.keys if known is not None else 0
+            check_table(store.folder, spec, counts, keep, store.lower(*start), device, copied)
+        adapt(build, start)
+    store.chain(*start)  # fails if it was deleted meanwhile
+    table = build_table(store, spec, counts, store.lower(*branch), keep, device, build.folder, known)
+    branch_page(store.folder, table)
+    return table
 
 
 @dataclass(frozen=True)
@@ -93,8 +129,7 @@ class UpdateOptions:
     learn: str = "masked"
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
         check_seed(self.seed)
 
 
@@ -122,7 +157,7 @@ def update_domain(
                 "the root's lower stack and the shared upper half were adapted together: give --minutes 0, or build a new root"
             )
         old_counts = Counts(store.counts_folder(name, version - 1))
-        keep = Ranking(old_counts, root=parent is None).keep_of(before.meta) if options.keep is None else options.keep
+        keep = Ranking(old_counts, root=parent is None).keep_for(before.meta.keys) if options.keep is None else options.keep
         working = store.work_folder(name, version)
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
@@ -130,13 +165,8 @@ def update_domain(
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
         learned = not budget.empty and not store.config.is_decoder
         known = before if not learned and dtype == before.meta.dtype else None
-        if not store.has_lower(name, version):
-            with build.refusable():
-                copied = known.meta.keys if known is not None else 0
-                check_table(store.folder, spec, counts, keep, store.lower(name, version - 1), device, copied)
-            _adapt(store, build, (name, version - 1), (name, version), options, budget, device)
-        table = build_table(store, spec, counts, store.lower(name, version), keep, device, build.folder, known)
-        branch_page(store.folder, table)
+        adapt = partial(_adapt, store, (name, version), options, budget, device)
+        table = _tabulated(store, build, spec, counts, keep, (name, version - 1), adapt, device, known)
         store.sweep()
         build.close()
         return table
@@ -187,12 +217,12 @@ def _refuse_little(store: Store, build: BuildFolder, name: str, options: DomainO
 
 def _adapt(
     store: Store,
-    build: BuildFolder,
-    start: tuple[str, int],
     branch: tuple[str, int],
     options: DomainOptions | UpdateOptions,
     budget: Budget,
     device: torch.device,
+    build: BuildFolder,
+    start: tuple[str, int],
 ) -> None:
     """Makes the lower stack of `branch` from that of `start`."""
     if options.learn not in LEARN:

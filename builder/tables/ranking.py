@@ -17,7 +17,6 @@ import numpy as np
 
 from builder.options import check_keep
 from builder.tables.counts import Counts
-from hplm.plot.table import TableMeta
 
 SHORTER_IN_ROOT = 4
 BISECTIONS = 60  # until two shares are the same float
@@ -36,10 +35,6 @@ class Ranking:
         """Returns how many keys a table takes."""
         check_keep(keep)
         return sum(self.taken(keep))
-
-    def keep_of(self, meta: TableMeta) -> float:
-        """Returns the largest `keep` of a table that is not larger than this one."""
-        return self.keep_for(meta.keys)
 
     def keep_for(self, number: int) -> float:
         """Returns the largest `keep` of a table with at most so many n-grams."""

@@ -43,8 +43,7 @@ class RootOptions:
     masked: float = 0.0  # share of the time in which the lower layers then guess masked words
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_keep(self.keep)
+        check_keep(self.keep)
         check_seed(self.seed)
         if not 0 <= self.masked < 1:
             raise InvalidInput(f"--masked {self.masked:g}: give a share of the time, from 0 to less than 1")

@@ -83,15 +83,6 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return keys[by_key[starts]], which
 
 
-def shared(keys: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the keys that both have are in each of them. Each has a key once."""
-    together = np.concatenate([keys, others])
-    by_key = order(together)
-    second = np.setdiff1d(np.arange(len(together)), first_of_each(together[by_key]))
-    pairs = np.sort([by_key[second - 1], by_key[second]], axis=0)
-    return pairs[0], pairs[1] - len(keys)
-
-
 class Merge:
     """Merges runs partition by partition, so that each fits the memory. The same runs and memory give the same partitions."""
 

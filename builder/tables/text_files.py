@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from builder.store.resumable import digest_of
 from hplm.errors import InvalidInput
 
 READ_AT_ONCE = 1 << 16
@@ -62,6 +63,11 @@ def check_file(path: Path) -> None:
         raise InvalidInput(f"{path} is a folder: give the files in it")
     if not path.exists():
         raise InvalidInput(f"{path} does not exist")
+
+
+def digest_of_file(path: Path) -> str:
+    check_file(path)
+    return digest_of(path)
 
 
 def content_suffix(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from tqdm import tqdm
 from builder.packed_batches import positions_of
 from builder.store.store import Store
 from builder.tasks.examples import Example, Labelled
-from builder.tasks.losses import UNREAD
 from builder.tasks.tasks import TrainingTask
 from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
@@ -222,8 +221,3 @@ def _alike(labelled: Labelled, by: str) -> dict[object, list[int]]:
         key = (example.text, example.pair) if by == "both" else getattr(example, by)
         groups.setdefault(key, []).append(number)
     return groups
-
-
-def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """Returns targets of a text without labels: nothing is learned from them."""
-    return np.full(len(spans), UNREAD, dtype=np.int64)

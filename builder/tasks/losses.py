@@ -47,6 +47,10 @@ def end_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int
     return np.array([covered[0], covered[-1]] if is_whole else [none, none], dtype=np.int64)
 
 
+def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    return np.full(len(spans), UNREAD, dtype=np.int64)
+
+
 def label_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
     learned = int((targets != UNREAD).sum())
     return F.cross_entropy(logits, targets, ignore_index=UNREAD, reduction="sum"), learned
@@ -71,7 +75,6 @@ def end_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float =
 
 
 def no_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
-    """Of texts without labels."""
     return logits.new_zeros(()), 0
 
 

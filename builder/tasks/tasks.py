@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from builder.tasks.losses import (
     label_distance,
     label_loss,
     label_targets,
+    no_loss,
+    unread_targets,
     value_distance,
     value_loss,
     value_targets,
@@ -78,6 +80,10 @@ class TrainingTask:
 
     def read(self, path: Path) -> Labelled:
         return read_labelled(path, self.line)
+
+    def unlabelled(self) -> TrainingTask:
+        """Returns the task of texts without labels: nothing is learned from them."""
+        return replace(self, targets=unread_targets, loss=no_loss)
 
     def apart(self, own: Tensor, wanted: Tensor, spread: float) -> Tensor:
         """Returns how far logits are from a teacher's. `spread`: of numbers."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.store.store import Store
-from builder.tasks.lookup import Pack, Text
+from builder.tasks.lookup import Pack
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
@@ -45,9 +45,7 @@ class PlotBody(nn.Module):
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         assert pack.sums is not None  # as `reads_tables` says
-        return self.from_sums(pack.sums, pack, adapters)
-
-    def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        sums = self.entering(pack.sums)
         return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None) -> list[Tensor]:
@@ -71,7 +69,7 @@ class WholeBody(nn.Module):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
-        config, weights = checkpoint.config, checkpoint.weights
+        config, weights, layers = checkpoint.config, checkpoint.weights, full_stack(checkpoint)
         self.heads, self._upper = config.heads, config.upper_layers
         self.words, self.positions, self.segments = (
             nn.Embedding.from_pretrained(weights[f"embeddings.{part}_embeddings.weight"].clone(), freeze=False)
@@ -79,7 +77,7 @@ class WholeBody(nn.Module):
         )
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
         self.norm.load_state_dict({kind: weights[f"embeddings.LayerNorm.{kind}"] for kind in ("weight", "bias")})
-        self.layers = full_stack(checkpoint)
+        self.layers = layers
 
     @property
     def upper_layers(self) -> Layers:
@@ -104,10 +102,11 @@ class WholeBody(nn.Module):
         """Returns what the lower layers compute, and the attention of all layers."""
         attend = PackedAttention(pack.lengths, self.heads, pack.tokens.device)
         with nullcontext() if self.words.weight.requires_grad else torch.no_grad():
-            return through(self.layers[: len(self.layers) - self._upper], self.embedded(pack), attend), attend
+            x = self.embedded(pack.tokens, pack.positions, pack.segments)
+            return through(self.layers[: len(self.layers) - self._upper], x, attend), attend
 
-    def embedded(self, pack: Pack) -> Tensor:
-        return self.norm(self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments))
+    def embedded(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+        return self.norm(self.words(tokens) + self.positions(positions) + self.segments(segments))
 
     def with_layers(self, chosen: Sequence[int]) -> WholeBody:
         """Returns a copy that has only these layers, all of them upper ones."""
@@ -123,38 +122,4 @@ def _after_each(layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Ad
     return states
 
 
-class RememberingBody(nn.Module):
-    """A body that does not learn: it computes each text once and remembers the result."""
-
-    REMEMBERED = 1 << 20  # rows; further ones are computed again
-
-    def __init__(self, body: PlotBody | WholeBody) -> None:
-        super().__init__()
-        self.body = body
-        self.reads_tables = body.reads_tables
-        self._rows: dict[int, tuple[Text, Tensor]] = {}  # holds the text too, so that its id stays unique
-        self._room = self.REMEMBERED
-
-    @torch.no_grad()
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        known = [self._rows.get(id(text)) for text in pack.texts]
-        rows = [found[1] for found in known if found is not None]
-        if len(rows) == len(known):
-            return torch.cat(rows)
-        with torch.autocast(pack.tokens.device.type, enabled=False):  # training and scoring read the same numbers
-            hidden = self.body(pack, adapters)
-        if len(hidden) <= self._room:
-            self._room -= len(hidden)
-            for text, own in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
-                self._rows[id(text)] = (text, own)
-        return hidden
-
-
-Body = PlotBody | WholeBody | RememberingBody
-
-
-def learnable(body: Body) -> PlotBody | WholeBody:
-    """Returns a body whose layers can learn."""
-    if isinstance(body, RememberingBody):
-        raise ValueError("a body that remembers its results cannot learn")
-    return body
+Body = PlotBody | WholeBody

@@ -1,8 +1,7 @@
-"""Cuts the change of trained upper layers to a LoRA."""
+"""Cuts the change of trained upper layers to a LoRA: `before` are the layers as they were, `after` those that have learned."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -10,29 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from builder.learning.loop import Diverged
-from builder.training.bodies import PlotBody, WholeBody
 from builder.training.model import Weights
 from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers
-
-
-class Cutting:
-    """The cut of one training: its body's layers learn, and `shared` is the body as it was."""
-
-    def __init__(self, body: PlotBody | WholeBody, layout: Layout) -> None:
-        self.shared = copy.deepcopy(body)
-        self._before, self._after = self.shared.upper_layers, body.upper_layers
-        self._layout = layout
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Returns the weights that learn."""
-        return cuttable(self._after, self._layout)
-
-    def cut(self) -> tuple[list[Weights], float]:
-        return cut(self._before, self._after, self._layout)
-
-    def hold(self, adapter: Sequence[Weights]) -> None:
-        hold(self._before, self._after, adapter, self._layout)
 
 
 def cuttable(layers: Layers, layout: Layout) -> list[nn.Parameter]:

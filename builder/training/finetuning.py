@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -19,10 +20,10 @@ from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
-from builder.training.bodies import Body, learnable
-from builder.training.cutting import Cutting
+from builder.training.bodies import Body
+from builder.training.cutting import cut, cuttable, hold
 from builder.training.data import Data
-from builder.training.model import TenantModel
+from builder.training.model import TenantModel, Weights
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -160,46 +161,50 @@ class _Learner:
 
     def __init__(self, body: Body, data: Data, options: TrainingOptions) -> None:
         self._body, self._data, self._options = body, data, options
-        layout = adapter_of(data.config, options)
-        self._cutting = Cutting(learnable(body), layout) if options.cut and layout is not None else None
-        own = options if self._cutting is None else replace(options, rank=0)
-        self.model = tenant_model(data.config, len(data.labels), own).to(data.device)
+        self._layout = adapter_of(data.config, options) if options.cut else None  # of the adapter that is cut
+        self._shared = copy.deepcopy(body) if options.cut else body  # the body as it was
+        self.model = tenant_model(data.config, len(data.labels), replace(options, rank=0) if options.cut else options)
+        self.model.to(data.device)
         self._start()
         learned = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
         self.groups = [Group(options.learning_rate, learned)]
         if options.body_rate:
-            cutting = self._cutting
-            tuned = cutting.parameters() if cutting is not None else learnable(body).part(options.body_part)
+            tuned = cuttable(body.upper_layers, self._layout) if self._layout is not None else body.part(options.body_part)
             self.groups.append(Group(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
 
     def _start(self) -> None:
         """Takes the scale of the labels, and the adapter and the head to train on."""
-        data, cutting = self._data, self._cutting
+        data, layout = self._data, self._layout
         scale = data.task.scale([text.example for text in data.train.texts])
         if data.start is None:
             self.model.mean, self.model.spread = scale
             return
         adapter, head = data.start
-        if cutting is not None and adapter is not None:
-            cutting.hold([{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter])
-        self.model.go_on(None if cutting is not None else adapter, head, *scale)
+        if layout is not None and adapter is not None:
+            self._hold(
+                [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter], layout
+            )
+        self.model.go_on(None if layout is not None else adapter, head, *scale)
+
+    def _hold(self, adapter: Sequence[Weights], layout: Layout) -> None:
+        hold(self._shared.upper_layers, self._body.upper_layers, adapter, layout)
 
     def cut(self) -> dict[str, float]:
         """Cuts the body's change to the adapter's form. Returns the share of it that is left; empty if nothing is cut."""
-        if self._cutting is None:
+        if self._layout is None:
             return {}
-        adapter, held = self._cutting.cut()
-        self._cutting.hold(adapter)
+        adapter, held = cut(self._shared.upper_layers, self._body.upper_layers, self._layout)
+        self._hold(adapter, self._layout)
         return {"change_held": held}
 
     def finished(self) -> tuple[Body, TenantModel]:
         """Returns the body and the model as they are served, with the weights as they are now."""
-        if self._cutting is None:
+        if self._layout is None:
             return self._body, self.model
-        adapter, _ = self._cutting.cut()
+        adapter, _ = cut(self._shared.upper_layers, self._body.upper_layers, self._layout)
         model = tenant_model(self._data.config, len(self._data.labels), self._options).to(self._data.device)
         model.put(adapter, self.model)
-        return self._cutting.shared, model
+        return self._shared, model
 
 
 def evaluate(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[Scores, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,16 +24,6 @@ FACTORS = (0.5, 1.0, 2.0)  # of the given learning rate
 BATCHES = (8, 32)  # texts
 
 
-@dataclass(frozen=True)
-class Tried:
-    options: TrainingOptions
-    dev: float | None  # the dev score; None: the training diverged
-
-    def described(self) -> dict[str, Any]:
-        dev = round(self.dev, 4) if self.dev is not None else None
-        return {"learning_rate": self.options.learning_rate, "batch_texts": self.options.batch_texts, "dev": dev}
-
-
 def points(options: TrainingOptions) -> list[TrainingOptions]:
     return [
         replace(
@@ -48,8 +38,11 @@ def points(options: TrainingOptions) -> list[TrainingOptions]:
 
 def train_grid(
     data: Data, options: Sequence[TrainingOptions], folder: Path, show_progress: bool, trainer: Train = finetune
-) -> tuple[Trained, list[Tried]]:
-    """Returns the point with the best dev score, the first of equals. Finished points in `folder` are not trained again."""
+) -> tuple[Trained, list[dict[str, Any]]]:
+    """Returns the point with the best dev score, the first of equals, and what a report says of each point.
+
+    Finished points in `folder` are not trained again.
+    """
     count = 1 if data.device.type != "cpu" else processes_that_fit(len(options))
     threads = max(1, torch.get_num_threads() // len(options))  # independent of how many run at once: same numbers
     files = [folder / f"point-{number}" for number in range(len(options))]
@@ -63,12 +56,19 @@ def train_grid(
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
     results = [_result(file) for file in files]
-    tried = [Tried(point, result["main"]) for point, result in zip(options, results, strict=True)]
-    finished = [number for number, one in enumerate(tried) if one.dev is not None]
+    finished = [number for number, result in enumerate(results) if result["main"] is not None]  # the others diverged
     if not finished:
         raise Diverged("every point of the grid diverged: use a smaller --learning-rate")
-    best = max(finished, key=lambda number: (tried[number].dev, -number))
+    best = max(finished, key=lambda number: (results[number]["main"], -number))
+    tried = [
+        {"learning_rate": point.learning_rate, "batch_texts": point.batch_texts, "dev": _rounded(result["main"])}
+        for point, result in zip(options, results, strict=True)
+    ]
     return _trained(data, options[best], results[best]), tried
+
+
+def _rounded(dev: float | None) -> float | None:
+    return round(dev, 4) if dev is not None else None
 
 
 def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer: Train) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
-from builder.tables.text_files import check_file
+from builder.tables.text_files import digest_of_file
 from hplm.errors import InvalidInput
 
 PARTS = ("training", "dev")
@@ -20,9 +20,7 @@ def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: S
     An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now. `parts`: which
     data are meant.
     """
-    for path in moved:
-        check_file(path)
-    by_digest = {digest_of(path): path for path in moved}
+    by_digest = {digest_of_file(path): path for path in moved}
     version = tenant.version
     while version:
         report = store.report(store.tenant_version(tenant.id, version))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
-from builder.training.bodies import Body, PlotBody, WholeBody
+from builder.training.bodies import Body
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.layer import QKV, Adapt
@@ -53,7 +53,7 @@ class TenantModel(nn.Module):
         hidden = body(pack, self.adapts(every, read) or None)
         return self.read(hidden)
 
-    def states(self, body: PlotBody | WholeBody, pack: Pack) -> list[Tensor]:
+    def states(self, body: Body, pack: Pack) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), pack.tokens.device)
         return body.states(pack, self.adapts(every, every) or None)

@@ -13,10 +13,10 @@ import torch
 
 from builder.learning.curve import draw_learning
 from builder.page import tenant_page
-from builder.store.resumable import digest_of, write_json
+from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import PLAN, held, put_away
-from builder.tables.text_files import check_file
+from builder.tables.build_folder import held, put_away
+from builder.tables.text_files import digest_of_file
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import training_task
 from builder.training.bodies import PlotBody
@@ -72,11 +72,11 @@ def build_tenant(
         stands_on = domain, store.latest(domain)
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
-            "training": _digest(train_file), "dev": _digest(dev_file) if dev_file is not None else None,
+            "training": digest_of_file(train_file), "dev": digest_of_file(dev_file) if dev_file is not None else None,
             **asdict(options), "grid": grid, **({"teacher": teacher} if teacher is not None else {}),
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
-        begun = _begun(working)
+        begun = begun_plan(working)
         if before is not None and _is_done(store.report(before), before.version, asked, begun, from_version):
             put_away(working)
             say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
@@ -107,7 +107,7 @@ def build_tenant(
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
         if tried:
-            report["grid"] = [point.described() for point in tried]
+            report["grid"] = tried
         adapter, head = trained.model.stored()
         report["bytes"] = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
 
@@ -131,7 +131,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
-        if _begun(working) is not None:
+        if begun_plan(working) is not None:
             raise InvalidInput(
                 f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
             )
@@ -182,14 +182,9 @@ def _is_done(
     return wanted in (None, report["from_version"])
 
 
-def _begun(folder: Path) -> dict[str, Any] | None:
-    """Returns the plan of an interrupted training; None if there is none."""
-    return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
-
-
 def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     """Prepares the folder. Removes the remains of a training with another plan."""
-    begun = _begun(folder)
+    begun = begun_plan(folder)
     if begun == plan:
         return
     if begun is not None and {**begun, "version": plan["version"]} == plan:  # an import took the version number meanwhile
@@ -212,8 +207,3 @@ def _described(texts: Texts) -> dict[str, Any]:
 
 def _counts(texts: Texts) -> Counter[str]:
     return Counter(label for example in texts.examples for label in example.labels)
-
-
-def _digest(path: Path) -> str:
-    check_file(path)
-    return digest_of(path)

@@ -17,7 +17,6 @@ from builder.exits.states import states_of
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.examples import Bare, read_labelled
-from builder.tasks.lookup import unread_targets
 from builder.tasks.tasks import training_task
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
@@ -94,7 +93,7 @@ def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_pa
 
 
 def states(store, tenant, file, texts):
-    task = replace(training_task(tenant.task), targets=unread_targets)
+    task = training_task(tenant.task).unlabelled()
     labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
     return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, CPU, FP32, False, task))
 

@@ -11,10 +11,10 @@ from builder.importing.checkpoint import Family
 from builder.importing.matching import Model
 from builder.importing.plain import save_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
-from builder.importing.texts import unlearned
 from builder.store.store import Store, TenantFile
 from builder.tasks.examples import Example, Labelled
 from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
 from builder.training.bodies import PlotBody
 from builder.training.model import TenantModel
 from hplm.adapters.layout import head_layout
@@ -63,7 +63,7 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
     plain = loader.from_pretrained(tmp_path / "plain").eval()
     tenant, config = store.tenant(task), store.config
     reader, text = Reader(store, "root", 1), Example(1, "the cat sat on the mat", "a dog ran" if task == "span" else None)
-    read = reader.read(Labelled(tmp_path / "texts", [text]), unlearned(task), tenant.labels, False)
+    read = reader.read(Labelled(tmp_path / "texts", [text]), training_task(task).unlabelled(), tenant.labels, False)
     own = Model.of(
         PlotBody.of(store), tenant.adapter_layout(config), tenant.head_layout(config), store.tenant_weights(tenant), CPU
     )

@@ -148,10 +148,3 @@ def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
         chunks = list(ranking.keys(number, chunk))
         assert [len(keys) for keys in chunks[:-1]] == [chunk] * (len(chunks) - 1)
         assert [key for keys in chunks for key in keys.tolist()] == in_order[:number]
-        for level in range(len(counts.levels)):
-            own = sorted(key for key in in_order if level_of(space, key) == level)
-            absent = [] if not own or list(space.masks[level]) in own else [[int(word) for word in space.masks[level]]]
-            asked = sorted(own + absent)
-            places = counts.places(level, np.array(asked, dtype=np.uint64).reshape(-1, space.words), chunk).tolist()
-            of_level = [key for key in in_order if level_of(space, key) == level]
-            assert places == [of_level.index(key) if key in own else -1 for key in asked]

@@ -55,7 +55,7 @@ def test_an_update_keeps_the_share_of_the_version_before(tmp_path, name, keep):
         add_domain(store, "bio", 1, keep=keep)
     updated = grow(store, name, 2)
     ranking = Ranking(Counts(store.counts_folder(name, 2)), root=name == "root")
-    kept = ranking.keep_of(updated.meta)
+    kept = ranking.keep_for(updated.meta.keys)
     assert kept == pytest.approx(keep, abs=0.01)
     for keys in ranking.keys(ranking.number(kept)):
         assert (updated.find(keys) > 0).all()
