@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import tempfile
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.cluster_changes import Material
 from builder.publish.live import add_tenant
 from builder.store.store import Store
+from hplm.cli.main import main
 from hplm_client import HplmClient, NoTenant, QuotaExceeded
 from loadtest.chaos.history import OK, History, Question, expected_answers
 from loadtest.server import ServedCluster
@@ -102,3 +106,15 @@ def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_
         assert cluster.roll()["rolled"] == list(cluster.replicas)
     assert history.counts().keys() == {OK}, history.reasons()
     assert all(set(cluster.pids(name)).isdisjoint(pids) for name, (_, pids) in before.items())
+
+
+def test_the_benchmark_of_a_cluster_ends_with_its_figures(cluster, toy, tmp_path, monkeypatch, capfd):
+    """It measures this cluster instead of one that it starts, for some seconds. Then the last tenant has a key."""
+    store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+    material = Material(store, toy.repository, NAMES, TEXTS * 22)
+    monkeypatch.setattr("bench.cluster.ServedCluster", lambda *_: nullcontext(cluster))
+    monkeypatch.setattr(Material, "made", lambda *_: material)
+    assert main(["bench", "cluster", "--quick", "--json"]) == 0
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert all(figures[name] >= 0 for name in ("proxy_over_direct", "add_p99_s", "after_delete", "revoke_s"))
+    assert math.isfinite(figures["hop_p50_ms"])
