@@ -49,8 +49,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    return processes_that_fit(MOST, BYTES_EACH, waiting=1)  # tests wait for servers for a third of the time
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    waiting = "not slow" not in config.option.markexpr  # for servers, for a third of the time
+    return processes_that_fit(MOST, BYTES_EACH, waiting)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -182,8 +182,8 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
                 ]
                 for seed in (1, 2)
             )
-            server, begin = TritonServer(folder.parent.parent), time.perf_counter()
-            with server:
+            begin = time.perf_counter()
+            with TritonServer(folder.parent.parent) as server:
                 starts[count] = time.perf_counter() - begin
                 alone, saturated = one_and_many(server.http_url, requests, warming, seconds, connections)
                 private = private_bytes(server.pid)

@@ -30,6 +30,7 @@ def step_tokens(device: torch.device) -> int:
 def compiled(layers: Iterable[nn.Module], device: torch.device) -> None:
     """Compiles the layers in place, on CUDA alone: on a CPU, torch would need a C++ compiler."""
     if device.type == "cuda":
+        OpaqueAttention.__call__ = torch.compiler.disable(PackedAttention.__call__)  # it imports the compiler, which takes long
         for layer in layers:
             layer.compile(dynamic=True)
 
@@ -37,4 +38,4 @@ def compiled(layers: Iterable[nn.Module], device: torch.device) -> None:
 class OpaqueAttention(PackedAttention):
     """Attention that torch does not compile: it would compile again for every new list of lengths."""
 
-    __call__: Any = torch.compiler.disable(PackedAttention.__call__)  # torch's annotations lose what it takes and returns
+    __call__: Any = PackedAttention.__call__  # until layers are compiled

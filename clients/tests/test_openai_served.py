@@ -1,22 +1,16 @@
 """The gateway before a real Triton with tiny decoders, asked by OpenAI's own client."""
 
 import asyncio
-import re
-import signal
-import subprocess
-import sys
 
 import openai
 import pytest
 import tritonclient.http
 
-from builder.store.store import TenantFile
 from hplm_client import HplmClient, NoBackbone
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc_aio import AsyncGrpcTransport
 from hplm_openai.requests import Asked
-from testing.toy import make_chat
-from tests.support.servers import SECRET, until_ready
+from tests.support.servers import SECRET
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
@@ -102,24 +96,3 @@ def test_a_model_that_was_unloaded_is_no_backbone(server):
             asyncio.run(both())
         finally:
             control.load_model("hplm", headers=headers)
-
-
-def test_a_stream_on_its_way_is_whole_when_the_server_stops(tmp_path):
-    repository = make_chat(tmp_path / "chat", [TenantFile("plain", 1, "root", 1, "generate", [], 0)]).repository
-    ports = [word for name in ("http", "grpc", "metrics", "openai") for word in (f"--{name}-port", "0")]
-    command = [sys.executable, "-m", "hplm.cli.main", "serve", "--repository", str(repository), *ports]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as serving:
-        try:
-            url = re.search(r"http://\S+/v1", until_ready(serving))[0]
-            with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
-                few = {**GREEDY, "max_tokens": 60}  # a slow, busy machine makes as many while it drains
-                chunks = client.completions.create(model="plain", prompt="a", stream=True, **few)
-                next(iter(chunks))
-                serving.send_signal(signal.SIGTERM)
-                *_, last = chunks
-                assert last.choices[0].finish_reason == "length"
-                assert serving.wait(timeout=PATIENCE) == 0
-                with pytest.raises(openai.APIConnectionError):
-                    client.models.list()
-        finally:
-            serving.kill()

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -26,6 +27,7 @@ from testing import random_repository
 from testing.random_store import SIZES
 from tests.deploy.door import require_haproxy
 from tests.research.schemes.checkpoints import save_bert
+from tests.support.lent import LentCopy, loading
 from tests.support.message import mentions
 
 MAINS = {
@@ -34,7 +36,6 @@ MAINS = {
 }  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
     "bench cascade --model bert": "work; tenants/stdlib-area/points_lost; one_client/over_full; served/as_expected",
-    "bench cluster": "proxy_over_direct; hop_p50_ms; add_p99_s; revoke_s",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
     "bench generate": "decode_ratio; tenants_100_over_32",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
@@ -46,10 +47,10 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
     "chaos": "sent; ok; recovery_s_max",
     "chaos --registry bucket --faults bucket server manager": "sent; ok; recovery_s_max",
-    "isolation --ways streams overload quota --quota-rate 2": (
+    "isolation --quiet echo --noisy hugo --ways streams overload quota --quota-rate 2": (
         "overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
     ),
-    "isolation --door --ways body slow --body-mb 30 --bodies 2 --slow 100": (
+    "isolation --door --quiet echo --ways body slow --body-mb 30 --bodies 2 --slow 100": (
         "body/in_time_by_server; body/holds; slow/strangers/refused"
     ),
     "soak": "answered; guests; memory_growth/engine; files_growth/toy-lookup",
@@ -60,6 +61,15 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "papers staging": "pipelined; no_retrieval; no_swapping; coarse_swapping; synchronous; pipelined_to_synchronous",
     "papers tcb --picture a.svg": "rows/4/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
+LENT = {  # a shared server, and which name of a command means it, so that Triton need not start for each
+    **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in ("cascade", "glue", "overload", "serve")},
+    "comparison": ("bare", "research.comparison.compare.TritonServer"),
+    **{name: ("toy", f"loadtest.{name}.ServedCopy") for name in ("isolation", "soak")},
+}
+
+
+def lent_to(command: str) -> tuple[str, str] | None:
+    return next((found for name, found in LENT.items() if command.startswith(name)), None)
 
 
 def status(command: str) -> int:
@@ -80,11 +90,20 @@ def numbers(found: object) -> Iterator[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(command, marks=pytest.mark.xdist_group(f"command {number}")) for number, command in enumerate(FIGURES)],
-)  # not one process after the other: together they take longer than any other module
-def test_a_command_ends_with_its_figures(command: str, capfd: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
-    """Some start a server or train, so they take more than five seconds."""
+    [
+        pytest.param(
+            command,
+            marks=pytest.mark.server(lent[0]) if (lent := lent_to(command)) else pytest.mark.xdist_group(f"command {number}"),
+        )
+        for number, command in enumerate(FIGURES)
+    ],
+)  # a process has all commands that ask one server; others do not wait for each other
+def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypatch, request) -> None:
+    """Some load models or train, so they take more than five seconds. `bench cluster`: tests/cluster/test_up.py."""
     monkeypatch.chdir(tmp_path)
+    if lent := lent_to(command):
+        server = request.getfixturevalue("server")
+        monkeypatch.setattr(lent[1], partial(loading, server) if lent[0] == "bare" else lambda *_: LentCopy(server))
     if "--door" in command:
         require_haproxy()
     if "--model" in command:
@@ -109,7 +128,7 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
     assert main(["bench"]) == 0
     listed, known = capsys.readouterr().out.splitlines()[4:], bench.benchmarks("hplm bench", bench.__path__)
     assert [line.split()[0] for line in listed] == list(known) and all(len(line.split()) > 3 for line in listed)
-    assert {command.split()[1] for command in FIGURES if command.startswith("bench")} | {"infinity"} == set(known)
+    assert {command.split()[1] for command in FIGURES if command.startswith("bench")} | {"cluster", "infinity"} == set(known)
     assert set(get_args(Size)) == set(SIZES) and get_args(EngineDtype) == ("auto", *ENGINE_DTYPES)
 
 

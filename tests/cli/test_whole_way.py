@@ -12,10 +12,10 @@ from hplm.cli.main import main
 from testing.random_store import words
 from tests.builder.checkpoints import save_tokenizer
 from tests.cli.commands import printed, refused, run
+from tests.support.lent import loading
 from tests.support.message import mentions
-from tests.support.servers import serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.server("bare")]
 
 WORDS = words(200)
 FRUIT, METAL, OTHER = WORDS[:30], WORDS[30:60], WORDS[60:]
@@ -70,8 +70,8 @@ def folder(material, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with serving(folder / "repository") as server:
+def server(folder, servers):
+    with loading(servers.get("bare"), folder / "repository") as server:
         yield server
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import tempfile
 from collections import Counter
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from builder.publish.live import add_tenant
+from bench.cluster_changes import Material
 from builder.store.store import Store
-from hplm_client import HplmClient, NoTenant, QuotaExceeded
+from hplm.cli.main import main
+from hplm_client import HplmClient, QuotaExceeded
 from loadtest.chaos.history import OK, History, Question, expected_answers
 from loadtest.server import ServedCluster
-from testing.random_store import random_tenant
 from testing.toy import TENANTS, WORDS
 from tests.cluster.router import require_haproxy
 from tests.support.wait import eventually
@@ -75,23 +76,6 @@ def test_quotas_hold_over_all_replicas(cluster):
     assert manager.settle_now() == []
 
 
-def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy, tmp_path):
-    store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
-    random_tenant(store, replace(TENANTS[0], id="guest"), 0.3, seed=77)
-    manager = cluster.manager()
-    added = add_tenant(manager, store, "guest").generation
-    assert manager.settle(added) == []
-    clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
-    for client in clients:
-        assert client.infer(TEXTS[0], tenant="guest").label
-    assert manager.settle(manager.delete("guest").generation) == []
-    assert all(own["generations"] == {"toy": [added + 1, added + 1]} for own in cluster.status().values())
-    for client in clients:
-        with pytest.raises(NoTenant):
-            client.infer(TEXTS[0], tenant="guest")
-        client.close()
-
-
 def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_failed_request(cluster):
     """Clients ask the router without a pause. Takes two starts of Triton."""
     questions = [Question(name, text) for name in NAMES for text in TEXTS]
@@ -102,3 +86,18 @@ def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_
         assert cluster.roll()["rolled"] == list(cluster.replicas)
     assert history.counts().keys() == {OK}, history.reasons()
     assert all(set(cluster.pids(name)).isdisjoint(pids) for name, (_, pids) in before.items())
+
+
+def test_the_benchmark_measures_it_while_tenants_come_and_go(cluster, toy, tmp_path, monkeypatch, capfd):
+    """`hplm bench cluster` measures this cluster instead of one that it starts. Each replica must answer each new tenant.
+
+    Takes some seconds. In the end the last tenant has a key.
+    """
+    store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+    material = Material(store, toy.repository, NAMES, TEXTS * 22)
+    monkeypatch.setattr("bench.cluster.ServedCluster", lambda *_: nullcontext(cluster))
+    monkeypatch.setattr(Material, "made", lambda *_: material)
+    assert main(["bench", "cluster", "--quick", "--json"]) == 0
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert all(math.isfinite(figures[name]) for name in ("proxy_over_direct", "hop_p50_ms", "add_p99_s", "revoke_s"))
+    assert figures["after_delete"] == 0  # answers for a tenant that all replicas have deleted

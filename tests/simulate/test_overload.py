@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hplm.options import PAGED, SLOTTED
 from hplm.simulate.decoders import Simulation, StepCost
 
 MS = 1_000_000
+COUNT = 500  # requests
 SMALL = Settings(max_sequences=16, cache_tokens=4096, cache=SLOTTED)
 LATE = Promise(8000 * MS, 1000 * MS)
 
@@ -26,6 +28,7 @@ def lengths(chance, count):
     return np.minimum(8 + chance.geometric(1 / 32, count), 128).tolist()
 
 
+@cache
 def rate_of(**settings):
     """Returns how many requests a second are answered if all are there from the start."""
     simulation, chance = simulated(**{**settings, "admission": False}), np.random.default_rng(0)
@@ -35,15 +38,15 @@ def rate_of(**settings):
     return 200 * 1000 * MS / simulation.now_ns
 
 
-def overloaded(times, promise, given=1.0, count=500, **settings):
+def overloaded(times, promise, given=1.0, **settings):
     """Returns the shares of requests that were admitted, and of these that were answered in time.
 
     `given`: which part of `max_tokens` the answers have.
     """
     simulation, chance = simulated(**settings), np.random.default_rng(0)
-    arrivals = np.cumsum(chance.exponential(1000 * MS / (times * rate_of(**settings)), count)).astype(np.int64)
+    arrivals = np.cumsum(chance.exponential(1000 * MS / (times * rate_of(**settings)), COUNT)).astype(np.int64)
     refused = 0
-    for when, wanted in zip(arrivals.tolist(), lengths(chance, count), strict=True):
+    for when, wanted in zip(arrivals.tolist(), lengths(chance, COUNT), strict=True):
         simulation.until(when)
         try:
             simulation.ask(int(chance.integers(10, 60)), wanted, int(wanted / given), promise)
@@ -51,7 +54,7 @@ def overloaded(times, promise, given=1.0, count=500, **settings):
             refused += 1
     simulation.finish()
     admitted = simulation.answers[len(simulation.answers) // 5 :]  # what results teach comes first
-    return 1 - refused / count, sum(answer.on_time for answer in admitted) / len(admitted)
+    return 1 - refused / COUNT, sum(answer.on_time for answer in admitted) / len(admitted)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +74,9 @@ def test_what_is_admitted_under_overload_is_in_time(promise, more, least):
 
 
 def test_only_admission_refuses_and_only_under_overload():
-    admitted, in_time = overloaded(0.6, Promise(8000 * MS, 2000 * MS), count=1000)
+    admitted, in_time = overloaded(0.6, Promise(8000 * MS, 2000 * MS))
     assert admitted >= 0.97 and in_time >= 0.97
-    admitted, in_time = overloaded(2.0, LATE, count=1000, admission=False)
+    admitted, in_time = overloaded(2.0, LATE, admission=False)
     assert admitted == 1 and in_time < 0.7
 
 

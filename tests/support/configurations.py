@@ -18,6 +18,7 @@ from testing.random_store import random_store, random_table, random_tenants
 from testing.toy import CONFIG, DOMAINS, TENANTS, make_chat
 from tests.backbones import CUT, make_two, placement_of_two
 from tests.confidence import CALIBRATIONS
+from tests.server.plain_models import ECHO, add_model
 from tests.tasks import make_tasks
 
 SECRET, KEY = new_key()  # of the decoder's tenant `keyed`
@@ -99,4 +100,12 @@ def _group(folder: Path) -> Built:
     return Built(folder / "groups/both", stores)
 
 
-CONFIGS: dict[str, Callable[[Path], Built]] = {"toy": _toy, "chat": _chat, "precisions": _precisions, "group": _group}
+def _bare(folder: Path) -> Built:
+    """A small model. The server is for repositories that tests load (`lent.loading`)."""
+    add_model(folder / "repository", "says", ECHO)
+    return Built(folder / "repository", {})
+
+
+CONFIGS: dict[str, Callable[[Path], Built]] = {
+    "toy": _toy, "chat": _chat, "precisions": _precisions, "group": _group, "bare": _bare,
+}  # fmt: skip

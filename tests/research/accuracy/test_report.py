@@ -57,20 +57,21 @@ class Interrupted(ResultFile):
 
 
 def test_every_number_is_computed_once(report, tmp_path):
+    first, second = report.data.tenants
+    report = replace(report, data=replace(report.data, tenants=(first,)))
     schemes, watched = report.studies["schemes"], replace(report, results=Interrupted(report.results.path))
     with pytest.raises(KeyboardInterrupt):
         watched.run([schemes], at_a_time=1)
-    assert len(report.finished(schemes)) == 7 and {run["seed"] for run in report.finished(schemes)[:5]} == {0}
+    assert sorted(run["seed"] for run in report.finished(schemes)) == [0] * 5 + [1] * 2
     watched.run([schemes], at_a_time=1)
     runs = report.finished(schemes)
-    assert len(runs) == report.size(schemes) == 2 * 5 * 2 == next(Interrupted.put_before) - 1
-    assert {(run["task"], run["case"], run["seed"]) for run in runs} == set(product(FEW, SCHEMES, (0, 1)))
+    assert len(runs) == report.size(schemes) == 5 * 2 == next(Interrupted.put_before) - 1
+    assert {(run["task"], run["case"], run["seed"]) for run in runs} == set(product(FEW[:1], SCHEMES, (0, 1)))
     assert all(("windows_found" in run) == (run["case"] in ("plot", "hplm")) for run in runs)
     replace(report, work=tmp_path / "elsewhere").run([schemes], at_a_time=1)  # nothing is missing
     assert not (tmp_path / "elsewhere").exists()
-    first, second = report.data.tenants
-    other = replace(report.data, tenants=(replace(first, train=second.train), second))
-    assert len(replace(report, data=other).finished(schemes)) == 5 * 2  # other data give other numbers
+    other = replace(report.data, tenants=(replace(first, train=second.train),))
+    assert not replace(report, data=other).finished(schemes)  # other data give other numbers
     other = replace(report.data, domains=(replace(report.data.domains[0], corpus=first.train),))
     assert {run["case"] for run in replace(report, data=other).finished(schemes)} == {"dedicated", "adapter", "shared"}
     assert replace(report, data=other).home != report.home  # and stores of the old corpus are not continued

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,19 @@ from research.comparison.report import NAMES, make_report
 from research.comparison.schemes import export_compared, megabytes, random_tenant_store
 from research.result_file import ResultFile
 from testing.random_store import SIZES
+from tests.support.lent import loading
 from tests.support.message import mentioning
+from tests.support.servers import Lease
 
 pytestmark = pytest.mark.slow
 
 STORED = Path(__file__).parents[3] / "research/report/results"
 
 
-def test_what_is_missing_is_measured_and_no_number_twice(tmp_path: Path) -> None:
-    """A server starts. `tests/bench/test_commands.py` starts several schemes."""
+@pytest.mark.server("bare")
+def test_what_is_missing_is_measured_and_no_number_twice(tmp_path: Path, server: Lease, monkeypatch) -> None:
+    """Models are loaded. `tests/bench/test_commands.py` has several schemes."""
+    monkeypatch.setattr("research.comparison.compare.TritonServer", partial(loading, server))
     case = replace(QUICK, scenario="burst", tenants=(3, 5), seconds=2.0)
     kept = ResultFile(tmp_path / "toy-burst.jsonl")
     others = [(scheme, tenants) for scheme in QUICK.schemes for tenants in (3, 5) if (scheme, tenants) != ("hplm", 3)]

@@ -1,0 +1,58 @@
+"""Shared servers in the place of those that measuring commands start: only the start of Triton is saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from builder.publish.model_configs import ALIAS
+from hplm.server import TritonServer
+from hplm.server.repository import model_names
+from hplm.server.stubs import stubs
+from loadtest.server import ServedCopy
+from tests.support.servers import Lease, serving
+from tests.support.wait import PATIENCE, eventually
+
+
+@contextmanager
+def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
+    """Takes the place of `TritonServer(repository)`: the server `bare` loads the models, and unloads them at the end.
+
+    If it has models with these names already, the repository gets a server of its own. All repositories have the alias.
+    """
+    known = {path.name for path in lease.repository.iterdir()}
+    models = [model for model in model_names(repository) if model != ALIAS or model not in known]
+    if known.intersection(models):
+        with serving(repository) as own:
+            yield own
+        return
+    client, (name, secret) = lease.stock("grpc").client, lease.server.admin_header
+    headers = {f"triton-grpc-protocol-{name}": secret}
+    for model in models:
+        (lease.repository / model).symlink_to(repository.resolve() / model)
+    try:
+        for model in models:
+            client.load_model(model, headers=headers)
+        yield lease.server
+    finally:
+        for model in models:
+            client.unload_model(model, headers=headers)
+        eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)), PATIENCE)
+        for model in models:
+            (lease.repository / model).unlink()
+
+
+class LentCopy(ServedCopy):
+    """The server `toy` in the place of a copy that is served for a load test. `chaos` starts real ones."""
+
+    pid_of_command = os.getpid()  # this process has started the server
+
+    def __init__(self, lease: Lease) -> None:
+        self.repository, self.state, self.log = lease.repository, lease.state, lease.folder / "triton.log"
+        self.folder, self.backbone = lease.model_folder(), "toy"
+        self.address, self.grpc, self.metrics = lease.http_url, lease.grpc_url, lease.metrics_url
+
+    def __exit__(self, *exception: object) -> None:
+        """The server goes on."""
