@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hplm.arrays import Array
+from hplm.arrays import Array, together
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
@@ -42,8 +43,70 @@ class TextAnswer:
         return len(self.labels) == len(self.logits) == 1
 
 
+class Columns(NamedTuple):
+    """The answers to texts with one label each. They are made once for a batch, and not once for each text."""
+
+    labels: list[str]
+    scores: Array  # texts, fp32
+    logits: Array  # texts x classes, fp32
+    spans: Array  # texts x 2, int32
+    confidences: list[float]
+    levels: list[int]
+
+    def part(self, own: slice) -> Columns:
+        return self if own == slice(0, len(self.labels)) else Columns._make([column[own] for column in self])
+
+    @classmethod
+    def together(cls, parts: Sequence[Columns]) -> Columns:
+        return cls(
+            [label for part in parts for label in part.labels],
+            together([part.scores for part in parts]),
+            together([part.logits for part in parts]),
+            together([part.spans for part in parts]),
+            [confidence for part in parts for confidence in part.confidences],
+            [level for part in parts for level in part.levels],
+        )
+
+
+@dataclass(slots=True)
+class LabelEach:
+    """The answers to some texts, which are neighbours in columns."""
+
+    columns: Columns
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, texts: Sequence[TextAnswer]) -> LabelEach | None:
+        """Returns None if a text has not one label."""
+        if not all([text.is_one_label for text in texts]):
+            return None
+        rows = [Columns(own.labels, own.scores, own.logits, own.spans, [own.confidence], [own.level]) for own in texts]
+        return cls(Columns.together(rows), 0, len(texts))
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[TextAnswer]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, text: int) -> TextAnswer:
+        own = slice(self.start + text, self.start + text + 1)
+        labels, scores, logits, spans, (confidence,), (level,) = self.columns.part(own)
+        return TextAnswer(labels, scores, logits, spans, confidence, level)
+
+
+def columns_of(answers: Sequence[LabelEach]) -> Columns:
+    """Returns all of these answers. They are mostly neighbours, and then nothing is put together."""
+    first, last = answers[0], answers[-1]
+    if all([one.columns is first.columns and one.start == before.stop for before, one in pairwise(answers)]):
+        return first.columns.part(slice(first.start, last.stop))
+    return Columns.together([one.columns.part(slice(one.start, one.stop)) for one in answers])
+
+
+Answers = list[TextAnswer] | LabelEach  # to texts
 # Takes logits and spans of texts with one row each, the labels of each, and the calibration of each, if its confidence counts.
-ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], list[TextAnswer]]
+ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], Columns]
 
 
 @dataclass(frozen=True)
@@ -185,7 +248,7 @@ def best_label(logits: Array, spans: Array, labels: Sequence[str], passage: str)
 
 def best_label_of_each(
     logits: Array, spans: Array, labels: Sequence[Sequence[str]], calibrations: Sequence[Calibration | None]
-) -> list[TextAnswer]:
+) -> Columns:
     """Returns what `best_label` does for each of many texts that have one row each, with labels of their own.
 
     `calibrations` make their confidences; None: not asked for, or not known.
@@ -193,10 +256,8 @@ def best_label_of_each(
     best, scores = _best(logits)
     chosen: list[int] = best.tolist()
     sure = confidences(calibrations, logits) if any(calibrations) else [UNKNOWN] * len(chosen)
-    return [
-        TextAnswer([names[index]], scores[i : i + 1], logits[i : i + 1], spans[i : i + 1, 1:], confidence)
-        for i, (names, index, confidence) in enumerate(zip(labels, chosen, sure, strict=True))
-    ]
+    names = [own[index] for own, index in zip(labels, chosen, strict=True)]
+    return Columns(names, scores, logits, spans[:, 1:], sure, [1] * len(chosen))
 
 
 def _best(logits: Array) -> tuple[Array, Array]:

@@ -244,13 +244,15 @@ class Encoder:
         texts, served = [staged.texts[index] for index in computed.indexes], self._served[batch.backbone]
         try:
             with self._together():
-                for text, found in read_answers(texts, computed.logits, computed.exit):
+                for own, found in read_answers(texts, computed.logits, computed.exit):
+                    request = own[0].request
                     if isinstance(found, HplmError):
-                        _sending(text.request.fail, found)
+                        _sending(request.fail, found)
                         continue
-                    _sending(text.request.done, text.index, found)
-                    if text.guess is not None:
-                        self._note(served.engine.watch.audit, text, text.guess, found)
+                    _sending(request.done, [text.index for text in own], found)
+                    for number, text in enumerate(own if own[0].plan is not None else ()):
+                        if text.guess is not None:
+                            self._note(served.engine.watch.audit, text, text.guess, found[number])
             self._note(served.instruments.answered, texts, computed.exit)
         except Exception as error:
             self._fail(texts, failure("answering", error))

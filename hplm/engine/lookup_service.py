@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
-AT_ONCE = 8192  # that one call of `submit` reads itself: about a millisecond
+AT_ONCE = 8192  # that a call of `submit` reads at a time: a tenth of a millisecond, or one if its words are new
+AT_ONCE_SECONDS = 0.003  # after which a call of `submit` reads no more
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
@@ -114,18 +115,31 @@ class LookupService:
         later = requests
         if requests and self._reading.acquire(timeout=self._soon_s):
             try:
-                at_once, later = self._divided(requests)
-                if at_once := self._in_time(at_once):
-                    self._look_up(at_once)
+                later = self._read_at_once(requests)
             finally:
                 self._reading.release()
         for request in later:
             request.defer()
             self._wait_in_line(request)
 
-    def _divided(self, requests: Sequence[LookupRequest]) -> tuple[list[LookupRequest], list[LookupRequest]]:
-        """Returns those which the calling thread may read, none if others wait, else few that are short; and the others."""
-        room = 0 if len(self._line) or self._closing else MOST_AHEAD - self._ahead()
+    def _read_at_once(self, requests: Sequence[LookupRequest]) -> Sequence[LookupRequest]:
+        """Reads short requests, some at a time, while nobody waits and it has time. Returns the others.
+
+        To answer one that has waited costs more than to read it.
+        """
+        until, room = self._time.perf_counter() + AT_ONCE_SECONDS, MOST_AHEAD - self._ahead()
+        while requests and not len(self._line) and not self._closing and self._time.perf_counter() < until:
+            at_once, requests = self._divided(requests, room)
+            if not at_once:
+                break
+            room -= len(at_once)
+            if at_once := self._in_time(at_once):
+                self._look_up(at_once)
+        return requests
+
+    @staticmethod
+    def _divided(requests: Sequence[LookupRequest], room: int) -> tuple[list[LookupRequest], list[LookupRequest]]:
+        """Returns those that are read next, few that are short, and the others."""
         at_once: list[LookupRequest] = []
         later: list[LookupRequest] = []
         work = AT_ONCE

@@ -12,7 +12,7 @@ from hplm.engine.channel import Channel
 from hplm.engine.request import Answer
 from hplm.errors import HplmError, for_client, kind_of
 from hplm.request.answers import Reply, names_of, outputs_of, packed
-from hplm.tasks import TextAnswer
+from hplm.tasks import LabelEach, columns_of
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Outbox:
     def _send(self, answers: list[Answered]) -> None:
         try:
             alike: dict[Hashable, list[Answered]] = {}
-            for answered in answers:
+            for answered in map(_in_columns, answers):
                 alike.setdefault(answered.shape, []).append(answered)
             self._channel.send_bytes([packed([_reply(some) for some in alike.values()])])
         except Exception as error:
@@ -81,25 +81,31 @@ class Answered(NamedTuple):
         answer = self.answer
         if isinstance(answer, Reply):
             return id(self)  # the next part of the same answer may be here too
-        if not isinstance(answer, Exception) and all([text.is_one_label for text in answer]):
-            return self.wanted, answer[0].logits.shape[1]
+        if isinstance(answer, LabelEach):
+            return self.wanted, answer.columns.logits.shape[1]
         return self.number
+
+
+def _in_columns(answered: Answered) -> Answered:
+    """Returns the same with its answer as columns, if it can be."""
+    answer = answered.answer
+    columns = LabelEach.of(answer) if isinstance(answer, list) else None
+    return answered if columns is None else answered._replace(answer=columns)
 
 
 def _reply(answers: list[Answered]) -> Reply:
     """Returns the reply to requests whose answers have one shape."""
-    texts: list[TextAnswer] = []
-    versions: list[int] = []
-    requests: list[tuple[int, int]] = []
-    for number, _, version, answer in answers:
-        if isinstance(answer, Reply):
-            return answer
-        if isinstance(answer, Exception):
-            return _failed(number, answer)
-        texts += answer
-        versions += [version] * len(answer)
-        requests.append((number, len(answer)))
-    return Reply(requests, outputs_of(texts, names_of(answers[0].wanted), versions))
+    number, wanted, version, answer = answers[0]
+    if isinstance(answer, Reply):
+        return answer
+    if isinstance(answer, Exception):
+        return _failed(number, answer)
+    if isinstance(answer, list):
+        return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
+    parts = [(one.number, one.version, one.answer) for one in answers if isinstance(one.answer, LabelEach)]
+    versions = [version for _, version, part in parts for _ in range(len(part))]
+    columns = columns_of([part for _, _, part in parts])
+    return Reply([(number, len(part)) for number, _, part in parts], outputs_of(columns, names_of(wanted), versions))
 
 
 def _failed(number: int, error: Exception) -> Reply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,11 @@ from hplm.arrays import Array
 from hplm.engine.in_flight import Mark, number_of
 from hplm.engine.views import View
 from hplm.request.form import Form
-from hplm.tasks import TextAnswer, windows_of
+from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 
-Answer = list[TextAnswer] | Exception
+Answer = Answers | Exception
 
 
 class Request:
@@ -62,7 +62,6 @@ class Request:
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
         self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows, by text
-        self._left = texts
         self.answered = False
         self._lock = threading.Lock()
 
@@ -104,17 +103,19 @@ class Request:
         parts = [computed[number] for number in range(text.windows)]
         return np.concatenate([own for own, _ in parts]), np.concatenate([spans for _, spans in parts])
 
-    def done(self, index: int, rows: TextAnswer) -> None:
-        """Takes a text's answer, the first one if there are several."""
+    def done(self, indexes: Sequence[int], answers: Answers) -> None:
+        """Takes the answers to texts, in their order, and of each text the first one if there are several."""
         with self._lock:
-            if self._rows[index] is not None:
+            if self.answered:
                 return
-            self._rows[index] = rows
-            self._left -= 1
-            if self._left or self.answered:
-                return
+            if len(indexes) < self.texts:  # its texts were not computed together
+                for index, rows in zip(indexes, answers, strict=True):
+                    self._rows[index] = self._rows[index] or rows
+                answers = [rows for rows in self._rows if rows is not None]
+                if len(answers) < self.texts:
+                    return
             self.answered = True
-        self._respond(self, [rows for rows in self._rows if rows is not None])
+        self._respond(self, answers)
 
     def fail(self, error: Exception) -> None:
         with self._lock:

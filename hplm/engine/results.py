@@ -4,46 +4,59 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from hplm.arrays import Array, together
 from hplm.engine.failures import failure
-from hplm.engine.request import Text
+from hplm.engine.request import Request, Text
 from hplm.errors import Broken, HplmError
 from hplm.levels.calibration import Calibration
-from hplm.tasks import ReadEach, TextAnswer
+from hplm.tasks import Answers, LabelEach, ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
 
 
 def read_answers(
     texts: Sequence[Text], logits: Sequence[Array], exit: int | None = None
-) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
-    """Yields the texts with their answers, in any order; of a text in windows, the last one that is computed.
+) -> Iterator[tuple[list[Text], Answers | HplmError]]:
+    """Yields texts of one request each, in their order, with their answers; of a text in windows, the last that is computed.
 
     `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
-    alike: dict[tuple[ReadEach, int], list[int]] = {}
-    for index, text in enumerate(texts):
-        request = text.request
+    by_request: dict[Request, list[int]] = {}
+    for number, text in enumerate(texts):
+        by_request.setdefault(text.request, []).append(number)
+    alike: dict[tuple[ReadEach, int], list[list[int]]] = {}
+    for request, numbers in by_request.items():
+        if len(numbers) > 1:
+            numbers.sort(key=lambda number: texts[number].index)
         read_each = request.tenant.task_object.read_each
-        if read_each is not None and text.is_one_row and not request.top_k:
-            alike.setdefault((read_each, len(request.tenant.labels)), []).append(index)
+        if read_each is not None and not request.top_k and all([texts[number].is_one_row for number in numbers]):
+            alike.setdefault((read_each, len(request.tenant.labels)), []).append(numbers)
         else:
-            yield from _answer(text, logits[index], exit)
-    for (read_each, labels), indexes in alike.items():
-        own = together([logits[index][:, :labels] for index in indexes])
+            yield from _answers(texts, logits, exit, numbers)
+    for (read_each, labels), parts in alike.items():
+        some = [texts[number] for numbers in parts for number in numbers]
+        own = np.ascontiguousarray(together([logits[number] for numbers in parts for number in numbers])[:, :labels])
         if not np.isfinite(own).all():
-            for index in indexes:
-                yield from _answer(texts[index], logits[index], exit)
+            for numbers in parts:
+                yield from _answers(texts, logits, exit, numbers)
             continue
-        some = [texts[index] for index in indexes]
-        names = [text.request.tenant.labels for text in some]
-        answers = read_each(own, together([text.spans for text in some]), names, [_calibration(text, exit) for text in some])
-        for text, answer in zip(some, answers, strict=True):
-            yield text, _at(exit, text, answer)
+        names: list[Sequence[str]] = []
+        calibrations: list[Calibration | None] = []
+        levels: list[int] = []
+        for numbers in parts:
+            text, count = texts[numbers[0]], len(numbers)
+            names += [text.request.tenant.labels] * count
+            calibrations += [_calibration(text, exit)] * count
+            levels += [_level(text, exit)] * count
+        columns = read_each(own, together([text.spans for text in some]), names, calibrations)._replace(levels=levels)
+        start = 0
+        for numbers in parts:
+            stop = start + len(numbers)
+            yield some[start:stop], LabelEach(columns, start, stop)
+            start = stop
 
 
 def _calibration(text: Text, exit: int | None) -> Calibration | None:
@@ -52,15 +65,25 @@ def _calibration(text: Text, exit: int | None) -> Calibration | None:
     return own if own is None or exit is None else text.exits.calibrations[exit]
 
 
-def _at(exit: int | None, text: Text, answer: TextAnswer) -> TextAnswer:
-    """Returns an answer with its level: 1 is that of exit 0, and the last one is behind all layers."""
+def _level(text: Text, exit: int | None) -> int:
+    """Returns the level of an answer: 1 is that of exit 0, and the last one is behind all layers."""
     if text.plan is None:
-        return answer
-    return replace(answer, level=1 + (len(text.exits.calibrations) if exit is None else exit))
+        return 1
+    return 1 + (len(text.exits.calibrations) if exit is None else exit)
 
 
-def _answer(text: Text, logits: Array, exit: int | None) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
-    """Yields the answer to a text, or nothing while other windows of it are to be computed."""
+def _answers(
+    texts: Sequence[Text], logits: Sequence[Array], exit: int | None, numbers: Sequence[int]
+) -> Iterator[tuple[list[Text], list[TextAnswer] | HplmError]]:
+    """Yields texts with their answers, one by one, but none for which other windows are to be computed."""
+    for number in numbers:
+        found = _answer(texts[number], logits[number], exit)
+        if found is not None:
+            yield [texts[number]], found
+
+
+def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | HplmError | None:
+    """Returns the answer to a text. None while other windows of it are to be computed."""
     request = text.request
     try:
         labels = request.tenant.labels
@@ -69,16 +92,17 @@ def _answer(text: Text, logits: Array, exit: int | None) -> Iterator[tuple[Text,
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         joined = request.joined(text, own)
         if joined is None:
-            return
+            return None
         own, spans = joined
         task = request.tenant.task_object
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
         if (calibration := _calibration(text, exit)) is not None:
             rows = own if exit is None else text.rows(logits, task.exit_outputs(labels))
-            answer = replace(answer, confidence=task.confidence(calibration, rows, spans, labels))
-        yield text, _at(exit, text, answer)
+            answer.confidence = task.confidence(calibration, rows, spans, labels)
+        answer.level = _level(text, exit)
+        return [answer]
     except HplmError as error:
         log.error("%s", error)
-        yield text, error
+        return error
     except Exception as error:
-        yield text, failure("answering", error)
+        return failure("answering", error)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.tasks import TextAnswer
+from hplm.tasks import Columns, LabelEach, TextAnswer, columns_of
 
 Outputs = dict[str, Array]  # by name on the wire
 _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the answer to a text
@@ -30,18 +30,17 @@ def names_of(bits: int) -> frozenset[str]:
     return frozenset(name for number, name in enumerate(OUTPUTS) if bits >> number & 1)
 
 
-def outputs_of(texts: Sequence[TextAnswer], wanted: Collection[str], versions: Sequence[int]) -> Outputs:
+def outputs_of(texts: Sequence[TextAnswer] | Columns, wanted: Collection[str], versions: Sequence[int]) -> Outputs:
     """Returns the requested outputs of answers to texts as rectangles. `versions` has one for each text.
 
     Short answers are filled up with "", 0 and -1: JSON has no NaN.
     """
-    outputs: Outputs = {}
-    rows = 1
-    if all([text.is_one_label for text in texts]):
-        labels = [text.labels[0] for text in texts]
-        for name, field in _FIELDS.items():
-            if name in wanted:
-                outputs[name] = np.concatenate([getattr(text, field) for text in texts])[:, None]
+    if not isinstance(texts, Columns) and (alike := LabelEach.of(texts)) is not None:
+        texts = columns_of([alike])
+    if isinstance(texts, Columns):
+        columns = texts
+        rows, labels, confidences, levels = 1, columns.labels, columns.confidences, columns.levels
+        outputs = {name: getattr(columns, field)[:, None] for name, field in _FIELDS.items() if name in wanted}
     else:
         count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
         scores = np.zeros((count, rows), dtype=np.float32)
@@ -54,12 +53,13 @@ def outputs_of(texts: Sequence[TextAnswer], wanted: Collection[str], versions: S
             spans[i, :used] = text.spans
         labels = [label for text in texts for label in (*text.labels, *[""] * (rows - len(text.labels)))]
         outputs = {name: values for name, values in zip(_FIELDS, (scores, logits, spans), strict=True) if name in wanted}
+        confidences, levels = [text.confidence for text in texts], [text.level for text in texts]
     if "LABEL" in wanted:
         outputs["LABEL"] = strings([label.encode() for label in labels]).reshape(-1, rows)
     if CONFIDENCE in wanted:
-        outputs[CONFIDENCE] = np.array([[text.confidence] for text in texts], dtype=np.float32)
+        outputs[CONFIDENCE] = np.array(confidences, dtype=np.float32)[:, None]
     if LEVEL in wanted:
-        outputs[LEVEL] = np.array([[text.level] for text in texts], dtype=np.int32)
+        outputs[LEVEL] = np.array(levels, dtype=np.int32)[:, None]
     if "VERSION" in wanted:
         outputs["VERSION"] = strings([b"%d" % version for version in versions]).reshape(-1, 1)
     return outputs

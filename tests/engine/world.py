@@ -190,7 +190,7 @@ class World:
         assert self.taken == 0, "a request has left twice or never"
         assert [len(answers) for answers in self.answers] == [1] * len(self.answers)
         for number, ((tenant, texts, *_), (answer,)) in enumerate(zip(self.asked, self.answers, strict=True)):
-            if not isinstance(answer, list):
+            if isinstance(answer, Exception):
                 assert isinstance(answer, self._reasons(number)), repr(answer)
             else:
                 assert len(answer) == len(texts)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hplm.request.answers import OUTPUTS, End, Reply, outputs_of, packed, replies_in, size_of, strings
-from hplm.tasks import TASKS, TextAnswer
+from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each, columns_of
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
 
@@ -21,6 +21,23 @@ def test_texts_of_one_request_may_have_any_number_of_labels():
     assert outputs["SPAN"][:, :, 0].tolist() == [[0, 0], [0, -1], [-1, -1]]
     empty = outputs_of([TASKS["multilabel"].answer(logits[2:], WHOLE, ["a", "b"])], {"LABEL"}, [1])
     assert empty["LABEL"].tolist() == [[b""]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=4))
+def test_ranges_of_columns_give_the_outputs_of_their_texts(ranges):
+    """Neighbours of one batch are not put together, others are."""
+    logits = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
+    columns = best_label_of_each(logits, np.repeat(WHOLE, 7, axis=0), [["a", "b", "c"]] * 7, [None] * 7)
+    columns = columns._replace(confidences=[number / 8 for number in range(7)], levels=[*range(7)])
+    parts = [LabelEach(columns, start, start + count) for start, count in ranges]
+    texts = [text for part in parts for text in part]
+    assert [text.level for text in texts] == [level for start, count in ranges for level in range(start, start + count)]
+    versions = [*range(len(texts))]
+    found, expected = outputs_of(columns_of(parts), OUTPUTS, versions), outputs_of(texts, OUTPUTS, versions)
+    assert [*found] == [*expected]
+    for name, values in found.items():
+        assert values.dtype == expected[name].dtype
+        np.testing.assert_array_equal(values, expected[name])
 
 
 def test_one_long_string_does_not_pad_the_others():
