@@ -40,7 +40,7 @@ def start(command: str, package: str, folders: Iterable[str], words: Sequence[st
     try:
         from bench.run import run
 
-        return run(command, package, name, words)
+        return run(f"{command} {name}", package, name, words)
     except ModuleNotFoundError as error:
         way_out = "run `pip install -c constraints.txt -e '.[bench]' -e clients` in the checkout"
         raise HplmError(f"the package {error.name} is missing: {way_out}") from error

@@ -42,10 +42,9 @@ def panels_of(rows: Sequence[Row]) -> Curves:
     return panels
 
 
-def draw(curves: Curves, title: str, path: Path, log: str = "") -> None:
-    """Draws the figures. The suffix of the path chooses the format. `log`: the logarithmic axes, such as `xy`."""
+def draw(curves: Curves, title: str, path: Path) -> None:
+    """Draws the figures. The suffix of the path chooses the format."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
 
     rows, columns = -(-len(curves) // COLUMNS), min(len(curves), COLUMNS)
     figure = Figure(figsize=(8, 4.6) if len(curves) == 1 else (15, 3.4 * rows), dpi=110, layout="constrained")
@@ -54,11 +53,7 @@ def draw(curves: Curves, title: str, path: Path, log: str = "") -> None:
         for (label, curve), color in zip(lines.items(), colors(), strict=False):
             points = [(float(number), value) for number, value in curve.items() if value is not None]
             axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, label=label)
-        for which, scale, axis in (("x", axes.set_xscale, axes.xaxis), ("y", axes.set_yscale, axes.yaxis)):
-            if which in log:
-                scale("log")
-                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        if "y" not in log and axes.dataLim.ymin >= 0:
+        if axes.dataLim.ymin >= 0:
             axes.set_ylim(bottom=0)
         style(axes, name)
         axes.legend(fontsize=7, frameon=False)

@@ -44,11 +44,3 @@ def gflops(seconds: float = MEASURED_S) -> float:
         _ = x @ x
         rates.append(2 * PRODUCT**3 / (time.perf_counter() - start) / 1e9)
     return statistics.median(rates)
-
-
-def in_words(described: dict[str, str | int | float]) -> str:
-    gpu = described.get("gpu", "no GPU")
-    return (
-        f"{described['cpu']}, {described['cores']} cores, {described['memory_gib']} GiB of memory, {gpu}; "
-        f"torch {described['torch']}, Python {described['python']}"
-    )

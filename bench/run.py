@@ -25,8 +25,8 @@ SEVERAL = re.compile(r"[\w.]+(,[\w.]+)+")
 
 
 def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
-    """Returns the exit status: 1 if a figure misses its target."""
-    function, app = of(name, package, command)
+    """Runs the function `name` of the package's module `name`. Returns the exit status: 1 if a figure misses its target."""
+    function, app = of(command, package, name)
 
     @app.meta.default
     def measure(
@@ -52,7 +52,7 @@ def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
         after = gflops(*short)
         print(table_of(rows))
         if picture is not None:
-            draw_rows(rows, f"{command} {name}", picture)
+            draw_rows(rows, command, picture)
         missed = [row.name for row in rows if row.missed]
         about = {"missed": missed, "gflops": [round(before, 1), round(after, 1)], "machine": machine(), "case": case}
         if json:
@@ -64,13 +64,13 @@ def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
     try:
         return app.meta(apart(words), exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
-        raise InvalidInput(f"{name}: {' '.join(str(error).split())} See `{command} {name} --help`") from None
+        raise InvalidInput(f"{name}: {' '.join(str(error).split())} See `{command} --help`") from None
 
 
-def of(name: str, package: str = "bench", command: str = "hplm bench") -> tuple[Callable[..., Rows], App]:
+def of(command: str, package: str, name: str) -> tuple[Callable[..., Rows], App]:
     """Returns the function of a benchmark, and what reads its options."""
     function = getattr(importlib.import_module(f"{package}.{name}"), name)
-    app = app_of(f"{command} {name}")
+    app = app_of(command)
     app.default(function)
     return function, app
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError
 
 from bench.run import apart
 from hplm.errors import HplmError
-
-JSON = Parameter("--json", negative=())
-FLAT = Parameter(name="*")
 
 
 def run(app: App, arguments: Sequence[str] | None = None) -> int:

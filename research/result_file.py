@@ -6,9 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +27,12 @@ class ResultFile:
     path: Path
 
     def get(self, run: dict[str, Any]) -> dict[str, Any] | None:
-        found = self._finished().get(digest_of(run))
-        return dict(found.result) if found else None
+        return self.of([run])[0]
+
+    def of(self, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any] | None]:
+        """Returns the result of each run; None: it is missing."""
+        finished = self._finished()
+        return [dict(found.result) if (found := finished.get(digest_of(run))) else None for run in runs]
 
     def put(self, run: dict[str, Any], result: dict[str, Any]) -> None:
         """Replaces the file by one with this line. Several processes may do so at a time, and a cut leaves the old file."""
@@ -48,28 +51,20 @@ class ResultFile:
         return iter(self._finished().values())
 
     def _finished(self) -> dict[str, Finished]:
-        try:
-            is_now = self.path.stat()
-        except FileNotFoundError:
-            return {}
-        return _read(self.path, (is_now.st_ino, is_now.st_mtime_ns, is_now.st_size))
+        found: dict[str, Finished] = {}
+        if not self.path.exists():
+            return found
+        for number, line in enumerate(self.path.read_text("utf-8").splitlines(), 1):
+            try:
+                stored = json.loads(line)
+                digest, one = stored["digest"], Finished(dict(stored["run"]), dict(stored["result"]))
+            except (ValueError, TypeError, KeyError):
+                raise InvalidInput(f"{self.path}, line {number}: no result can be read there: repair or remove it") from None
+            if digest != digest_of(one.run) or digest in found:  # of a merge of two files, for one
+                raise InvalidInput(f"{self.path}, line {number}: the run {digest} is changed or there twice: remove the line")
+            found[digest] = one
+        return found
 
 
 def digest_of(run: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@lru_cache(maxsize=4)
-def _read(path: Path, version: tuple[int, int, int]) -> dict[str, Finished]:
-    found: dict[str, Finished] = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            stored = json.loads(line)
-            digest, one = stored["digest"], Finished(dict(stored["run"]), dict(stored["result"]))
-        except (ValueError, TypeError, KeyError):
-            raise InvalidInput(f"{path}, line {number}: no result can be read there: repair the line or remove it") from None
-        if digest != digest_of(one.run):
-            raise InvalidInput(f"{path}, line {number}: the digest {digest} is that of another run: remove the line")
-        if found.setdefault(digest, one) != one:
-            raise InvalidInput(f"{path}, line {number}: the run {digest} has another result above: remove one of the two")
-    return found

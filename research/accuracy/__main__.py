@@ -19,8 +19,7 @@ from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from research.accuracy.report import FEW, Report
 from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS
-from research.accuracy.table import draw, markdown_of, tenants_in
-from research.markdown import markdown
+from research.accuracy.table import draw, markdown, markdown_of, warning_of
 from research.options import run
 from research.result_file import ResultFile
 
@@ -86,12 +85,12 @@ def accuracy(
     for study in chosen:
         if not (runs := report.finished(study)):
             continue
-        weights, tasks = tenants_in(runs) if study.tenants else None, {run["task"] for run in runs}
-        print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
+        print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs)}{warning_of(runs)}")
+        tasks = {run["task"] for run in runs}
         if published := [(task.tenant, public.GCN, task.published) for task in public.TASKS if task.tenant in tasks]:
             print(f"\nPublished, on all training texts:\n\n{markdown(('task', 'published', 'accuracy'), published)}")
         if pictures is not None:
-            draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
+            draw(runs, study.title, pictures / f"accuracy-{study.name}.svg")
 
 
 main = partial(run, app)

@@ -81,36 +81,30 @@ class Stores:
 
     def build(self, wanted: Sequence[tuple[Recipe, str]]) -> None:
         """Builds what is missing for these recipes and domains: roots first, and large tables before those cut from them."""
-        for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
-            self._build_root(root)
-        tables = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
-        for recipe, domain in dict.fromkeys([*((recipe.whole, domain) for recipe, domain in tables), *tables]):
-            store, branch, whole = self.open(recipe), recipe.branch(domain), recipe.whole
-            if (branch, 1) in store.domains():
-                continue
-            if recipe == whole:
-                options, budget = DomainOptions(learn=recipe.learn, keep=recipe.keep), Budget(minutes=recipe.minutes)
-                build_domain(store, branch, [self.corpora[domain]], options, budget, self.device)
-            else:
-                largest = self.open(whole), whole.branch(domain)
-                recut_domain(*largest, store, branch, recipe.keep, recipe.dtype, self.device)
+        roots = [(recipe.root, "root") for recipe, _ in wanted]
+        domains = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
+        for tables in (roots, domains):
+            for table in dict.fromkeys([*((recipe.whole, name) for recipe, name in tables), *tables]):
+                self._build_table(*table)
 
-    def _build_root(self, recipe: Recipe) -> None:
-        folder, whole = self.folder / recipe.store, recipe.whole
+    def _build_table(self, recipe: Recipe, name: str) -> None:
+        """Builds the table of a domain, or of a root with its store."""
+        folder, branch, whole = self.folder / recipe.store, recipe.branch(name), recipe.whole
+        if (folder / "plot" / branch / "1/meta.json").exists():
+            return
         if recipe != whole:
-            self._build_root(whole)
-            recut_root(self.open(whole), folder, recipe.root_keep, self.device)
-        elif not (folder / "plot/root/1").exists():
+            origin = self.open(whole)
+            if not (folder / "store.json").exists():
+                tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+                Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
+            keep = recipe.root_keep if name == "root" else recipe.keep
+            recut_domain(origin, whole.branch(name), Store(folder), branch, keep, recipe.dtype, self.device)
+        elif name == "root":
             options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
             build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.root_minutes), self.device)
-
-
-def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    """Makes a new store with another table of the same corpus and layers."""
-    if not (folder / "store.json").exists():
-        tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
-        Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
-    return recut_domain(origin, "root", Store(folder), "root", keep, origin.meta("root", 1).dtype, device)
+        else:
+            options, budget = DomainOptions(learn=recipe.learn, keep=recipe.keep), Budget(minutes=recipe.minutes)
+            build_domain(Store(folder), branch, [self.corpora[name]], options, budget, self.device)
 
 
 def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from bench.turns import threads
 from builder.hardware import products_of
-from builder.store.resumable import digest_of, replaced
+from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader
@@ -71,10 +70,10 @@ class Report:
 
     def finished(self, study: Study) -> list[dict[str, Any]]:
         """Returns the runs that have a result, with it, in the order of tasks, cases and seeds."""
-        found = ((run, self.results.get(self._told(run))) for run in self._runs(study))
+        runs = list(self._runs(study))
         return [
             {"task": run.task.id, "kind": run.task.task, "case": run.case.label, "seed": run.seed, **result}
-            for run, result in found
+            for run, result in zip(runs, self.results.of(map(self._told, runs)), strict=True)
             if result is not None
         ]
 
@@ -83,8 +82,10 @@ class Report:
 
     def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
         """Computes all missing results. Each training has one thread, because its result depends on the number of threads."""
-        told = [(self._told(run), run) for study in studies for run in self._runs(study)]
-        missing = list({repr(one): run for one, run in told if self.results.get(one) is None}.values())
+        runs = [run for study in studies for run in self._runs(study)]
+        told = [self._told(run) for run in runs]
+        known = zip(told, runs, self.results.of(told), strict=True)
+        missing = list({repr(one): run for one, run, result in known if result is None}.values())
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
@@ -147,9 +148,8 @@ class Report:
 
     @cached_property
     def _stores(self) -> Stores:
-        """Stores of copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
-        kept = {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
-        return Stores(self.model, [kept[name] for name in self._general], kept, self.home / "stores", self.device)
+        general = [self._corpora[name] for name in self._general]
+        return Stores(self.model, general, self._corpora, self.home / "stores", self.device)
 
     def _training(self, run: Run) -> TrainingOptions:
         return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
@@ -164,11 +164,6 @@ class Report:
         return case.recipe or self._bare
 
     def _build(self, runs: Sequence[Run]) -> None:
-        for name, kept in self._stores.corpora.items():
-            if runs and not kept.exists():
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                with replaced(kept) as copy:
-                    shutil.copyfile(self._corpora[name], copy)
         self._stores.build([(self._recipe(run.case), run.task.domain) for run in runs])
         for part, domain in dict.fromkeys((run.case.pretrained, run.task.domain) for run in runs):
             if part:

@@ -1,4 +1,4 @@
-"""Measures one scenario for all schemes and several numbers of tenants, on the same Triton.
+"""`python -m research.comparison.compare`: all schemes under load, with few and with many tenants, on the same Triton.
 
     python -m research.comparison.compare --tenants 1,10,100,1000 --json  throughput (HMI's Fig. 11), memory (Table 2)
     python -m research.comparison.compare --scenario slowdown --tenants 1,10,100,1000  what swapping models costs (Fig. 3)
@@ -11,19 +11,18 @@ it measures what is missing.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from bench.machine import gflops, machine
-from bench.rows import Positive, Size, Whole, expect_text, say
-from bench.run import app_of
+from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.run import run
 from bench.server import private_bytes, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
@@ -33,108 +32,106 @@ from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
-from research.comparison.report import Numbers, described, numbers_in, summary
 from research.comparison.schemes import COMPARED, MB, export_compared, megabytes, random_tenant_store
-from research.options import FLAT, JSON
-from research.options import run as run_command
+from research.options import ended
 from research.result_file import ResultFile
 from testing.random_store import SIZES
 
-app = app_of("python -m research.comparison.compare", __doc__)
 Scenario = Literal["saturate", "slowdown", "steady", "burst"]
 DISTINCT = 4096  # different requests of `saturate`, more than are sent
-OPEN_CONNECTIONS = 512  # in scenarios that do not wait for answers
+CLIENTS = {"saturate": 16, "slowdown": 1, "steady": 512, "burst": 512}  # one for the slow-down, so that no request waits
+CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
+BATCH_TOKENS, RANK = 1024, 32  # of every scheme
 WARM_UP = 0.25  # share of the seconds
-PERCENTS = np.arange(0, 101)
+PERCENTS = (10, 25, 50, 75, 90, 95, 99)
+LEAST, MANY = 4.0, 1000  # times as fast as dedicated models in one process, for so many tenants or more
 WAY_OUT = "read the server's log or give more --patience, and then give the command again"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    scenario: Scenario = "saturate"
-    "How requests arrive."
-    size: Size = "bert-base"
-    "Size of the model."
-    tenants: tuple[Whole, ...] = (1, 10, 100, 1000)
-    "Numbers of tenants. The server knows as many as the largest one."
-    schemes: tuple[str, ...] = COMPARED
-    "Schemes to measure."
-    budget: Whole = 20
-    "Dedicated models in memory."
-    lengths: str = "128"
-    "Tokens of a text, or normal:MEAN,VARIANCE."
-    seconds: Positive = 15.0
-    "Seconds of each measurement."
-    connections: Whole = 16
-    "Connections of saturate."
-    batch_tokens: Whole = 1024
-    "Most tokens in a batch, in every scheme."
-    patience: Positive = 60.0
-    "Seconds that an answer may take, and requests in flight after the end."
-    dtype: str = "auto"
-    "Precision of the engine."
-    rank: Whole = 32
-    "Rank of the adapters."
+class Case:
+    """The settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
 
-    def __post_init__(self) -> None:
-        for tokens in (self.mix(1).lengths.least, self.mix(1).lengths.most):
-            expect_text(tokens, self.size, "lengths")
-        if unknown := [scheme for scheme in self.schemes if scheme not in COMPARED]:
-            raise InvalidInput(f"--schemes: unknown scheme {unknown[0]!r}: choose from {','.join(COMPARED)}")
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether a client waits for an answer before it sends the next request."""
-        return self.scenario in ("saturate", "slowdown")
-
-    @property
-    def clients(self) -> int:
-        """The number of clients at a time. For the slow-down it is one, so that no request waits for another one."""
-        return {"slowdown": 1, "saturate": self.connections}.get(self.scenario, OPEN_CONNECTIONS)
+    scenario: Scenario
+    size: Size
+    known_tenants: int
+    budget: int
+    lengths: str
+    seconds: float
+    patience: float
 
     def mix(self, tenants: int) -> Mix:
         return Mix(tenants, lengths=lengths_of(self.lengths))
 
-    def settings(self) -> dict[str, Any]:
-        """Returns the settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
-        clients = 1 if self.scenario == "slowdown" else self.connections
-        mine = asdict(self) | {"connections": clients, "known_tenants": max(self.tenants), "machine": machine()}
-        return {name: value for name, value in mine.items() if name not in ("tenants", "schemes")}
+
+@benchmark(
+    size="toy", tenants=(1, 5), schemes=("hplm", "dedicated_inprocess"), budget=2, lengths="12", seconds=0.5, results=None
+)
+def compare(
+    *,
+    scenario: Scenario = "saturate",
+    size: Size = "bert-base",
+    tenants: tuple[Whole, ...] = (1, 10, 100, 1000),
+    schemes: tuple[str, ...] = COMPARED,
+    budget: Whole = 20,
+    lengths: str = "128",
+    seconds: Positive = 15.0,
+    patience: Positive = 60.0,
+    results: Path | None = Path("results"),
+    work: Path | None = None,
+) -> Rows:
+    """Measures what is missing, and shows all numbers.
+
+    :param scenario: how requests arrive
+    :param size: of the model
+    :param tenants: numbers of tenants; the server knows as many as the largest one
+    :param schemes: schemes to measure
+    :param budget: dedicated models in memory
+    :param lengths: tokens of a text, or normal:MEAN,VARIANCE
+    :param seconds: of each measurement
+    :param patience: seconds that an answer may take, and requests in flight after the end
+    :param results: folder for the numbers
+    :param work: folder for the repositories, which is kept (default: a temporary folder)
+    """
+    case = Case(scenario, size, max(tenants), budget, lengths, seconds, patience)
+    for tokens in (case.mix(1).lengths.least, case.mix(1).lengths.most):
+        expect_text(tokens, size, "lengths")
+    if unknown := [scheme for scheme in schemes if scheme not in COMPARED]:
+        raise InvalidInput(f"--schemes: unknown scheme {unknown[0]!r}: choose from {','.join(COMPARED)}")
+    with tempfile.TemporaryDirectory(prefix="hplm-compare-") as scratch:
+        kept = ResultFile((results or Path(scratch)) / f"{size}-{scenario}.jsonl")
+        yield from rows_of_schemes(case, measured(case, tenants, schemes, kept, work or Path(scratch)))
 
 
-USUAL = Comparison()
-QUICK = Comparison(
-    size="toy", tenants=(1, 5), schemes=("hplm", "dedicated_inprocess"), budget=2, lengths="12", seconds=0.5, connections=3,
-    batch_tokens=64, dtype="fp32", rank=4,
-)  # fmt: skip
-
-
-def run(case: Comparison, results: Path, work: Path) -> Numbers:
-    """Measures missing numbers. A failure stops no other measurement; it is raised at the end."""
-    kept, settings, failed = ResultFile(results / f"{case.size}-{case.scenario}.jsonl"), case.settings(), []
-    config = SIZES[case.size]
-    options = ServingOptions(dtype=case.dtype, batch_tokens=max(case.batch_tokens, config.positions))
-    for scheme in case.schemes:
-        runs = {tenants: {"scheme": scheme, "tenants": tenants, "settings": settings} for tenants in case.tenants}
-        missing = {tenants: one for tenants, one in runs.items() if kept.get(one) is None}
-        if not missing:
-            continue
-        say(f"{scheme}: exporting")
-        store = random_tenant_store(work / f"store-{case.size}-{case.rank}", config, case.rank)
-        exported = export_compared(store, work / scheme, scheme, max(case.tenants), case.budget, options)
-        with TritonServer(work / scheme) as server:
-            for tenants, one in missing.items():
-                say(f"{scheme}: measuring {tenants} tenants")
-                try:
-                    kept.put(one, measured(case, scheme, server, tenants) | megabytes(exported))
-                except HplmError as error:
-                    failed.append(str(error))
+def measured(
+    case: Case, tenants: Sequence[int], schemes: Sequence[str], kept: ResultFile, work: Path
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Returns the numbers by scheme and tenants. A failure stops no other measurement; it is raised at the end."""
+    failed: list[str] = []
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    config, settings = SIZES[case.size], asdict(case) | {"machine": machine()}
+    for scheme in schemes:
+        runs = {count: {"scheme": scheme, "tenants": count, "settings": settings} for count in tenants}
+        missing = {count: one for count, one in runs.items() if kept.get(one) is None}
+        if missing:
+            say(f"{scheme}: exporting")
+            options = ServingOptions(batch_tokens=max(BATCH_TOKENS, config.positions))
+            store = random_tenant_store(work / f"store-{case.size}", config, RANK)
+            exported = export_compared(store, work / scheme, scheme, case.known_tenants, case.budget, options)
+            with TritonServer(work / scheme) as server:
+                for count, one in missing.items():
+                    say(f"{scheme}: measuring {count} tenants")
+                    try:
+                        kept.put(one, under_load(case, scheme, server, count) | megabytes(exported))
+                    except HplmError as error:
+                        failed.append(str(error))
+        found[scheme] = {count: result for count, one in runs.items() if (result := kept.get(one)) is not None}
     if failed:
         raise HplmError("\n".join(failed))
-    return next(one for one in numbers_in(kept) if one.settings == settings)
+    return found
 
 
-def measured(case: Comparison, scheme: str, server: TritonServer, tenants: int) -> dict[str, Any]:
+def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> dict[str, Any]:
     """Returns the figures of one scheme behind a real Triton, for so many tenants."""
 
     def requests(arrivals: Arrivals) -> list[bytes]:
@@ -142,8 +139,8 @@ def measured(case: Comparison, scheme: str, server: TritonServer, tenants: int) 
         return [infer_request(case.size, [text], tenant_id(tenant)) for text, tenant in texts]
 
     drawn = case.mix(tenants).draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))  # without a time
-    warming = Load(server.http_url, requests(drawn), connections=case.clients, patience=case.patience)
-    if case.is_closed:
+    warming = Load(server.http_url, requests(drawn), connections=CLIENTS[case.scenario], patience=case.patience)
+    if case.scenario in CLOSED:
         load = replace(warming, seconds=case.seconds)
         send(replace(warming, seconds=WARM_UP * case.seconds))
     else:
@@ -153,46 +150,49 @@ def measured(case: Comparison, scheme: str, server: TritonServer, tenants: int) 
         send(replace(warming, seconds=load.seconds, requests=warming.requests[: min(16, tenants)], count=16, connections=4))
     before = gflops()
     (report,) = send(load)
-    if case.is_closed:
+    if case.scenario in CLOSED:
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
-    good, due = report.latencies[report.statuses == 200], load.due
     return report.summary() | {
-        "machine_gflops": [round(speed, 1) for speed in (before, gflops())],  # whether the machine is steady
-        "known_tenants": max(case.tenants),
+        "machine_gflops": round(min(before, gflops()), 1),  # less where the machine had other work
         "private_mb": round(private_bytes(server.pid) / MB, 1),
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds
-        "offered": len(due) if due is not None else None,
-        "offered_req_per_s": round(len(due) / load.seconds, 2) if due is not None else None,
-        "latency_ms": [round(float(value) * 1e3, 2) for value in np.percentile(good, PERCENTS)] if len(good) else [],
+        "answered": report.succeeded / len(load.due) if load.due is not None else 1.0,
+        "percentiles_ms": {percent: report.percentile_ms(percent) if report.succeeded else None for percent in PERCENTS},
     }
 
 
-@app.default
-def compare(
-    *,
-    case: Annotated[Comparison, FLAT] = USUAL,
-    results: Path = Path("results"),
-    work: Path | None = None,
-    quick: bool = False,
-    as_json: Annotated[bool, JSON] = False,
-) -> int:
-    """Measures what is missing, and prints all numbers. Ends with 1 if a ratio misses its target.
+def rows_of_schemes(case: Case, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Rows:
+    rates = {scheme: {count: one["req_per_s"] for count, one in own.items()} for scheme, own in found.items()}
+    for scheme, own in found.items():
+        for count, one in own.items():
+            yield Row(f"schemes/{scheme}/{count}", one["req_per_s"], "/s")
+            yield Row(f"p50_ms/{scheme}/{count}", one["p50_ms"])
+            yield Row(f"machine_gflops/{scheme}/{count}", one["machine_gflops"])
+            if case.scenario == "slowdown":
+                yield Row(f"slower/{scheme}/{count}", rates[scheme][min(own)] / one["req_per_s"])
+            if case.scenario not in CLOSED:
+                yield Row(f"answered/{scheme}/{count}", one["answered"])
+            if case.scenario == "burst":
+                for percent, ms in one["percentiles_ms"].items():
+                    yield Row(f"answered within ms, by percent/{scheme} with {count:,} tenants/{percent}", ms)
+    for scheme, own in found.items():
+        for count, one in own.items():
+            yield Row(f"memory/{scheme}/private_mb/{count}", one["private_mb"])
+        last = own[max(own)]  # weights are the same for all numbers of tenants
+        for name in ("shared", "each", "swapped", "mapped"):
+            yield Row(f"memory/{scheme}/{name}_mb", round(last[name], 2))
+        yield Row(f"memory/{scheme}/models_in_16_gb", last["models_in_16_gb"])
+    if case.scenario == "saturate" and "hplm" in rates:
+        ours = rates["hplm"]
+        if (theirs := rates.get("dedicated_inprocess", {}).get(max(ours))) is not None:
+            yield Row("ratios/hplm_to_inprocess", ours[max(ours)] / theirs, least=LEAST if max(ours) >= MANY else None)
+        yield Row("ratios/hplm_most_to_least_tenants", ours[max(ours)] / ours[min(ours)])
 
-    :param results: folder for the numbers
-    :param work: folder for the repositories, which is kept (default: a temporary folder)
-    :param quick: measure little, with a toy: the figures mean nothing, and are not kept
-    :param as_json: end with one line of JSON
-    """
-    with tempfile.TemporaryDirectory(prefix="hplm-compare-") as scratch:
-        if quick:
-            case, results = replace(QUICK, scenario=case.scenario), Path(scratch)
-        kept = run(case, results, work or Path(scratch))
-    found = summary(kept)
-    print(json.dumps(found) if as_json else described(kept))
-    return int(bool(found["missed"]))
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    return ended("compare", lambda: run("python -m research.comparison.compare", "research.comparison", "compare", words))
 
-main = partial(run_command, app)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
@@ -31,7 +33,7 @@ def models(numbers: dict[str, int]) -> list[str]:
 
 def profile_of(kinds: Sequence[str]) -> Profile:
     """Returns a profile in which every model is a backbone of its own: the paper's share nothing."""
-    backbones = {f"model-{i}": _backbone(**PAPER["models"][kind]) for i, kind in enumerate(kinds)}
+    backbones = {f"model-{i}": backbone_of(kind) for i, kind in enumerate(kinds)}
     return Profile({"processor": PAPER["source"]}, backbones, Terms(ASSUMED["hop_ms"] * 1e6), FitError(0.0, 0.0))
 
 
@@ -70,13 +72,17 @@ def problem_of(
     return Problem(cluster_of(devices, device_bytes, a_machine), profile, units, trace, most_texts)
 
 
-def _backbone(bytes: int, ms: float, layers: int) -> BackboneProfile:
+def backbone_of(kind: str, pieces: int = 1, ends: tuple[float, float] = (0.0, 0.0)) -> BackboneProfile:
+    """Returns a model with so many pieces a layer. `ends`: by how many layers its first and its last piece take longer."""
+    model = PAPER["models"][kind]
+    weights = np.ones(pieces * model["layers"])
+    weights[[0, -1]] += pieces * np.array(ends)
     times = {
-        int(intra): (Terms(0.0, share * ms * 1e6 / layers / TOKENS),) * layers
+        int(intra): tuple(Terms(0.0, share * model["ms"] * 1e6 * own / weights.sum() / TOKENS) for own in weights.tolist())
         for intra, share in ASSUMED["intra_times"].items()
     }
     return BackboneProfile(
-        layers=layers, precision="fp16", export=PAPER["source"], tenants={DOMAIN: ("all",)}, parents={}, entry_bytes=0,
-        layer_bytes=(bytes // layers,) * layers, table_bytes={DOMAIN: 0}, record_bytes=0, slots=0, slot_bytes=0,
-        times=times, around=Terms(ASSUMED["dispatch_ms"] * 1e6),
+        layers=len(weights), precision="fp16", export=PAPER["source"], tenants={DOMAIN: ("all",)}, parents={}, entry_bytes=0,
+        layer_bytes=(model["bytes"] // len(weights),) * len(weights), table_bytes={DOMAIN: 0}, record_bytes=0, slots=0,
+        slot_bytes=0, times=times, around=Terms(ASSUMED["dispatch_ms"] * 1e6),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -174,32 +175,25 @@ def _filled(lengths: Array, box: Array) -> Array:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Seconds of a padded group, measured on a grid, with linear interpolation and extrapolation.
+    """Seconds of a padded group: of its call, of each token and of each score, fitted to measured groups.
 
-    If only padded tokens counted, one group for each length would be best. The fixed cost of a call makes larger groups better.
+    If only padded tokens counted, one group for each length would be best. The cost of a call makes larger groups better.
     """
 
-    counts: Array
-    widths: Array
-    seconds: Array  # counts x widths
+    call: float
+    token: float
+    score: float
 
     @classmethod
     def measured(cls, measure: Measure) -> GroupCost:
-        seconds = np.array([[measure(count, width) for width in WIDTHS] for count in COUNTS])
-        return cls(np.array(COUNTS), np.array(WIDTHS), seconds)
+        shapes = list(product(COUNTS, WIDTHS))
+        seconds = np.array([measure(count, width) for count, width in shapes])
+        terms = np.array([(1, count * width, count * width**2) for count, width in shapes])
+        fitted, *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(shapes)), rcond=None)  # errors relative to the time
+        return cls(*np.maximum(fitted, 0).tolist())
 
     def of(self, count: Array, width: Array) -> Array:
-        row, down = _place(self.counts, count)
-        column, right = _place(self.widths, width)
-        upper = self.seconds[row, column] * (1 - right) + self.seconds[row, column + 1] * right
-        lower = self.seconds[row + 1, column] * (1 - right) + self.seconds[row + 1, column + 1] * right
-        return upper * (1 - down) + lower * down
-
-
-def _place(points: Array, x: Array) -> tuple[Array, Array]:
-    """Returns the point before each x, and the fraction of the way from there to the next point."""
-    before = np.clip(np.searchsorted(points, x, "right") - 1, 0, len(points) - 2)
-    return before, (x - points[before]) / (points[before + 1] - points[before])
+        return self.call + count * width * (self.token + self.score * width)
 
 
 def cheapest_cuts(lengths: Array, cost: GroupCost) -> Array:

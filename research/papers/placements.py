@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from itertools import cycle
 
 import numpy as np
 
@@ -11,16 +11,19 @@ from hplm.arrays import Array
 from hplm.placement.attained import Attained
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
-from hplm.placement.search import Found
-from hplm.placement.selection import fast
+from hplm.placement.selection import Selection, fast
 
-Baseline = Callable[[Problem], Found]
-ONE = Parallel(1, 1)
+Baseline = Callable[[Problem], Selection]
 
 
-def replication(problem: Problem) -> Found:
+def replication(problem: Problem) -> Selection:
     """Places as AlpaServe does without model parallelism (Selective Replication): a device a group."""
-    return _selected(problem, ONE, "replication")
+    return greedy(1)(problem)
+
+
+def greedy(stages: int) -> Baseline:
+    """Algorithm 1 on pipelines of so many stages, without a search for groups."""
+    return lambda problem: screened(problem, fast(problem, groups_of(problem, Parallel(stages, 1))).groups)
 
 
 def clockwork(window_s: float) -> Baseline:
@@ -30,18 +33,16 @@ def clockwork(window_s: float) -> Baseline:
     are those of the last window.
     """
 
-    def place(problem: Problem) -> Found:
+    def place(problem: Problem) -> Selection:
         ends: list[Array] = []
         busy = np.zeros(problem.cluster.devices)
         groups: Groups = ()
-        screened = 0
         for window in problem.trace.windows(window_s):
             own = replication(problem.on(window))
-            groups, screened = own.groups, screened + own.screened
+            groups = own.groups
             ends.append(own.attained.end_ns)
             busy[: len(own.attained.busy_ns)] += own.attained.busy_ns
-        attained = Attained(problem.trace, np.concatenate(ends), busy)
-        return Found(groups, attained, f"clockwork, windows of {window_s:g} s", screened)
+        return Selection(groups, Attained(problem.trace, np.concatenate(ends), busy), 1)
 
     return place
 
@@ -49,46 +50,33 @@ def clockwork(window_s: float) -> Baseline:
 def round_robin(stages: int) -> Baseline:
     """Gives units in turn to pipelines of so many stages, as long as they fit."""
 
-    def place(problem: Problem) -> Found:
-        groups = groups_of(problem, Parallel(stages, 1))
-        at, grew = 0, True
-        while grew:
-            grew = False
-            for unit in problem.units:
-                for step in range(len(groups)):
-                    grown = problem.room.added(groups, (at + step) % len(groups), unit.name)
-                    if grown is not None:
-                        groups, at, grew = grown, at + step + 1, True
-                        break
-        return _found(problem, groups, f"round robin, {stages} stages", 1)
+    def place(problem: Problem) -> Selection:
+        groups, at, waiting = groups_of(problem, Parallel(stages, 1)), 0, deque(problem.units)
+        while waiting:
+            unit = waiting.popleft()
+            for step in range(len(groups)):
+                if grown := problem.room.added(groups, (at + step) % len(groups), unit.name):
+                    groups, at = grown, at + step + 1
+                    waiting.append(unit)
+                    break
+        return screened(problem, groups)
 
     return place
-
-
-def greedy(stages: int) -> Baseline:
-    """Algorithm 1 on pipelines of so many stages, without a search for groups."""
-    return lambda problem: _selected(problem, Parallel(stages, 1), "greedy")
 
 
 def manual(stages: int, intra: int) -> Baseline:
     """Gives each unit in turn to a group of so many stages and devices a stage. No unit has a second group."""
 
-    def place(problem: Problem) -> Found:
+    def place(problem: Problem) -> Selection:
         groups = groups_of(problem, Parallel(stages, intra))
-        for unit, at in zip(problem.units, cycle(range(len(groups))), strict=False):
-            grown = problem.room.added(groups, at, unit.name)
-            groups = groups if grown is None else grown
-        return _found(problem, groups, f"manual, {stages}x{intra}", 1)
+        for number, unit in enumerate(problem.units):
+            groups = problem.room.added(groups, number % len(groups), unit.name) or groups
+        return screened(problem, groups)
 
     return place
 
 
-def _selected(problem: Problem, parallel: Parallel, name: str) -> Found:
-    selection = fast(problem, groups_of(problem, parallel))
-    return _found(problem, selection.groups, f"{name}, {parallel.stages}x{parallel.intra}", selection.screened)
-
-
-def _found(problem: Problem, groups: Groups, how: str, screened: int) -> Found:
-    """Leaves out groups without units."""
+def screened(problem: Problem, groups: Groups) -> Selection:
+    """Returns a placement without the groups that have no units."""
     groups = tuple(group for group in groups if group.units)
-    return Found(groups, problem.screen.attained(groups), how, screened)
+    return Selection(groups, problem.screen.attained(groups), 1)

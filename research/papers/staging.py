@@ -37,14 +37,14 @@ ROUNDS = 5
 BATCH_TEXTS = 32  # more for short texts, because a batch must hold the longest text
 BATCHES = 3  # whose texts wait or run
 TENANTS, SLOTS = 256, 64
-WAYS = ("pipelined", "no_retrieval", "no_swapping", "coarse_swapping", "synchronous")
+WAYS = ("pipelined", "no_retrieval", "no_swapping", "synchronous")
 
 
 @benchmark(size="toy", tokens=16, seconds=0.3, dtype="fp32")
 def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10.0, dtype: EngineDtype = "auto") -> Rows:
     """Saturates the upper half, without a server, in each way of overlapping staging and computing.
 
-    Figures are requests a second. On a CPU, `pipelined` and `coarse_swapping` are the same code: what is between them is noise.
+    Figures are requests a second.
 
     :param size: of the model
     :param tokens: of a text
@@ -72,33 +72,24 @@ def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10
         ]
     rates = {name: median(turn[name] for turn in turns[1:]) for name in WAYS}
     yield from (Row(name, own, "/s") for name, own in rates.items())
-    for other in ("synchronous", "coarse_swapping"):
-        yield Row(f"pipelined_to_{other}", rates["pipelined"] / rates[other])
+    yield Row("pipelined_to_synchronous", rates["pipelined"] / rates["synchronous"])
     yield Row("device", settings.device.type)
 
 
 def change(service: Service, way: str) -> None:
-    """Makes a service stage its batches in another way: steps wait until the engine is free, or nothing is staged ahead."""
+    """Makes a service stage its batches in another way: a step waits until the engine is free, or nothing is staged ahead."""
     (own,) = service.served
-    run, late = own.engine.run, {"no_retrieval": "retrieve", "no_swapping": "swap"}.get(way)
-    step = getattr(own.stager, late) if late else _wait_for_copies
-
-    def run_late(batch: StagedBatch) -> Iterator[Computed]:
-        step(batch)
-        return run(batch)
-
     if way == "synchronous":
         _one_after_the_other(service.encoder)
-    elif way != "pipelined":
+    if late := {"no_retrieval": "retrieve", "no_swapping": "swap"}.get(way):
+        run, step = own.engine.run, getattr(own.stager, late)
+
+        def run_late(batch: StagedBatch) -> Iterator[Computed]:
+            step(batch)
+            return run(batch)
+
         own.engine.run = run_late
-    if late:
         setattr(own.stager, late, lambda batch: None)
-
-
-def _wait_for_copies(batch: StagedBatch) -> None:
-    for marks in batch.arrived.values():
-        for mark in marks:
-            mark.synchronize()
 
 
 def _one_after_the_other(encoder: Encoder) -> None:

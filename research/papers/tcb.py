@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from cyclopts import Parameter
 
 from bench.rows import Positive, Rows, Whole, benchmark, rows_of
 from hplm.errors import InvalidInput
@@ -32,7 +32,7 @@ MEAN = 20
 BY_RATE = (64, 100)  # B and L of Figs. 9 to 12
 BY_AXIS = (16, 100)  # B and L of Fig. 15, where they do not vary
 SLOTTED = (10, 400)  # B and L of Fig. 13
-VARIANCES = (20, 100)
+BY_VARIANCE = (20, 100)  # of Figs. 9 to 12
 POLICIES = {"DAS": "das:rows={rows},row_tokens={row_tokens}", "SJF": "sjf", "FCFS": "fcfs", "EDF": "edf", "timely": "timely"}
 SLOTTED_DAS = POLICIES["DAS"].replace("das", "slotted_das")
 UNBOUNDED = Limits(10**7, 10**12)
@@ -44,45 +44,25 @@ STATED = {
 }
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The numbers of each axis. Texts have 3 to 100 tokens, normal with a mean of 20."""
-
-    seconds: Positive = 3.0
-    "Seconds to simulate for each figure."
-    rows: tuple[Whole, ...] = (4, 8, 16, 32, 64)
-    "Rows of a batch, B."
-    row_tokens: tuple[Whole, ...] = (100, 200, 300, 400)
-    "Tokens of a row, L."
-    slots: tuple[Whole, ...] = (1, 2, 4, 8, 16)
-    "Slots of a row."
-    variances: tuple[Whole, ...] = (5, 20, 50, 100, 200)
-    "Variances of the lengths."
-    rates: tuple[Positive, ...] = (0.5, 1.0, 1.5, 2.0, 3.0)
-    "Request rates, as multiples of the capacity without padding."
-    rate: Positive = 2.0
-    "The request rate where another axis varies."
-    deadlines_ms: tuple[Positive, Positive] = (100.0, 1000.0)
-    "The range from which the deadline of each text is drawn."
-    batch_ms: Positive = 3.0
-    "The time of a batch beside that of its tokens: large for a device that small batches do not fill."
-    seed: Whole = 1
-    "Seed of the texts and their deadlines."
-
-    def __post_init__(self) -> None:
-        least, most = self.deadlines_ms
-        if least > most:
-            raise InvalidInput(f"--deadlines-ms {least:g} {most:g}: give the least first")
+# Texts have 3 to 100 tokens, normal with a mean of 20. The seed is that of the texts and their deadlines.
+ROWS, ROW_TOKENS, SLOTS, VARIANCES = (4, 8, 16, 32, 64), (100, 200, 300, 400), (1, 2, 4, 8, 16), (5, 20, 50, 100, 200)
+RATES = (0.5, 1.0, 1.5, 2.0, 3.0)  # multiples of the capacity without padding
+RATE, SEED = 2.0, 1  # where another axis varies
+BATCH_MS = 3.0  # the time of a batch beside that of its tokens: large for a device that small batches do not fill
 
 
-USUAL = Axes()
-SMALL = Axes(seconds=0.1, rows=(4, 16), row_tokens=(100,), slots=(1, 4), variances=(20,))
+@benchmark(seconds=0.1, numbers=2)
+def tcb(*, seconds: Positive = 3.0, deadlines_ms: tuple[Positive, Positive] = (100.0, 1000.0), numbers: Whole = 5) -> Rows:
+    """Simulates packings by request rate and variance of the lengths; policies by B, L and variance; slots of a row.
 
-
-@benchmark(axes=SMALL)
-def tcb(*, axes: Annotated[Axes, Parameter("*")] = USUAL) -> Rows:
-    """Simulates packings by request rate and variance of the lengths; policies by B, L and variance; slots of a row."""
-    yield from rows_of(simulated(axes))
+    :param seconds: to simulate for each figure
+    :param deadlines_ms: the range from which the deadline of each text is drawn
+    :param numbers: on each axis, at most
+    """
+    least, most = deadlines_ms
+    if least > most:
+        raise InvalidInput(f"--deadlines-ms {least:g} {most:g}: give the least first")
+    yield from rows_of(simulated(seconds, deadlines_ms, numbers))
 
 
 @dataclass
@@ -104,11 +84,12 @@ class Timed:
 class Setting:
     """A batch of `rows` rows, and the load of a simulation."""
 
-    axes: Axes
+    seconds: float
+    deadlines_ms: tuple[float, float]
     rows: int
     row_tokens: int
     variance: float = 20
-    rate: float | None = None  # a multiple of the capacity of full batches without padding and without scores
+    rate: float = RATE  # a multiple of the capacity of full batches without padding and without scores
     slot_tokens: int = 0
     capacity_of: tuple[int, int] = BY_AXIS  # B and L of this capacity
 
@@ -116,12 +97,11 @@ class Setting:
         """Returns the figures of a policy and a packing. With `slotted`, Slotted-DAS takes the place of DAS."""
         given = SLOTTED_DAS if (name, packing) == ("DAS", "slotted") and not self.slot_tokens else POLICIES[name]
         chooses = Timed(policy(given.format(rows=self.rows, row_tokens=self.row_tokens)))
-        cost = EngineCost(1e6 * self.axes.batch_ms, row_tokens=self.row_tokens, slot_tokens=self.slot_tokens)
+        cost = EngineCost(1e6 * BATCH_MS, row_tokens=self.row_tokens, slot_tokens=self.slot_tokens)
         tokens, full = self.rows * self.row_tokens, self.capacity_of[0] * self.capacity_of[1]
         capacity = Capacity(tokens, self.rows if packing == "naive" else tokens, tokens)
-        texts_per_s = full / MEAN / (self.axes.batch_ms / 1e3 + EngineCost.token / 1e9 * full)
-        texts_per_s *= self.axes.rate if self.rate is None else self.rate
-        load = Stream(texts_per_s, self.axes.seconds, Lengths(MEAN, self.variance), self.axes.deadlines_ms).draw(self.axes.seed)
+        texts_per_s = self.rate * full / MEAN / (BATCH_MS / 1e3 + EngineCost.token / 1e9 * full)
+        load = Stream(texts_per_s, self.seconds, Lengths(MEAN, self.variance), self.deadlines_ms).draw(SEED)
         scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
         outcome = simulate_one(scheduler, Machine(one_stage(cost.of(packing)), capacity), load)
         return {
@@ -132,27 +112,28 @@ class Setting:
         }
 
 
-def simulated(axes: Axes) -> dict[str, Any]:
+def simulated(seconds: float, deadlines_ms: tuple[float, float], most: int) -> dict[str, Any]:
     """Returns the figures by axis (Figs. 9 to 13, 15 and 16), and the ratios beside those that TCB states."""
-    usual, slotted = Setting(axes, *BY_AXIS), Setting(axes, *SLOTTED, capacity_of=SLOTTED)
+    setting = partial(Setting, seconds, deadlines_ms)
+    usual, slotted = setting(*BY_AXIS), setting(*SLOTTED, capacity_of=SLOTTED)
 
     def by(axis: str, numbers: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
         """Returns the figures of each policy on the engine `concat`."""
-        settings = {str(number): replace(usual, **{axis: number}) for number in numbers}
+        settings = {str(number): replace(usual, **{axis: number}) for number in numbers[-most:]}
         return {number: {name: one.run(name, "concat") for name in POLICIES} for number, one in settings.items()}
 
     packings: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    for name, variance in product(("DAS", "FCFS"), VARIANCES):
-        by_rate = {str(rate): Setting(axes, *BY_RATE, variance, rate, capacity_of=BY_RATE) for rate in axes.rates}
+    for name, variance in product(("DAS", "FCFS"), BY_VARIANCE):
+        by_rate = {str(rate): setting(*BY_RATE, variance, rate, capacity_of=BY_RATE) for rate in RATES[-most:]}
         found = {rate: {packing: one.run(name, packing) for packing in PACKINGS} for rate, one in by_rate.items()}
         packings[f"{name} var{variance}"] = found
-    cut = {str(number): replace(slotted, slot_tokens=max(1, slotted.row_tokens // number)) for number in axes.slots}
+    cut = {str(number): replace(slotted, slot_tokens=max(1, slotted.row_tokens // number)) for number in SLOTS[-most:]}
     slots = {number: {name: one.run(name, "slotted") for name in ("DAS", "FCFS")} for number, one in cut.items()}
     return {
         "packings": packings,
-        "rows": by("rows", axes.rows),
-        "variances": by("variance", axes.variances),
-        "row_tokens": by("row_tokens", axes.row_tokens),
+        "rows": by("rows", ROWS),
+        "variances": by("variance", VARIANCES),
+        "row_tokens": by("row_tokens", ROW_TOKENS),
         "slots": slots | {"chosen": {"Slotted-DAS": slotted.run("DAS", "slotted")}},
         "to_concat": {name: _ratios(name, by_rate) for name, by_rate in packings.items()},
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rows import Row, Rows, benchmark
-from hplm.errors import InvalidInput
+from hplm.errors import MISFITS, InvalidInput
 
 THREADS = {"prepare": "staging", "swap": "staging", "retrieve": "staging", "compute": "engine"}
 MICRO = 1e6
@@ -28,26 +28,23 @@ def timeline(journal: Path, *, to: Path) -> Rows:
 def trace_of(journal: Path) -> dict[str, Any]:
     """Returns the stages of each batch, and the time in which its requests were answered."""
     spans: list[tuple[str, str, float, float]] = []  # thread, name, start and end in seconds
-    answers: dict[int, list[tuple[float, float]]] = {}
+    answers: dict[int, list[float]] = {}
     for number, line in enumerate(journal.read_text("utf-8").splitlines(), 1):
         try:
             entry = json.loads(line)
             for stage, (start, end) in entry.get("stages", {}).items():
                 spans.append((str(THREADS.get(stage, stage)), f"{stage} {entry['batch']}", start, end))
             if entry.get("computed"):
-                answers.setdefault(entry["batch"], []).append((entry["computed"], entry["answered"]))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+                answers.setdefault(entry["batch"], []).extend((entry["computed"], entry["answered"]))
+        except MISFITS as error:
             raise InvalidInput(f"{journal}, line {number}, is no line of a journal: {error!r}") from None
-    for batch, times in answers.items():
-        starts, ends = zip(*times, strict=True)
-        spans.append(("answering", f"answer {batch}", min(starts), max(ends)))
+    spans += [("answering", f"answer {batch}", min(times), max(times)) for batch, times in answers.items()]
     if not spans:
         raise InvalidInput(f"{journal} has no batches: send requests to the server first")
     first = min(start for _, _, start, _ in spans)
-    events: list[dict[str, Any]] = []
-    for number, thread in enumerate(dict.fromkeys(thread for thread, *_ in spans), 1):
-        events.append({"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": thread}})
-        for start, end, name in ((start, end, name) for own, name, start, end in spans if own == thread):
-            times = {"ts": round((start - first) * MICRO, 3), "dur": round((end - start) * MICRO, 3)}
-            events.append({"ph": "X", "pid": 1, "tid": number, "name": name, "cat": name.split()[0], **times})
+    threads = {thread: number for number, thread in enumerate(dict.fromkeys(thread for thread, *_ in spans), 1)}
+    events = [{"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}} for name, tid in threads.items()]
+    for thread, name, start, end in spans:
+        times = {"ts": round((start - first) * MICRO, 3), "dur": round((end - start) * MICRO, 3)}
+        events.append({"ph": "X", "pid": 1, "tid": threads[thread], "name": name, **times})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -11,14 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from bench.run import app_of
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from research.options import FLAT, JSON, run
+from research.options import run
 from research.schemes.export import export_scheme
 
 app = app_of("python -m research.schemes", __doc__)
 USUAL = ServingOptions()
+JSON, FLAT = Parameter("--json", negative=()), Parameter(name="*")
 
 
 @app.default

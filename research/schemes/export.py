@@ -98,12 +98,8 @@ def _export_whole(
     if options.dtype == INT8:
         raise InvalidInput(f"scheme {scheme!r} has no dtype int8, which is for layers that tenants share: choose fp32 or bf16")
     exported = [file.parent for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}") if _name_in(file.parent) == name]
-    served = {tenant.id for folder in exported for tenant in WholeConfig.load(folder).tenants}
-    if (lost := served - {tenant.id for tenant in tenants}) and not replace:
-        raise InvalidInput(
-            f"{repository} serves {len(lost)} tenants that this store does not have, {min(lost)!r} for one: export from the "
-            "store they were built in, or give --replace to drop them"
-        )
+    if exported and not replace:
+        raise InvalidInput(f"{repository} has an export of {name} already: give --replace, or name another --repository")
     body = pretrained(store)
     if scheme == "compressed":
         body = shorter(body, max(1, body.config.upper_layers // 2))

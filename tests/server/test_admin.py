@@ -9,12 +9,12 @@ from safetensors.torch import load, save
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
-from testing.generative import GenerativeReference
 from testing.toy import WORDS
 from tests.server.admin import Admin
 from tests.server.asking import Asking
 from tests.server.generating import GREEDY, RETURN, Asked, ids_of
 from tests.server.stock import refused
+from tests.support.generative import GenerativeReference
 
 pytestmark = pytest.mark.slow
 on_toy = pytest.mark.server("toy")

@@ -15,10 +15,10 @@ from hplm.metrics.names import METRICS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited, process_group
 from hplm.server.process_group import SHARED_MEMORY
-from testing.generative import GenerativeReference
 from testing.toy import WORDS
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
 from tests.server.stock import refused
+from tests.support.generative import GenerativeReference
 from tests.support.message import mentions
 from tests.support.metrics import settled
 from tests.support.servers import SECRET, cancelled

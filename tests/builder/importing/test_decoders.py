@@ -20,10 +20,10 @@ from builder.tables.root import RootOptions, build_root
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from testing.generative import GenerativeReference
 from tests.builder.stores import CPU, NO_TIME, decoder_store
 from tests.cli.commands import printed, refused, run
 from tests.model.decoders import MADE, VOCABULARY, drawn, llama, saved, tokens
+from tests.support.generative import GenerativeReference
 from tests.support.message import mentioning, mentions
 
 RANK, ALPHA = 3, 6

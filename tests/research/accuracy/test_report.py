@@ -101,7 +101,7 @@ RUNS = [
 def test_averages_are_over_seeds_then_tasks(tmp_path):
     table = scores_of(RUNS)
     assert table["a"] == {"dedicated": pytest.approx(85), "hplm": pytest.approx(80)}
-    assert averages_of(table) == {"dedicated": pytest.approx(67.5), "hplm": pytest.approx(65)}
+    assert averages_of(RUNS) == {"dedicated": pytest.approx(67.5), "hplm": pytest.approx(65)}
     lines = markdown_of(RUNS).splitlines()
     assert lines[2] == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and lines[-1].endswith("| +0.00 | -2.50 |")
     draw([RUNS[0], RUNS[3]], "no seed in common", tmp_path / "report.png")

@@ -118,8 +118,8 @@ def test_schemes_and_options_that_cannot_serve_are_refused(bert, repositories, t
     }.items():  # fmt: skip
         assert main([*given.split(), "--store", str(store.folder)]) == 1, given
         assert mentions(capsys.readouterr().err, *named) and not list(tmp_path.iterdir()), given
-    for scheme in ("shared", "dedicated"):
-        assert main([*f"{scheme} --dtype fp32{served[scheme]}".split(), "--store", str(store.folder)]) == 0
+    again = [*f"dedicated --dtype fp32{served['dedicated']}".split(), "--store", str(store.folder)]
+    assert (main(again), main([*again, "--replace"])) == (1, 0) and mentions(capsys.readouterr().err, "--replace")
     with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
         refuse_mixture(repositories["dedicated"], "tiny")
 
