@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hplm.options import AUTO, CACHES, ENGINE_DTYPES
+from hplm.options import CACHES, ENGINE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -49,11 +49,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--cache-tokens", type=int, default=16_384, metavar="N",
         help="decoders: tokens whose keys and values have room in memory (default: %(default)s)",
     )  # fmt: skip
-    export.add_argument(
-        "--cache", choices=CACHES, default=AUTO,
-        help="decoders: how that memory is divided, into ranges or blocks; auto: paged on CUDA, slotted on a CPU "
-        "(default: %(default)s)",
-    )  # fmt: skip
+    export.add_argument("--cache", choices=CACHES, help=argparse.SUPPRESS)  # of earlier commands; it changes nothing
     export.add_argument("--queue-texts", type=int, default=8192, help="most texts that may wait (default: %(default)s)")
     export.add_argument("--deadline-ms", type=float, default=0, help="deadline of requests that name none; 0: no deadline")
     export.add_argument(
@@ -90,7 +86,6 @@ def run(args: argparse.Namespace) -> dict:
         batch_tokens=args.batch_tokens,
         max_sequences=args.max_sequences,
         cache_tokens=args.cache_tokens,
-        cache=args.cache,
         queue_texts=args.queue_texts,
         deadline_ms=args.deadline_ms,
         plot_hot=args.hot,

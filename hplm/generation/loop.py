@@ -94,7 +94,7 @@ class Loop:
 
     def check(self, request: Request) -> None:
         """Raises if the request could never be answered. Any thread may call it."""
-        needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.space.largest
+        needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.largest
         if needed > longest:
             raise InvalidInput(
                 f"a prompt of {len(request.prompt)} tokens with 'max_tokens' {request.sampling.max_tokens} needs memory for "
@@ -169,7 +169,7 @@ class Loop:
             tokens = self._computed(planned)
             now = self._now_ns()
             with self._together(), self._lock:
-                if computed := [one for one in planned if one.sequence.room is not None]:
+                if computed := [one for one in planned if one.sequence.blocks is not None]:
                     self._count(computed, now - prepared.began_ns)
                 for sequence, token in tokens:
                     try:
@@ -267,7 +267,7 @@ class Loop:
 
     def _computed(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
         """Computes a step, or its halves if the device has no memory for it. Returns the next tokens. What fails has ended."""
-        planned = [one for one in planned if one.sequence.room is not None]  # the others ended with an earlier half
+        planned = [one for one in planned if one.sequence.blocks is not None]  # the others ended with an earlier half
         if not planned:
             return []
         try:
@@ -292,7 +292,7 @@ class Loop:
             complete = [one.sequence for one in step.planned if one.completes]
             tokens = choose(logits, [one.wish(self._end_ids) for one in complete]) if complete else []
         finally:
-            self._decoder.wait()  # a step that failed, or gave no token, may still read slots and rooms that end with a request
+            self._decoder.wait()  # a step that failed, or gave no token, may still read what ends with a request
         for one in step.planned:
             one.sequence.computed += one.count
         return list(zip(complete, tokens, strict=True))

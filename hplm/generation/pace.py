@@ -25,7 +25,7 @@ def load_of(running: Running, cost: CostModel, share: float) -> Load:
         sequence_ns=sequence_ns,
         seats=running.seats,
         step_tokens=running.step_tokens,
-        places=running.cache.space.tokens,
+        places=running.cache.tokens,
         free=running.spare(share),
         uncomputed=running.uncomputed,
         tenants={one.tenant: one.uncomputed > 1 for one in sorted(running.sequences, key=lambda one: one.uncomputed)},

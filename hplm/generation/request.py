@@ -16,7 +16,7 @@ from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import HplmError
-from hplm.generation.cache import Room
+from hplm.generation.cache import Blocks
 from hplm.generation.choosing import Token, Wish, seed_of
 from hplm.generation.sampling import Sampling
 from hplm.generation.saying import Decode, Saying
@@ -160,9 +160,9 @@ class Sequence:
         self.saying = Saying(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
         self.finish: str | None = None
         # While it runs:
-        self.room: Room | None = None  # of its keys and values
+        self.blocks: Blocks | None = None  # of its keys and values
         self.token_ns = 0  # when its newest token came
-        self.computed = 0  # tokens whose keys and values are in the room
+        self.computed = 0  # tokens whose keys and values are in the blocks
         self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
         self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet

@@ -21,7 +21,7 @@ from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.views import View
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import NAMES, Asked
-from hplm.generation.cache import Cache, space_of
+from hplm.generation.cache import Cache
 from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.parts import Parts
@@ -81,8 +81,8 @@ class Service:
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
         self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last
-        space = space_of(settings.cache, settings.cache_tokens, config.positions, settings.device)
-        cache = Cache(space, config.upper_layers, config.key_width, settings.device, settings.dtype)
+        sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
+        cache = Cache(*sizes, settings.device, settings.dtype)
         self._stager = Stager(
             config,
             lambda: backbone.view.forest,
@@ -96,7 +96,7 @@ class Service:
         )
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         self.loop = Loop(
-            SequenceQueue(policy(settings.policy), limits, space.size_for, settings.admission),
+            SequenceQueue(policy(settings.policy), limits, cache.size_for, settings.admission),
             Running(cache, settings.max_sequences, settings.step_tokens),
             self._stager,
             Decoder(backbone.upper(), settings.device, settings.dtype),
@@ -110,7 +110,7 @@ class Service:
         loop = self.loop
         self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
         self.abandon = loop.abandon
-        log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
+        log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
@@ -236,7 +236,7 @@ class Service:
     def look(self) -> None:
         """Sets the meter's levels, and counts what was put back."""
         running, queue, meter = self.loop.running, self.loop.queue, self.meter
-        room = running.cache.space.tokens
+        room = running.cache.tokens
         cached = room - running.free
         meter.set(names.RUNNING_SEQUENCES, len(running))
         meter.set(names.WAITING_SEQUENCES, len(self.reader) + len(queue))

@@ -123,7 +123,7 @@ class Stager:
         addresses = [_addresses(one) for one in planned]
         kept = self._gatherer.readable(forest, addresses, lambda number, error: broken(planned[number].sequence, error))
         # Others ended with another answer of their request.
-        kept = [number for number in kept if planned[number].sequence.room is not None]
+        kept = [number for number in kept if planned[number].sequence.blocks is not None]
         if not kept:
             return None
         planned, addresses = [planned[number] for number in kept], together([addresses[number] for number in kept])
