@@ -22,8 +22,7 @@ from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Holding, failure, say
 from hplm.generation.choosing import Token, choose
-from hplm.generation.forecast import BELIEVED
-from hplm.generation.pace import load_of, most_tokens
+from hplm.generation.forecast import BELIEVED, load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence
 from hplm.generation.running import Planned, Running, halves
