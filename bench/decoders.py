@@ -110,7 +110,7 @@ class Bench:
         self.model = model
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), cache.size_for, admission)
-        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats, CPU, torch.float32)
+        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
         decoder = Decoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.queue, self.running, self.stager, decoder, ())

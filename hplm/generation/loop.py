@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from hplm.engine.in_flight import InFlight
-from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull
-from hplm.generation.answering import Answers, Holding, failure, say
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
+from hplm.generation.answering import Answers, Staging, failure, say
 from hplm.generation.choosing import Token, choose
 from hplm.generation.forecast import BELIEVED, load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
@@ -33,10 +33,6 @@ from hplm.model import faults
 log = logging.getLogger(__name__)
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
-
-
-class Staging(Holding, Protocol):
-    def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None: ...
 
 
 class Computing(Protocol):

@@ -67,7 +67,7 @@ Respond = Callable[[Piece | HplmError], None]
 
 
 class Request:
-    """The loop alone changes it, but for `cancel`, which any thread may call.
+    """The loop alone changes it.
 
     `respond` is called for each piece. The last call has a piece that `is_last`, or an error. Times are nanoseconds of the
     monotonic clock; 0 means none.
@@ -130,10 +130,6 @@ class Request:
         sampling = self.sampling
         ids = BIAS_BYTES * len(sampling.logit_bias) + ID_BYTES * len(sampling.stop_token_ids)
         return TOKEN_BYTES * len(self.prompt) + ids + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
-
-    def cancel(self) -> None:
-        """Asks for an end: nobody reads the answers any more. The loop ends it before its next step."""
-        self.cancelled = True
 
     def refuse(self, error: HplmError) -> None:
         """Ends a request that the loop does not have."""

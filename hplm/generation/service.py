@@ -90,8 +90,6 @@ class Service:
             backbone.records,
             cache,
             settings.max_sequences,  # each running sequence holds one slot of a layout at most
-            settings.device,
-            settings.dtype,
             settings.resident_rows,
         )
         limits = Limits(settings.queue_texts, settings.queue_bytes)
