@@ -75,13 +75,14 @@ class Answers:
         request.generated += 1
         sequence.unsaid.append(token)
         if sequence.finish is not None:
+            self._learned.ended(sequence.generated, request.sampling.max_tokens)
+            self._leave(sequence)
             self._end(sequence, text)
         elif text or request.sampling.logprobs is not None:
             self._send(sequence, text)
 
     def _end(self, sequence: Sequence, text: str) -> None:
-        self._learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
-        self._leave(sequence)
+        """Says the last part of an answer."""
         request = sequence.request
         request.open.remove(sequence.choice)
         request.ended = not request.open
@@ -101,9 +102,7 @@ class Answers:
             sequence.finish = reason
             if choice in mine:
                 self._leave(sequence)
-            request.open.remove(choice)
-            request.ended = not request.open
-            self._send(sequence, sequence.saying.end() if reason == DEADLINE else "")
+            self._end(sequence, sequence.saying.end() if reason == DEADLINE else "")
 
     def fail(self, request: Request, error: HplmError) -> None:
         with self._lock:

@@ -116,15 +116,9 @@ class Loop:
             return 0.0
         return WAITS if len(self.queue) or len(self.running) else math.inf
 
-    def expire(self) -> None:
-        """Ends waiting requests that were cancelled, or are too late."""
-        self._expire(self._now_ns())
-
-    def prepare(self) -> Prepared | None:
-        """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
-        return self._prepare(self._now_ns())
-
-    def _expire(self, now: int) -> None:
+    def expire(self, now: int = 0) -> None:
+        """Ends waiting requests that were cancelled, or are too late at this time; 0: at the clock's."""
+        now = now or self._now_ns()
         if not self._cancelling and self.queue.next_expiry() > now:
             return
         with self._together(), self._lock:
@@ -139,7 +133,9 @@ class Loop:
                 self._failed()
                 raise
 
-    def _prepare(self, now: int) -> Prepared | None:
+    def prepare(self, now: int = 0) -> Prepared | None:
+        """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
+        now = now or self._now_ns()
         with self._lock:
             if self._computing or self._abandoned:
                 return None
@@ -194,8 +190,8 @@ class Loop:
     def step(self) -> bool:
         """Does the next step whole. Returns False if there was nothing to compute. For callers without threads."""
         now = self._now_ns()
-        self._expire(now)
-        prepared = self._prepare(now)
+        self.expire(now)
+        prepared = self.prepare(now)
         if prepared is not None:
             self.compute(prepared)
         return prepared is not None
