@@ -56,6 +56,11 @@ def test_a_command_of_another_package_works_like_ours(installed, capsys):
     assert parser().parse_args(["serve"]).run.__module__ == "hplm.cli.serve"  # ours cannot be replaced
 
 
+def test_options_of_earlier_exports_are_still_taken():
+    given = ["export", "--store", "s", "--repository", "r", "--cache", "slotted", "--seats", "4"]
+    assert parser().parse_args(given).max_sequences == 4
+
+
 @pytest.mark.parametrize(("fails", "named"), [("disk", ["No space left on device"]), ("memory", ["2 GiB", "--device cpu"])])
 def test_an_error_of_the_system_is_one_line(installed, capsys, fails, named):
     assert main(["echo", "--fails", fails]) == 1
