@@ -172,7 +172,7 @@ class Service:
         try:
             request = Request(
                 self._source(view, tenant),
-                (),
+                [],
                 NO_ADDRESSES,
                 sampling,
                 answered,
